@@ -3,7 +3,7 @@
 # make test-all    the same, and what is too long for every change: whole tables; make test-long    what that adds, alone
 # make mutations   does a test fail where it must? 60 and more one-line faults, each in a copy of the tree
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
-# make test-gpu, make lint, make bench
+# make test-gpu, make lint, make bench; make test-gpu CHANGED=main: those that a change concerns, by what they import
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.
 
@@ -43,7 +43,8 @@ test-long: tests-exist .venv/.ready-test packages
 	@ALL_TESTS=long $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
 
 test-gpu: tests-exist .venv/.ready-test
-	@$(PYTEST) -m gpu $(TESTS)
+	@$(if $(CHANGED),files=$$($(BIN)/python -m tests.changed_gpu $(CHANGED)) && echo "marked gpu and changed: $$files" && \
+		{ [ "$$files" = none ] || $(PYTEST) -m gpu $$files; },$(PYTEST) -m gpu $(TESTS))
 
 mutations: .venv/.ready-test packages
 	@$(BIN)/python -m tests.mutations

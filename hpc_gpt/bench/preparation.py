@@ -24,12 +24,13 @@ from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, MachineFigures, load_profile
-from hpc_gpt.settings.devices import device_named
+from hpc_gpt.settings.devices import DEVICES, device_named
 from hpc_gpt.settings.engines import optimizer_faults
 from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.settings.fast import FAST_SETTINGS, PLAIN, with_fast_settings
 from hpc_gpt.settings.mixture import MIX
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.settings.sweep_rows import faults_of_rows
@@ -342,7 +343,24 @@ def _possible(experiment: Experiment, asked: BenchRequest, notes: list[str]) -> 
     if lacks_compiler and train.optimizer_mode == "compiled" and "train.optimizer_mode" not in asked.overrides:
         train = replace(train, optimizer_mode=None)
         notes.append(f"train.optimizer_mode is not compiled: {_NO_COMPILER}")
+    if asked.experiment == DEFAULT_BENCH:
+        engine = _fast_here(engine, experiment, asked, notes)
     return replace(experiment, engine=engine, train=train)
+
+
+def _fast_here(engine: Engine, experiment: Experiment, asked: BenchRequest, notes: list[str]) -> Engine:
+    """The engine with those of the default bench's fast settings that it, the model and this machine take; the user's
+    own stay."""
+    own = {each.key: PLAIN[each.key] for each in FAST_SETTINGS if f"engine.{each.key}" not in asked.overrides}
+    if engine.compile == "none":
+        own.pop("compile", None)
+    device, fast = DEVICES.get(asked.profile.device or ""), replace(engine, **own)
+    if asked.has_gpu and (device is None or (device.cuda and "bf16" in device.peaks)):
+        fast = with_fast_settings(fast, resolve_shape(experiment.model), experiment.train, asked.overrides)
+    if left_out := [f"engine.{key}" for key in own if getattr(fast, key) != getattr(engine, key)]:
+        who = f"engine {engine.name} with these settings" if asked.has_gpu else "a CPU"
+        notes.append(f"left out, as not for {who}: {', '.join(left_out)}")
+    return fast
 
 
 def _as_asked(small: Experiment, real: Experiment, asked: BenchRequest, holds_micro_batch: bool) -> Experiment:

@@ -8,12 +8,14 @@ import click
 from hpc_gpt.cli.option_groups import UncutGroup
 from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.engines import engines as all_engines
+from hpc_gpt.engines.base.facts import MEASURED_ON
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.keys import Key, keys_of
 from hpc_gpt.launch.render import variables
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.settings.fast import fast_settings_of, fast_text
 from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import close_matches, toml_value
@@ -140,7 +142,8 @@ def profile(as_json: bool) -> None:
 @help_command.command("engines")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
 def engines(as_json: bool) -> None:
-    """List every engine: what it splits the model over, its ZeRO stages, and its switches in [engine]."""
+    """List every engine: what it splits the model over, its ZeRO stages, its switches in [engine], and which of them a
+    run without an EXPERIMENT has by default on a GPU."""
     if as_json:
         rows = [
             {
@@ -148,6 +151,16 @@ def engines(as_json: bool) -> None:
                 "splits": ["dp", *sorted(facts.axes, reverse=True)],
                 "zero_stages": facts.zero_stages if facts.has_zero else [],
                 "switches": sorted(facts.switches),
+                "fast": [
+                    {
+                        "key": f"engine.{each.key}",
+                        "value": each.value,
+                        "default": each.is_default(name),
+                        "measured": each.is_measured(name),
+                        "ratios": dict(zip(MEASURED_ON, each.ratios(name), strict=True)),
+                    }
+                    for each in fast_settings_of(name)
+                ],
             }
             for name, facts in all_engines().items()
         ]
@@ -158,6 +171,7 @@ def engines(as_json: bool) -> None:
         stages = f"; ZeRO {', '.join(map(str, facts.zero_stages))}" if facts.has_zero else ""
         click.echo(f"{name}: {axes}{stages}")
         click.echo(click.wrap_text(", ".join(sorted(facts.switches)), 100, "    ", "    "))
+    click.echo("\n" + fast_text(), nl=False)
     click.echo("\nhpc-gpt help keys lists the values of each switch", err=True)
 
 

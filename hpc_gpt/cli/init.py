@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -63,7 +62,6 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.launch.plan_question import read_plan_request, search_plan
-    from hpc_gpt.launch.request import choose_profile, compiles, of_full_size
     from hpc_gpt.plan.explanation import planned_tables, planned_text
     from hpc_gpt.plan.search import figures_of
     from hpc_gpt.plan.table import unchecked
@@ -77,9 +75,6 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
         )
     path = folder / f"{name}.toml"
     check_new([path])
-    profile = of_full_size(request, choose_profile(request, queueing=False))
-    if compiles(profile, request.overrides):
-        request = replace(request, overrides=request.overrides | {"engine.compile": "block"})
     asked = read_plan_request(request, _TOKENS, None)
     if asked.stands_in:
         click.echo(asked.stand_in_note, err=True)

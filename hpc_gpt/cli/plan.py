@@ -43,6 +43,7 @@ from hpc_gpt.plan.table import (
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.settings.cluster import load_profile, user_default
 from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.tables import toml_value
 from hpc_gpt.terminal import width, write_heading
 
@@ -402,6 +403,10 @@ def _submit_command(asked: PlanRequest, training: Training) -> str:
     if not request.names_experiment and engine.name != default.name and base.model.preset is not None:
         words += ["--model", str(planned.model.preset)]
         default = Engine()
+    elif asked.fast:  # as `submit` will have them by itself
+        like = replace(default, name=engine.name, zero_stage=engine.zero_stage, loss_chunks=engine.loss_chunks)
+        fast = with_fast_settings(like, asked.model, planned.train)
+        default = replace(default, **{each.key: getattr(fast, each.key) for each in FAST_SETTINGS})
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
         if value != getattr(default, entry.name) or (entry.name in chosen and value is not None):

@@ -7,12 +7,18 @@ from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
 class Ddp(EngineFacts):
     order, plan_order = 40, 20
     axes = frozenset({"cp"})
-    switches = OUR_MODEL | {"sharded_optimizer", "overlap_update"}
+    switches = OUR_MODEL | {"sharded_optimizer"}
     alternatives = {
         "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
         "offload": "use --engine deepspeed-zero",
     }
     compiles_update = True
+    fast_ratios = {
+        "compile": (1.012, 1.003, 1.003),  # edges
+        "one_pass_loss": (1.062, 1.005, 1.058),
+        "keep_residuals": (1.012, 1.009, 1.010),
+        "fused_bias_gradients": (1.013, 1.012, 1.010),
+    }
     matmuls = frozenset({"none", "fp8-tensor"})
     converts = frozenset({"layout.cp", "layout.dp"})
     overlaps_reduction = True

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.request import Request, choose_profile, compiles, requested_file, usual_batch
+from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, compiles, is_fast, requested_file, usual_batch
 from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.nearest import check_possible, fewest_gpus
 from hpc_gpt.plan.prediction import constants_of
@@ -43,7 +43,8 @@ class PlanRequest:
 
     `base` is the experiment of the file, `experiment` the same with the user's options. `source` says where the
     planner's `constants` are from. `of_program`: the experiment starts a program of the user's own. Days and GPU-hours
-    are printed for a budget of `tokens`. `stands_in`: the profile is not the user's, as none is chosen.
+    are printed for a budget of `tokens`. `stands_in`: the profile is not the user's, as none is chosen. `fast`: a run
+    of it has the fast settings of its engine unless an option says otherwise.
     """
 
     request: Request
@@ -59,6 +60,7 @@ class PlanRequest:
     profile: ClusterProfile
     stands_in: bool = False
     of_program: bool = False
+    fast: bool = False
 
     @property
     def stand_in_note(self) -> str:
@@ -100,6 +102,7 @@ def read_plan_request(
     if largest and not request.names_experiment and compiles(profile, overrides):
         overrides["engine.compile"] = "block"  # as the model that is found will be, without an experiment
     file = requested_file(request, profile, under)
+    fast = (file.path is DEFAULTS or (largest and not request.names_experiment)) and is_fast(profile, request.overrides)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
     stated: dict[str, Any] = {}
@@ -120,7 +123,7 @@ def read_plan_request(
         batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq, gpus_of(experiment, profile)))
         experiment = replace(experiment, layout=batch_of_all)
     machine = machine_of(profile)
-    holds = {key for key, value in overrides.items() if value is not None}
+    holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}
     if request.names_experiment:
         holds.add("engine.name")
     engines = searched_engines(profile)
@@ -133,7 +136,7 @@ def read_plan_request(
             experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
             holds.add("engine.activation_offload")
         holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
-    question = question_of(experiment, profile, holds, engines)
+    question = question_of(experiment, profile, holds, engines, fast)
     if stated:
         traits = {name: {**fields, **stated} for name, fields in question.traits.items()}
         question = replace(question, traits=traits)
@@ -160,7 +163,7 @@ def read_plan_request(
     source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
     return PlanRequest(
         request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
-        stands_in, like is not None,
+        stands_in, like is not None, fast,
     )  # fmt: skip
 
 

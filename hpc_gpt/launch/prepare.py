@@ -26,6 +26,7 @@ from hpc_gpt.launch.request import (
     defaults_note,
     of_full_size,
     requested_file,
+    with_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
@@ -91,6 +92,9 @@ def prepare_row(
     _check_asked(request, facts, until)
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
     meant_for, batch = of_full_size(request, profile), ""
+    if file.path is DEFAULTS:
+        experiment = with_defaults(experiment, meant_for, request.overrides)
+        given -= {"engine.compile"} - {*request.overrides}  # it is by default, too
     sized = resolve(cut_warmup(experiment)[0], meant_for)
     if file.path is DEFAULTS:
         keys, batch = default_batch(sized, meant_for, given)

@@ -12,8 +12,10 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
-from hpc_gpt.settings.experiment import Train
+from hpc_gpt.settings.experiment import Engine, Experiment, Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
+from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
+from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.slurm.clients import has_sbatch
@@ -118,6 +120,21 @@ def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
     )
 
 
+def with_defaults(experiment: Experiment, profile: ClusterProfile, asked: Mapping[str, Any]) -> Experiment:
+    """The experiment of a run without one: if it is compiled, by default and for CUDA, with the fast settings that its
+    model and engine take, but for the options `asked`."""
+    if not is_fast(profile, asked):
+        return experiment
+    shape, train = resolve_shape(experiment.model), experiment.train
+    return replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, asked))
+
+
+def is_fast(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
+    """Whether a run without an experiment has fast settings."""
+    device = DEVICES.get(profile.device or "")
+    return device is not None and device.cuda and compiles(profile, asked)
+
+
 def usual_batch(seq: int, gpus: int) -> int:
     """The global batch at which models are compared: the default experiment's, of longer sequences fewer, so that it
     has at most _USUAL_TOKENS; of its near multiples that which the GPUs divide, or as many of them as have a sample."""
@@ -171,9 +188,17 @@ def defaults_note(request: Request, profile: ClusterProfile, train: Train, resol
     batch = "" if request.smoke else f"batch {resolved.batch.global_batch}{batch}, "
     return (
         f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {resolved.engine.name}, {dtype}, "
-        f"{'' if resolved.engine.compile == 'none' else f'compiled by {resolved.engine.compile}, '}"
+        f"{_compiled_text(resolved.engine)}"
         f"{batch}{counted(train.steps, 'step')}, lr {train.lr:g}"
     )
+
+
+def _compiled_text(engine: Engine) -> str:
+    """What is compiled, and the fast settings beside it, each followed by a comma."""
+    if engine.compile == "none":
+        return ""
+    others = [each.key for each in FAST_SETTINGS if each.key != "compile" and getattr(engine, each.key) == each.value]
+    return "".join(f"{words}, " for words in (f"compiled by {engine.compile}", *others))
 
 
 def choose_profile(request: Request, queueing: bool) -> ClusterProfile:

@@ -87,6 +87,7 @@ def plan_open(
     the profile says too little, or if nothing fits.
     """
     from hpc_gpt.plan.machine import machine_of
+    from hpc_gpt.plan.training import engine_for
 
     if resolved.form.no_prediction:
         return {}, ()
@@ -110,6 +111,8 @@ def plan_open(
         return {}, ()
     words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
     keys: dict[str, Any] = dict(changed)
+    if "engine.compile" not in given:
+        keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 takes no edges
     if {_PP, _MICRO_BATCH} & set(changed):
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys |= {f"layout.{name}": size for name, size in sizes.items()}

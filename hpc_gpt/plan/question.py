@@ -15,6 +15,7 @@ from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.training import PLANNED, has_mask, traits_of, update_mode, with_choices
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition
+from hpc_gpt.settings.fast import with_fast_settings
 from hpc_gpt.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve, resolve_shape
@@ -43,6 +44,7 @@ _MOST = 10**9
 class Question:
     """`fixed`: values that are not searched, by the name of the Training's field. `global_batch` is None if `fixed` has
     micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
+    `plain`: by engine, those of them without fast settings, which a loss in chunks has not by default.
     `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
     `usual_batch`: the global batch on so many GPUs, if nobody has given one.
     """
@@ -55,6 +57,7 @@ class Question:
     engines: tuple[str, ...] = field(default_factory=lambda: searched_engines(None))
     fixed: Mapping[str, Any] = field(default_factory=dict)
     traits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    plain: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tp_across_nodes: bool = False
     partition: Partition = "layers"
     optimizer_mode: OptimizerMode = "fused"
@@ -105,6 +108,9 @@ class Question:
             for (stage, offload, sharded), exchange in itertools.product(
                 self._states(engine, layout), self._exchanges(engine, layout)
             ):
+                traits = self.traits.get(engine, {})
+                if stage == 3:  # which calls the head by itself
+                    traits = {**traits, "compiled_head": False}
                 has_ratio = "offload_ratio" in engine_named(engine).switches and stage == 3 and offload != "none"
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
@@ -123,7 +129,7 @@ class Question:
                         cp_exchange=exchange,
                         **{
                             "edges_as_layers": engine_named(engine).splits_edges(self.shape.layers, layout.pp),
-                            **self.traits.get(engine, {}),
+                            **traits,
                         },
                     )
 
@@ -148,7 +154,8 @@ class Question:
         for on_host in moved:
             for pieces in (training.loss_chunks, *chunks):
                 if on_host or pieces > training.loss_chunks:
-                    yield replace(training, activations_on_host=on_host, loss_chunks=pieces)
+                    plain = self.plain.get(training.engine, {}) if pieces > 1 else {}
+                    yield replace(training, activations_on_host=on_host, loss_chunks=pieces, **plain)
 
     def can_run(self, layout: Layout) -> bool:
         """Whether any engine and batch can run under a layout without an obstacle."""
@@ -252,9 +259,11 @@ def question_of(
     profile: ClusterProfile,
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
+    fast: bool = False,
 ) -> Question:
     """The question for an experiment: its model, GPUs, batch, dtype and switches; its layout is open.
 
+    `fast`: with the fast settings that each engine takes, but for those in `holds`.
     `holds`: dotted keys whose values are fixed. `engines`: those to try, by default `searched_engines`; if `holds` has
     engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
@@ -281,6 +290,13 @@ def question_of(
     if asked.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
     mask = has_mask(asked.data, engine, shape, asked.train.dtype, profile.device)
+    plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
+    traits = plain
+    if fast:
+        faster = [
+            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, asked.train, holds) for name in tried
+        ]
+        traits = {each.name: plain[each.name] | traits_of(each, each.name, profile.device) for each in faster}
     given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
     return Question(
         shape=shape,
@@ -290,7 +306,8 @@ def question_of(
         global_batch=batch,
         engines=tried,
         fixed=fixed,
-        traits={name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried},
+        traits=traits,
+        plain={name: dict(plain[name].items() - traits[name].items()) for name in tried},
         tp_across_nodes=asked.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
         optimizer_mode=update_mode(asked.train),

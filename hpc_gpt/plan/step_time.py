@@ -268,6 +268,7 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
     )
     cast, cast_back = _casts_s(training, rates)
     forward = products + passes + core + cast
+    spared = tokens * _spared_bytes(training) / rates.bytes
     again = 0.0
     if training.recompute == "full":
         again = forward
@@ -276,7 +277,19 @@ def layer_time(training: Training, rates: Rates) -> LayerTime:
         again = products / 2 + passes if selects_operators(training) else core
     elif training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
         again = core  # so that no rank keeps the whole keys and values
-    return LayerTime(forward, 2 * products + 2 * passes + core_back + weights + cast_back, again, core + core_back)
+    backward = 2 * products + 2 * passes + core_back + weights + cast_back - spared
+    return LayerTime(forward, backward, again, core + core_back)
+
+
+def _spared_bytes(training: Training) -> float:
+    """Bytes a token that the backward pass of a compiled layer does not move, as it computes the residual after
+    attention not again, and the gradients of biases with those of the outputs (of FP8's products, with their casts)."""
+    shape, tp = training.shape, training.tp
+    spared = VALUES["passes.kept_residual_bytes"] * shape.hidden if training.keep_residuals else 0.0
+    if training.fused_bias_gradients and training.matmul == "none":
+        outputs = shape.query_width / tp + 2 * kv_width(shape, tp) + shape.mlp_width / tp
+        spared += VALUES["passes.fused_bias_bytes"] * outputs
+    return float(spared)
 
 
 def _is_ours(training: Training) -> bool:
@@ -369,8 +382,8 @@ def head_s(training: Training, rates: Rates) -> float:
     """Seconds of the head and its loss for one micro-batch, both passes.
 
     Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient); what
-    our own compiled loss moves is counted. A loss in chunks computes them again in the backward pass. The loss in one
-    pass counts as a compiled one, until a GPU has shown how fast it is.
+    our own compiled loss moves, and our own in one pass, is measured. A loss in chunks computes them again in the
+    backward pass.
     """
     shape = training.shape
     tokens = training.tokens
@@ -378,7 +391,8 @@ def head_s(training: Training, rates: Rates) -> float:
     product = rates.product_s(tokens, vocab, shape.hidden)
     ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)
     if ours:
-        moved = float(VALUES["passes.compiled_loss_bytes"]) * (2 if training.dtype == "fp32" else 1)
+        kind = "one_pass" if training.one_pass_loss else "compiled"
+        moved = float(VALUES[f"passes.{kind}_loss_bytes"]) * (2 if training.dtype == "fp32" else 1)
     else:
         moved = 30 * (_COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1)
     loss = tokens * vocab / rates.bytes * moved

@@ -17,6 +17,8 @@ from hpc_gpt.settings.shape_split import partition_layers
 
 # Keys of [engine] that a Training has under the same name.
 _SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer", "cp_exchange")
+# The same that follow from the engine's switches alone.
+_FAST = ("one_pass_loss", "keep_residuals", "fused_bias_gradients")
 # Keys of [engine] that the planner chooses; it takes every other one from the experiment as it is.
 PLANNED = (
     *("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer"),
@@ -63,11 +65,13 @@ def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:
         "compiled": compiled,
         "compiled_loss": compiled,
         # A pipeline's stage and its loss are compiled apart.
-        "compiled_head": compiled and engine.compile != "block" and not facts.splits("pp"),
+        "compiled_head": (engine.compile == "whole" or (engine.compile == "edges" and facts.compiles_edges))
+        and compiled
+        and not facts.splits("pp"),
         "activations_on_host": engine.activation_offload and "activation_offload" in facts.switches,
         "on_nvme": engine.offload_path is not None and "offload_path" in facts.switches,
         "loss_chunks": engine.loss_chunks if "loss_chunks" in facts.switches else 1,
-        "one_pass_loss": engine.one_pass_loss and "one_pass_loss" in facts.switches,
+        **{key: getattr(engine, key) and key in facts.switches for key in _FAST},
         # auto: PyTorch and Transformer Engine take cuDNN's kernel on Hopper and newer (one H200: PyTorch's profiler).
         "attention": {"flash": "fa2", "efficient": "fa2", "cudnn": "cudnn"}.get(engine.attention, "te"),
     }
@@ -119,8 +123,9 @@ def engine_for(training: Training, base: Engine) -> Engine:
     switches |= {name: getattr(training, name) for name in _SHARED}
     if "loss_chunks" in facts.switches:
         switches |= {"loss_chunks": training.loss_chunks, "activation_offload": training.activations_on_host}
-    if training.compiled and base.compile == "none":
-        switches["compile"] = "block"
+    switches |= {key: getattr(training, key) for key in _FAST if key in facts.switches}
+    if training.compiled and base.compile != "whole":
+        switches["compile"] = "edges" if training.compiled_head else "block"
     zero_stage = training.zero_stage if facts.has_zero else None
     engine = Engine(**switches, name=training.engine, zero_stage=zero_stage)
     return facts.with_chunks(engine, training)

@@ -17,6 +17,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import read_json, write_once
 from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.settings.experiment import WITHDRAWN
 from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import flat
@@ -118,11 +119,15 @@ def init_config_of(runs: Iterable[Path]) -> tuple[InitConfig | None, str]:
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:
-    """A line for each of the engine's own files in the run folder that is not what its library is given now.
+    """A line for each of the engine's own files in the run folder that is not what its library is given now, and for
+    each switch of the run that is withdrawn.
 
     It is so for a run of an earlier version that today's code resumes, and for a file that was edited.
     """
-    notes = []
+    had = read_json(run / "resolved.json").get("engine") or {}
+    notes = [
+        f"note: engine.{name} is gone: {why}; trained without it" for name, why in WITHDRAWN.items() if had.get(name)
+    ]
     for name, config in engine_named(resolved.engine.name).config_files(resolved).items():
         there, now = flat(read_json(run / name)), flat(json.loads(json.dumps(config)))
         differ = [key for key in {**there, **now} if there.get(key) != now.get(key)]

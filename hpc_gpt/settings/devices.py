@@ -18,10 +18,10 @@ class Device:
     precision of the matrix units; a dtype without such a unit has no peak. `source` is where the figures are from.
     Rates are in one direction, in GB/s of 1e9 bytes. `nvlink` is the generation of NVLink; without it ranks of a node
     are joined at `node_gb_s`, or at the host's rate; with it, `node_gb_s` is of fewer links than others have.
-    `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer. `nominal` figures are for tests. `full_power_w` is
-    the die's power at its peak if the card's limit is below it. `sustained` is the share of the peak's clock that large
-    matrix products hold, if it was measured. `products` are parts of the name that torch.cuda.get_device_name or
-    nvidia-smi prints.
+    `nvlink_gpus` is how many GPUs NVLink joins if a node has fewer. `nominal` figures are for tests. `cuda`: for which
+    our own kernels are. `full_power_w` is the die's power at its peak if the card's limit is below it. `sustained` is
+    the share of the peak's clock that large matrix products hold, if it was measured. `products` are parts of the name
+    that torch.cuda.get_device_name or nvidia-smi prints.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Device:
     nvlink_gpus: int | None = None
     node_gb_s: float | None = None
     nominal: bool = False
+    cuda: bool = True
     full_power_w: float | None = None
     sustained: float | None = None
     products: Sequence[str] = ()

@@ -29,16 +29,26 @@ def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Tra
 
     Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint.
     """
-    facts = engine_named(engine.name)
-    engine = replace(engine, zero_stage=facts.default_stage if engine.zero_stage is None else engine.zero_stage)
+    engine = _with_stage(engine)
+    faults = engine_faults(engine, layout, shape, train)
+    kind = LayoutError if faults and faults[0].of_layout else ConfigError
+    raise_faults({fault.message: fault.hint for fault in faults}, kind)
+    return engine
+
+
+def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> list[Fault]:
+    """Why it cannot run so; empty if it can."""
+    engine = _with_stage(engine)
     faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout, train)]
     faults += _offload_faults(engine, train)
     faults += optimizer_faults(engine, train)
     faults += _shape_faults(engine, shape)
-    faults += [*_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
-    kind = LayoutError if faults and faults[0].of_layout else ConfigError
-    raise_faults({fault.message: fault.hint for fault in faults}, kind)
-    return engine
+    return [*faults, *_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
+
+
+def _with_stage(engine: Engine) -> Engine:
+    stage = engine_named(engine.name).default_stage
+    return replace(engine, zero_stage=stage) if engine.zero_stage is None else engine
 
 
 def resolve_optimizer(train: Train, engine: Engine) -> Train:
@@ -91,14 +101,6 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
     if engine.sharded_optimizer and layout.data_ranks == 1:
         yield Fault("engine.sharded_optimizer shards over data-parallel ranks, but dp is 1",
                     "use --dp 2 or more, or leave it out")  # fmt: skip
-    if engine.overlap_update and engine.sharded_optimizer:
-        yield Fault("engine.overlap_update updates the model a block at a time, but engine.sharded_optimizer gives "
-                    "each rank a share of it",
-                    "leave engine.overlap_update or engine.sharded_optimizer out")  # fmt: skip
-    if engine.overlap_update and engine.compile == "whole":
-        yield Fault("engine.overlap_update updates each block just before it runs, but engine.compile = whole makes "
-                    "one graph of all blocks",
-                    'use engine.compile = "edges" or "block", or leave engine.overlap_update out')  # fmt: skip
     if engine.partition != "layers" and layout.pp == 1:
         yield Fault(f"engine.partition is {engine.partition}, but there is one stage (pp 1)", "leave it out")
     if engine.compile == "whole" and engine.zero_stage == 3:

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import experiments_dir
-from hpc_gpt.settings.experiment import Command, Data, Experiment, Model, Train
+from hpc_gpt.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
 from hpc_gpt.settings.mixture import MIX, MixedSource
 from hpc_gpt.settings.resolve import with_pad_token
 from hpc_gpt.settings.schedule import cut_schedule, excess_of
@@ -151,9 +151,18 @@ def load_experiment(
     file = read_experiment(name) if isinstance(name, str) else name
     tables, given = file.overridden(overrides, row), overrides or ()
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
+    _drop_withdrawn(tables.get("engine"), str(file.path), given)
     faults = schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
     experiment = check_tables(tables, Experiment, str(file.path), given, faults)
     return _with_paths_found(experiment, file, row, given, keys_given(file, overrides, row))
+
+
+def _drop_withdrawn(engine: Any, where: str, given: Collection[str]) -> None:
+    """Takes WITHDRAWN switches out of a table [engine] that has them at false; ConfigError for any other value."""
+    for name, why in WITHDRAWN.items() if isinstance(engine, dict) else ():
+        if engine.pop(name, False) not in (False, None, "false"):
+            of = "your options" if f"engine.{name}" in given else where
+            raise ConfigError(f"{of}: engine.{name} is gone: {why}", f"leave engine.{name} out")
 
 
 def keys_given(

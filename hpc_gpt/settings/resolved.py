@@ -28,7 +28,7 @@ from hpc_gpt.typed_tables import from_tables
 SCHEMA = 1
 
 # Keys of [engine] that were added later, and are written with their defaults, too.
-_WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients", "overlap_update")
+_WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients")
 # For tables of a Resolved: the table of the experiment that has the rules of their keys.
 _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
 

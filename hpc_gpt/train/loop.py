@@ -241,7 +241,6 @@ class Loop:
 
         All ranks know the `reason`, None if all steps are done, and whether a save is `asked` for.
         """
-        self._engine.finish()
         asked |= "save" in self._agreement.finish().asked
         saver = self._saver
         # The save comes first: asking Slurm may take 15 s, and few are left after a SIGTERM.

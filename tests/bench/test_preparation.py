@@ -1,5 +1,7 @@
 """What a bench makes of an experiment, engine by engine and micro-batch by micro-batch."""
 
+import dataclasses
+
 import pytest
 
 from hpc_gpt.bench.preparation import BenchRequest, parse_engines, parse_micro_batches, prepare_cells, profile_here
@@ -19,7 +21,9 @@ def settled(experiment="bench", **more):
 def test_without_anything_it_is_gpt2_on_one_gpu():
     ((name, run),) = settled(has_gpu=True)
     assert (name, run.preset, run.model.seq, run.engine.name, run.gpus) == ("ddp", "gpt2", 1024, "ddp", 1)
-    assert (run.train.dtype, run.engine.compile, run.data.source) == ("bf16", "block", "random")
+    assert (run.train.dtype, run.engine.compile, run.data.source) == ("bf16", "edges", "random")
+    fast = (run.engine.one_pass_loss, run.engine.keep_residuals, run.engine.fused_bias_gradients)
+    assert fast == (True, True, True)
     assert run.batch.micro_batch * run.model.seq >= 16_000
 
 
@@ -31,6 +35,35 @@ def test_nothing_is_saved_or_fetched_between_the_first_step_and_the_last(experim
     assert (train.save_every, train.save_last, train.eval_every, train.matmul_rate) == (0, False, 0, True)
     assert (run.data.source, run.data.path) == ("random", None)
     assert run.job.time is None
+
+
+ON_V100 = dataclasses.replace(LOCAL, device="v100-32g")
+
+
+@pytest.mark.parametrize(
+    ("asked", "compiled", "others"),
+    [
+        ({"has_gpu": True}, "edges", (True, True, True)),
+        ({"has_gpu": True, "overrides": {"model.preset": "llama3.2-1b"}}, "edges", (True, True, False)),
+        ({"has_gpu": True, "engines": ["deepspeed-zero:3"]}, "block", (True, True, True)),
+        ({"has_gpu": True, "engines": ["hf-deepspeed"]}, "block", (False, False, False)),
+        ({"has_gpu": True, "engines": ["megatron-lm"]}, "none", (False, False, False)),
+        ({"has_gpu": True, "overrides": {"engine.loss_chunks": 4}}, "block", (False, False, False)),
+        ({"has_gpu": True, "overrides": {"engine.keep_residuals": False}}, "edges", (True, False, True)),
+        ({"has_gpu": True, "profile": ON_V100}, "block", (False, False, False)),
+        ({}, "block", (False, False, False)),
+        ({"overrides": {"engine.one_pass_loss": True}}, "block", (True, False, False)),
+    ],
+    ids=["gpt2", "llama", "zero 3", "hf", "megatron", "chunks", "one off", "v100", "cpu", "cpu, one asked"],
+)
+def test_the_default_bench_has_the_fast_settings_that_run_here(asked, compiled, others):
+    request = BenchRequest("bench", **{"profile": LOCAL, **asked})
+    found = prepare_cells(request)
+    engine = found.cells[0].prepared.resolved.engine
+    assert engine.compile == compiled
+    assert (engine.one_pass_loss, engine.keep_residuals, engine.fused_bias_gradients) == others
+    named = any(note.startswith("left out, as not for") for note in found.notes)
+    assert named == ((compiled, others) not in [("edges", (True, True, True)), ("edges", (True, False, True))])
 
 
 def test_a_warm_up_is_cut_to_the_steps_of_a_bench_and_that_is_said():
@@ -115,7 +148,7 @@ def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path)
     found = prepare_cells(BenchRequest("bench", LOCAL))
     assert found.cells[0].prepared.resolved.engine.compile == "none"
     assert any("no" in note and "g++" in note for note in found.notes)
-    assert settled(has_gpu=True)[0][1].engine.compile == "block"
+    assert settled(has_gpu=True)[0][1].engine.compile == "edges"
     assert settled(overrides={"engine.compile": "block"})[0][1].engine.compile == "block"
 
 

@@ -41,7 +41,7 @@ def make(folder: Path) -> None:
     for one in parameters:
         optimizer.state[one] = {"step": torch.tensor(1.0), "exp_avg": one.detach(), "exp_avg_sq": one.detach() * 2}
     files = RankFiles()
-    ReplicatedCheckpoint(parameters, [optimizer]).save(files, 0, 1, {})
+    ReplicatedCheckpoint(parameters, optimizer).save(files, 0, 1, {})
     (folder / "resumed").mkdir()
     files.write(folder / "resumed")
 
@@ -55,7 +55,7 @@ def measure(case: str, older: bool, folder: Path) -> int:
         Gpt(SHAPE, 1, tp).to(DEVICE)
         return most.stop()
     parameters = list(Gpt(SHAPE, 1, TensorParallel(device=DEVICE)).parameters())
-    checkpoint = ReplicatedCheckpoint(parameters, [torch.optim.AdamW(parameters, foreach=False)])
+    checkpoint = ReplicatedCheckpoint(parameters, torch.optim.AdamW(parameters, foreach=False))
     with patch.object(replicated, "_read", load_safely) if older else nullcontext():
         most = Most()
         checkpoint.load(folder / "resumed", 0)

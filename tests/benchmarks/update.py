@@ -44,7 +44,7 @@ class End:
         else:
             self.masters = flat = FlatMasters(parts, HALF, HALF)
             optimizer = OnePassAdamW(train, flat, Engine("ddp"))
-        self.update = Update([optimizer], self.masters.norms, None, train.clip, LossScaler("bf16", device), device)
+        self.update = Update(optimizer, self.masters.norms, None, train.clip, LossScaler("bf16", device), device)
         self.parts, self.count = parts, sum(weight.numel() for part in parts for weight in part)
         self.seconds: list[float] = []
 

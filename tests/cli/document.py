@@ -1,4 +1,5 @@
-"""Writes the generated parts of docs/, each between two marks: verbs' `--help`, keys, how a run can end.
+"""Writes the generated parts of docs/, each between two marks: verbs' `--help`, keys, how a run can end, the fast
+settings.
 
 python -m tests.cli.document                    every page
 python -m tests.cli.document docs/cli.md        one
@@ -15,6 +16,7 @@ from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.keys import Key, keys_of
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.settings.fast import fast_text
 from hpc_gpt.tables import toml_value
 
 WIDTH = 100
@@ -68,6 +70,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "keys.md": experiment_keys,
     "profiles.md": profile_keys,
     "finishing.md": ends,
+    "engines.md": lambda: f"```text\n{fast_text()}```\n",
 }
 
 

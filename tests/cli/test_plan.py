@@ -227,7 +227,12 @@ def test_a_plan_compiles_splits_the_loss_and_offloads_activations_where_that_hel
     assert all(each["compiled"] for each in planned(*words)["candidates"])
     assert not any(each["compiled"] for each in planned(*words, "--set", "engine.compile=none")["candidates"])
     long = planned(*words, "--seq", "262144", "--tp", "1", "--cp", "1")
-    assert {(each["loss_chunks"] > 1, each["activation_offload"]) for each in long["candidates"]} == {(True, True)}
+    assert {(each["loss_chunks"] > 1, each["activation_offload"]) for each in long["candidates"]} == {
+        (True, True),
+        (False, True),
+    }
+    fast = ("compiled_head", "one_pass_loss", "keep_residuals")  # none of them beside a loss in chunks
+    assert all({each[key] for key in fast} == {each["loss_chunks"] == 1} for each in long["candidates"])
     assert "engine.activation_offload=true" in long["next"]
 
 

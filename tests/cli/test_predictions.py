@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -446,14 +447,67 @@ def test_an_experiment_that_says_nothing_of_compiling_is_told_what_it_would_gain
     assert all(COMPILED in line for line in lines)
 
 
-@pytest.mark.parametrize(("cluster", "compiled"), [("h100-80g-8", "block"), ("jean-zay-v100-32g", "none")])
-def test_without_an_experiment_a_gpu_compiles(tmp_path, cluster, compiled):
-    words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster)
+FAST = {"compile": "edges", "one_pass_loss": True, "keep_residuals": True, "fused_bias_gradients": True}
+PLAIN = {"compile": "none", "one_pass_loss": False, "keep_residuals": False, "fused_bias_gradients": False}
+BLOCK = PLAIN | {"compile": "block"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "more", "wanted"),
+    [
+        ("h100-80g-8", (), FAST | {"compile": "block"}),
+        ("h100-80g-8", ("--engine", "ddp"), FAST),
+        ("h100-80g-8", ("--engine", "ddp", "--model", "qwen2.5-0.5b"), FAST | {"fused_bias_gradients": False}),
+        ("h100-80g-8", ("--engine", "deepspeed-zero", "--zero-stage", "3"), FAST | {"compile": "block"}),
+        ("h100-80g-8", ("--engine", "hf-deepspeed"), BLOCK),
+        ("h100-80g-8", ("--engine", "megatron-lm"), PLAIN),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=none"), PLAIN),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=block"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile_backend=aot_eager"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "train.deterministic=true"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.loss_chunks=4"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.keep_residuals=false"), FAST | {"keep_residuals": False}),
+        ("jean-zay-v100-32g", ("--engine", "ddp"), PLAIN),
+        ("generic-slurm", ("--engine", "ddp"), PLAIN),
+    ],
+)
+def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, more, wanted):
+    """As `render` has them and names them, and as `init` writes them, of the engine that is given."""
+    words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster, *more)
     done = in_process("render", *words, environment=without_slurm(tmp_path))
-    assert f'"compile": "{compiled}"' in done.stdout
-    assert ("compiled by block" in done.stderr) == (compiled == "block")
-    in_process("init", "mine", *words, cwd=tmp_path)
-    assert ('compile = "block"' in (tmp_path / "mine.toml").read_text()) == (compiled == "block")
+    assert done.code == 0, done.stderr
+    carried = dict(re.findall(r'^  "([a-z_]+)": (.+?),?$', done.stdout, re.MULTILINE))
+    assert {key: json.loads(carried[key]) for key in FAST} == wanted
+    line = done.stderr.splitlines()[0]
+    for key, value in wanted.items():
+        assert (f"compiled by {value}, " if key == "compile" else f"{key}, ") in line or value in ("none", False)
+        assert value or f"{key}, " not in line
+    if not more or cluster == "generic-slurm":
+        return
+    done = in_process("init", "mine", *words, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    written = tomllib.loads((tmp_path / "mine.toml").read_text())["engine"]
+    assert {key: written.get(key, PLAIN[key]) for key in FAST} == wanted
+    assert all(key not in written for key, value in PLAIN.items() if wanted[key] == value)
+
+
+def test_plan_counts_the_fast_settings_and_its_next_line_has_them(tmp_path):
+    """Each setting that is turned off costs time, and the line of `next` asks for what was planned: `submit` predicts
+    the same step."""
+    words = ("--model", "gpt2", "--gpus", "1", "--cluster", "h100-80g-8", "--engine", "ddp", "--mbs", "32")
+    steps = {}
+    for off in ("", "one_pass_loss", "keep_residuals", "fused_bias_gradients"):
+        more = ("--set", f"engine.{off}=false") if off else ()
+        planned = in_process("plan", *words, *more, "--json", environment=without_slurm(tmp_path))
+        best = json.loads(planned.stdout)["candidates"][0]["figures"]
+        steps[off] = best["step_s"]
+        command = in_process("plan", *words, *more, environment=without_slurm(tmp_path)).stderr.splitlines()[-1]
+        submit = shlex.split(command.removeprefix("next: hpc-gpt "))
+        assert [word for word in submit if word.startswith("engine.") and "recompute" not in word] == list(more[1:])
+        dry = in_process(*submit, "--dry-run", environment=without_slurm(tmp_path))
+        said = re.search(r"needs ([\d.]+) of .*; ([\d.]+) s a step", dry.stdout)
+        assert float(said[2]) == pytest.approx(best["step_s"], rel=5e-3)
+    assert all(step > steps[""] for off, step in steps.items() if off), steps
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,17 @@ from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.model.documents import Boundaries, MicroBatch
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Dtype, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.settings.experiment import (
+    Data,
+    Dtype,
+    Engine,
+    Experiment,
+    LayoutRequest,
+    Matmul,
+    Model,
+    RopeScaling,
+    Train,
+)
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
@@ -68,6 +78,7 @@ class Case:
     model: str = "gpt2"
     documents: bool = False  # that are masked
     pad: bool = False  # whether PAD's row of the embedding gets no gradient
+    matmul: Matmul = "none"
     mutation: str = ""
 
     @property
@@ -88,6 +99,7 @@ class Case:
         parts += [] if self.model == "gpt2" else [self.model]
         parts += ["documents"] if self.documents else []
         parts += ["pad"] if self.pad else []
+        parts += [] if self.matmul == "none" else [self.matmul]
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
 
     @cached_property
@@ -114,6 +126,7 @@ class Case:
                 train=Train(
                     steps=STEPS,
                     dtype=self.dtype,
+                    matmul=self.matmul,
                     optimizer=self.optimizer,
                     optimizer_mode=self.optimizer_mode,
                     lr=5e-4 if self.optimizer == "adamw" else 0.5,
@@ -221,7 +234,7 @@ CONTEXT = [
         for model in ("gpt2", "qwen3")
     ),
     *(_context(2, Engine(name="ddp", recompute=recompute), "qwen3") for recompute in ("selective", "full")),
-    _context(2, Engine(name="ddp", one_pass_loss=True, fused_bias_gradients=True, overlap_update=True)),
+    _context(2, Engine(name="ddp", one_pass_loss=True, fused_bias_gradients=True)),
     _context(2, Engine(name=_ZERO, zero_stage=3, tiles=2, offload="full", loss_chunks=2), "llama"),
     _context(2, Engine(name=_ZERO, zero_stage=3, compile="block", compile_backend="aot_eager"), "llama"),
     _context(2, Engine(name="fsdp", activation_offload=True, loss_chunks=2), "qwen3"),

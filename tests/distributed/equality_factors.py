@@ -41,7 +41,6 @@ FACTORS = {
     "loss_chunks": (1, 2),
     "one_pass_loss": (False, True),
     "fused_bias_gradients": (False, True),
-    "overlap_update": (False, True),
     "prefetch": (True, False),
     "reshard": (True, False),
     "optimizer": ("adamw", "sgd"),

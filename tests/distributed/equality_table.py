@@ -1,10 +1,9 @@
 """The whole equality table: the cases by name, every pair of values, bf16, Inductor, and what is broken on purpose."""
 
 from dataclasses import replace
-from typing import get_args
 
 from hpc_gpt.engines import engines
-from hpc_gpt.settings.experiment import Dtype, Engine
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import (
@@ -35,14 +34,6 @@ ONE_PASS = [
     )
     for dp, count in ((1, 1), (1, 2), (2, 1))
 ]
-# The update beside the forward pass, in each dtype, and what it must equal to the bit.
-OVERLAPPED = {
-    Case(Layout(1, 1, 2), Engine(name="ddp", overlap_update=True), dtype, CLIP): Case(
-        Layout(1, 1, 2), Engine(name="ddp"), dtype, CLIP
-    )
-    for dtype in get_args(Dtype)
-}
-_BOTH = [*OVERLAPPED, *OVERLAPPED.values()]
 NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
 NEAR += [
     Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP, model=model)
@@ -57,8 +48,23 @@ NEAR += [
     if "cp" in engines()[name].axes
     for exchange, model in (("heads", "qwen3"), ("keys", "llama"))
 ]
-NEAR += [case for case in _BOTH if case.dtype != "fp32" and case not in NEAR]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
+# Products in FP8, whose operands are the shards of each axis that an engine with them has.
+FP8 = [
+    Case(layout, Engine(name=name, **switches), "bf16", matmul="fp8-tensor", **how)
+    for layout, name, how, switches in (
+        (Layout(1, 1, 2), "ddp", {"optimizer": "sgd"}, {}),
+        (Layout(1, 1, 2), "ddp", {"clip": CLIP, "optimizer_mode": "compiled"}, {"compile_backend": "aot_eager"}),
+        (Layout(1, 1, 1, 2), "ddp", {"optimizer": "sgd"}, {}),
+        (Layout(1, 1, 1, 2), "ddp", {"optimizer": "sgd"}, {"cp_exchange": "keys"}),
+        (Layout(1, 1, 2), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(2, 1, 1), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(1, 1, 1, 2), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(2, 1, 1), "fsdp", {"optimizer": "sgd"}, {"recompute": "full", "reshard": False}),
+        (Layout(2, 1, 2), "fsdp", {"optimizer": "sgd"}, {}),
+        (Layout(2, 1, 1, 2), "fsdp", {"optimizer": "sgd"}, {"cp_exchange": "keys"}),
+    )
+]
 # Pieces of a loss that are compiled each, of unequal length, where the head's weight is sharded and where it is whole.
 CHUNKED = [
     Case(layout, Engine(compile=how, compile_backend="aot_eager", loss_chunks=3, **switches), clip=CLIP)
@@ -130,7 +136,6 @@ ALL_AXES = [
 ]
 EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT
 EXACT += [case for case in ALL_AXES if case not in EXACT]
-EXACT += [case for case in _BOTH if case.dtype == "fp32" and case not in EXACT]
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []
 _AT_ONCE = 60  # cases of the product that one launch runs
@@ -173,7 +178,6 @@ _SHORT = {
     *PADDED[:4],
     *DOCUMENTS[:2],
     *(case for case in RECOMPUTE if case.layout.gpus == 2),
-    *(case for case in _BOTH if case.dtype != "fp16"),
     *(case for case in CONTEXT if case.name in _SHORT_CONTEXT),
     # One to three families in each engine, each in a layout of its own.
     *(
@@ -186,6 +190,7 @@ _SHORT = {
     *(case for case in PAIRWISE if case.layout.gpus <= 2 and case.engine.compile == "none"),
     *_each_engine_once(sorted(_COMPILED, key=lambda case: case.engine.compile)),
     *_each_engine_once(BROKEN),
+    *(case for case in FP8 if case.layout.gpus == 2 and case.engine.recompute == "none" and not case.optimizer_mode),
 }
 
 
@@ -209,7 +214,11 @@ def plan_of(launch: str) -> tuple[int, list[Case], list[str]]:
 
     world = int(launch.split("-")[0])
     if launch == f"{world}-ranks":
-        return world, [case for case in EXACT + NEAR + BROKEN if case.layout.gpus == world], list(scenarios_of(world))
+        return (
+            world,
+            [case for case in EXACT + NEAR + FP8 + BROKEN if case.layout.gpus == world],
+            list(scenarios_of(world)),
+        )
     part = int(launch.split("-")[2])
     alike = [case for case in PRODUCT if case.layout.gpus == world]
     return world, alike[part * _AT_ONCE : (part + 1) * _AT_ONCE], []

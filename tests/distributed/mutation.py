@@ -125,7 +125,7 @@ def _counted_by_all(engine: Any) -> None:
 
 
 def _no_exchange(engine: Any) -> None:
-    engine._update.optimizers[0]._sync_params = lambda: None
+    engine._update.optimizer._sync_params = lambda: None
 
 
 def _padding_counts(engine: Any) -> None:

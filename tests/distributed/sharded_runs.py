@@ -234,7 +234,7 @@ def _first_gradient(engine: Any) -> torch.Tensor:
 
 
 def _moments(engine: Any) -> list[Any]:
-    states = [state for optimizer in engine._update.optimizers for state in optimizer.state.values()]
+    states = [*engine._update.optimizer.state.values()]
     return everyone([[float(value.double().sum()) for value in state.values()] for state in states])
 
 

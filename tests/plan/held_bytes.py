@@ -193,13 +193,13 @@ def _live_bytes() -> int:
 
 def _marked(engine: Any) -> None:
     """The update of an engine of our own under a mark in the profile."""
-    begin = engine._update.begin
+    apply = engine._update.apply
 
     def marked(*words: Any) -> Any:
         with torch.profiler.record_function(UPDATE):
-            return begin(*words)
+            return apply(*words)
 
-    engine._update.begin = marked
+    engine._update.apply = marked
 
 
 def measure(resolved: Resolved) -> dict[str, int]:

@@ -18,6 +18,7 @@ from tests.plan.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGIT
 pytestmark = pytest.mark.xdist_group("held-bytes")
 
 ROOT = Path(__file__).resolve().parents[2]
+NEED_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here, which Inductor needs on a CPU")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,18 @@ def test_the_peak_is_what_is_allocated(name: str, held: Path) -> None:
     assert predicted(CASES[name]).allocated * 2**30 == pytest.approx(found["peak"], rel=0.02)
 
 
+@pytest.mark.long
+@NEED_COMPILER
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_kept_residual_takes_the_place_of_what_it_is_the_sum_of(name: str) -> None:
+    """What two compiled layers keep is the same with it and without, of GPT-2's kind what `plan` counts."""
+    words = [*forked_python("tests.plan.kept_by_layers"), name]
+    done = subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=600, text=True)
+    without, kept, planned = json.loads(done.stdout)
+    assert without == kept
+    assert name != "gpt2" or kept == planned
+
+
 @pytest.mark.parametrize("name", long(COMPILED))
 def test_the_compiled_updates_gradients_are_what_is_allocated(name: str, held: Path) -> None:
     found = json.loads((held / name).read_text())
@@ -56,9 +69,6 @@ def test_what_is_offloaded_is_the_host_and_the_rest(name: str, held: Path) -> No
     found = json.loads((held / name).read_text())
     stage = predicted(OFFLOADED[name])
     assert (stage.allocated + stage.host) * 2**30 == pytest.approx(found["peak"], rel=0.02)
-
-
-NEED_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler here, which Inductor needs on a CPU")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ SWITCHES = {
     "one_pass_loss": st.just(True),
     "fused_bias_gradients": st.just(True),
     "sharded_optimizer": st.just(True),
-    "overlap_update": st.just(True),
     "cp_exchange": st.sampled_from(["heads", "keys", "ring"]),
     "prefetch": st.just(False),
     "reshard": st.just(False),

@@ -61,14 +61,13 @@ IN_EACH_DTYPE = [
     DDP,
     Engine("ddp", one_pass_loss=True),
     Engine("ddp", fused_bias_gradients=True),
-    Engine("ddp", overlap_update=True),
     FSDP,
     Engine("fsdp", one_pass_loss=True),
     Engine(zero_stage=1),
 ]
 COMPILED = [
     DDP,
-    Engine("ddp", compile="edges", overlap_update=True),
+    Engine("ddp", compile="edges"),
     EVERY_LEVER,
 ]
 CASES = [
@@ -310,21 +309,6 @@ def start(run: RunFolder, ranks: int = 1) -> tuple[list[subprocess.Popen[bytes]]
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)
         started.append(process)
     return started, attempt
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_two_ranks_that_update_beside_the_next_forward_pass_lose_no_digit(dtype, tmp_path, tokens):
-    found = []
-    for overlapped in (False, True):
-        engine = Engine("ddp", overlap_update=overlapped)
-        resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, engine, dtype=dtype, steps=30, deterministic=True)
-        run = new_run(tmp_path / str(overlapped), resolved)
-        ranks, attempt = start(run, 2)
-        assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0], attempt.log.read_text()
-        found.append(figures(run))
-    assert found[0] == found[1]
-    assert len(found[0]) == 30
 
 
 def test_resumed_on_a_gpu_to_the_last_digit(tmp_path: Path, tokens: Path) -> None:

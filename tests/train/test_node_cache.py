@@ -1,6 +1,8 @@
 """What a node keeps of compiled kernels is in a folder that nobody else has made, or can write."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +65,25 @@ def test_inductor_and_triton_take_them(tmp_path: Path) -> None:
         env={**os.environ, **found, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == [found["TORCHINDUCTOR_CACHE_DIR"], found["TRITON_CACHE_DIR"]]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++, which is not here")
+def test_ranks_share_what_they_compile(tmp_path: Path) -> None:
+    """Two that compile at once, then one that compiles nothing, by Inductor's own counters."""
+    own, _ = caches(tmp_path)
+    command = [sys.executable, "-m", "tests.train.compiled_alone"]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | own, stdout=subprocess.PIPE, text=True)
+
+    def counted(rank: subprocess.Popen[str]) -> dict[str, int]:
+        shown, _ = rank.communicate(timeout=300)
+        assert rank.returncode == 0
+        found: dict[str, int] = json.loads(shown)
+        return found
+
+    first = [counted(rank) for rank in [start(), start()]]
+    assert max(one["misses"] for one in first) > 0
+    again = counted(start())
+    assert (again["misses"], again["hits"] > 0) == (0, True)

@@ -38,6 +38,10 @@ OUR_MODEL = frozenset(
 )
 
 
+# Where fast settings were measured, in this order (docs/engines.md).
+MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that cannot run, and the nearest that can."""
@@ -68,6 +72,8 @@ class EngineFacts(States):
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     compiles_update: ClassVar[bool] = False
+    # {a fast setting (settings/fast.py): speed with it over speed without, compiled by block, on each of MEASURED_ON}
+    fast_ratios: ClassVar[Mapping[str, tuple[float, ...]]] = {}
     matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
     trains_fp16_on_cpu: ClassVar[bool] = True
     least_steps_after_warmup: ClassVar[int] = 0

@@ -60,6 +60,8 @@ class Training:
     optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss with its gradients in one pass: nothing is recomputed
+    keep_residuals: bool = False  # compiled, the residual after attention is kept in place of what it is the sum of
+    fused_bias_gradients: bool = False  # those of QKV and GELU are not read again for the gradients of their biases
     # How it runs, as the layout does not show it.
     cp_exchange: CpExchange = "heads"
     matmul: Matmul = "none"

@@ -196,7 +196,7 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
 
 
 def _multiplied(record: Record, params: float, weights: float | None) -> float | None:
-    """The weights that `tflops_hardware` counts; None if they are unknown, or if those of GPT-2's layer are not the model's."""
+    """The weights that `tflops_hardware` counts; None if they are unknown, or GPT-2's of what is another model."""
     if not (record.layers and record.hidden and record.vocab and weights):
         return None
     counted = record.layers * weights + record.vocab * record.hidden

@@ -7,7 +7,7 @@ progress.pt           step, loss scale
 The files are mapped: a node's ranks share their pages, and copy a parameter at a time to their devices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ _WEIGHTS, _PROGRESS = "weights.pt", "progress.pt"
 
 
 class ReplicatedCheckpoint:
-    """Saves and loads fp32 `parameters` that every rank holds whole, and the states of their `optimizers`."""
+    """Saves and loads fp32 `parameters` that every rank holds whole, and the states of their `optimizer`."""
 
-    def __init__(self, parameters: list[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         self._parameters = parameters
-        self._optimizers = [kernel_of(optimizer) for optimizer in optimizers]
-        self._sharded = self._optimizers != [*optimizers]
+        self._optimizer = kernel_of(optimizer)
+        self._sharded = self._optimizer is not optimizer
 
     def save(self, files: RankFiles, rank: int, step: int, scale: dict[str, Any]) -> None:
         """Adds the files that `rank` writes."""
@@ -38,12 +38,8 @@ class ReplicatedCheckpoint:
             files.put(_WEIGHTS, {full_name(one): one for one in self._parameters})
             files.put(_PROGRESS, {"step": step, "scale": scale})
         if rank == 0 or self._sharded:
-            states = {
-                full_name(one): optimizer.state[one]
-                for optimizer in self._optimizers
-                for one in owned_by(optimizer)
-                if one in optimizer.state
-            }
+            kept = self._optimizer.state
+            states = {full_name(one): kept[one] for one in owned_by(self._optimizer) if one in kept}
             files.put(_optimizer_file(rank), states)
 
     @torch.no_grad()
@@ -52,7 +48,7 @@ class ReplicatedCheckpoint:
         weights = _read(folder / _WEIGHTS)
         for parameter in self._parameters:
             parameter.copy_(weights[full_name(parameter)])
-        missing, states = {full_name(one) for optimizer in self._optimizers for one in owned_by(optimizer)}, {}
+        missing, states = {full_name(one) for one in owned_by(self._optimizer)}, {}
         # A rank's own file comes first: with the same number of ranks it has all of the rank's share.
         files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path.name != _optimizer_file(rank))
         for path in files:
@@ -62,11 +58,10 @@ class ReplicatedCheckpoint:
             states.update({name: found[name] for name in missing & found.keys()})
             missing -= found.keys()
         mapped = {id(value) for state in states.values() for value in state.values() if isinstance(value, Tensor)}
-        for optimizer in self._optimizers:
-            set_states(optimizer, states)
-            # On a CPU torch keeps the tensors that it gets. Mapped ones would keep a deleted file on the disk.
-            for state in optimizer.state.values():
-                state.update({key: value.clone() for key, value in state.items() if id(value) in mapped})
+        set_states(self._optimizer, states)
+        # On a CPU torch keeps the tensors that it gets. Mapped ones would keep a deleted file on the disk.
+        for state in self._optimizer.state.values():
+            state.update({key: value.clone() for key, value in state.items() if id(value) in mapped})
         progress = _read(folder / _PROGRESS)
         return int(progress["step"]), progress["scale"]
 

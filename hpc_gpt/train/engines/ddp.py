@@ -2,25 +2,13 @@
 
 bf16 and fp16 keep fp32 master weights (`master_weights`); with `train.optimizer_mode` compiled these are flat and one
 pass updates them. With `engine.sharded_optimizer` ZeroRedundancyOptimizer splits the moments over the ranks, whole
-parameters at a time. With `engine.overlap_update` each part of the model has an optimizer of its own, and is updated
-beside the next step's forward pass, just before that part runs.
-
-Not beside the backward pass: clipping needs the norm of the whole gradient, so no weight can be updated before the last
-gradient is there. An update is limited by memory and a forward pass by arithmetic, so on a GPU they share the device:
-
-    stream of the model      waits for 0, embeds      waits for 1, block 1      waits for 2, block 2      ...
-    stream beside it         updates 0, 1             updates 2                 updates 3                 ...
-
-The update of a part begins with the part before it. On a CPU it comes just before its own part. Every gradient exists
-until its part is updated; by then few activations do.
+parameters at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -51,25 +39,17 @@ class Ddp(TorchEngine):
         self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train.matmul)).to(device)
         parts = self.module.parts()
         self._masters = _masters_of(resolved, parts)
-        # What one update updates: a part, or the whole model.
-        self._parts = parts if engine.overlap_update else [[weight for part in parts for weight in part]]
-        owners = self._parts
-        if self._masters is not None:
-            owners = [[self._masters.master_of(weight) for weight in part] for part in self._parts]
-        self._parameters = [parameter for part in owners for parameter in part]
-        optimizers = _build_optimizers(resolved, owners, self._masters)
+        self._weights = [weight for part in parts for weight in part]
+        self._parameters = self._weights if self._masters is None else self._masters.masters
+        optimizer = _build_optimizer(resolved, self._parameters, self._masters)
         compile_model(self.module, engine)
-        once = train.matmul != "none" and not engine.overlap_update
-        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if once else None
+        in_fp8 = train.matmul != "none"
+        self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
         norms = self._masters.norms if self._masters else lambda: norms_of(gradients_of(self._parameters))
-        self._update = Update(optimizers, norms, None, train.clip, self._scaler, device)
-        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizers)
-        self._overlapped: OverlappedUpdate | None = None
-        if engine.overlap_update:
-            side = SideStream(device) if device.type == "cuda" else None
-            self._overlapped = OverlappedUpdate(self.module, self._update_part, self._drop_gradients, side)
+        self._update = Update(optimizer, norms, None, train.clip, self._scaler, device)
+        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
 
     def _wrap(self) -> DistributedDataParallel:
         """The model under DDP.
@@ -96,37 +76,18 @@ class Ddp(TorchEngine):
         return context
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        self.finish()
-        updated = self._update.begin(lr)
-        if self._overlapped is not None:
-            self._overlapped.begin()
-        else:
-            for number in range(len(self._parts)):
-                self._update_part(number)
-                self._drop_gradients(number)
-            self._weights_changed()
-        return updated
-
-    def _update_part(self, number: int) -> None:
-        self._update.step(number)
+        updated = self._update.apply(lr)
         if self._masters is not None:
-            self._masters.refresh(self._parts[number])
-
-    def _drop_gradients(self, number: int) -> None:
-        weights = self._parts[number]
-        if self._masters is not None:
-            self._masters.drop_gradients(weights)
+            self._masters.refresh(self._weights)
+            self._masters.drop_gradients(self._weights)
         if self._replicas is not None and self._masters is None:
             # The gradients are views of DDP's buckets, and have to stay in place.
-            for_each("zero_", gradients_of(weights))
+            for_each("zero_", gradients_of(self._weights))
         else:
-            for weight in weights:
+            for weight in self._weights:
                 weight.grad = None
-
-    def finish(self) -> None:
-        """Does what `engine.overlap_update` has left for the next forward pass."""
-        if self._overlapped is not None:
-            self._overlapped.finish()
+        self._weights_changed()
+        return updated
 
     def _weights_are_loaded(self) -> None:
         if self._masters is not None:
@@ -151,95 +112,22 @@ def _masters_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWe
     if train.optimizer_mode != "compiled":
         return MasterWeights(parts, half)
     once = resolved.batch.micro_batches == resolved.layout.data_ranks == 1
-    return FlatMasters(parts, half, half if once else torch.float32, apart=resolved.engine.overlap_update)
+    return FlatMasters(parts, half, half if once else torch.float32)
 
 
-def _build_optimizers(
-    resolved: Resolved, parts: list[list[nn.Parameter]], masters: MasterWeights | None
-) -> list[torch.optim.Optimizer]:
-    """An optimizer for each part of the parameters that are updated."""
+def _build_optimizer(
+    resolved: Resolved, parameters: list[nn.Parameter], masters: MasterWeights | None
+) -> torch.optim.Optimizer:
+    """The optimizer of the parameters that are updated."""
     if isinstance(masters, FlatMasters):
-        return [OnePassAdamW(resolved.train, masters, resolved.engine, number) for number in range(len(parts))]
-    optimizers = [build_optimizer(resolved.train, part) for part in parts]
+        return OnePassAdamW(resolved.train, masters, resolved.engine)
+    whole = build_optimizer(resolved.train, parameters)
     if not resolved.engine.sharded_optimizer:
-        return optimizers
+        return whole
     # Imported here: its package loads torch's FSDP and more, 0.4 s of each start.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    (whole,) = optimizers
     kind = type(whole)
     takes = inspect.signature(kind).parameters
     settings: dict[str, Any] = {key: value for key, value in whole.defaults.items() if key in takes}
-    return [
-        ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)
-    ]
-
-
-class SideStream:
-    """A CUDA stream beside the current one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def run(self, work: Callable[[], None]) -> Any:
-        """Runs `work` after all that the current stream has got so far; returns the event of its end."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            work()
-            return self._stream.record_event()
-
-    def join(self, event: Any) -> None:
-        """Lets the current stream wait for the event."""
-        torch.cuda.current_stream().wait_event(event)
-
-
-class OverlappedUpdate:
-    """Updates the parts of `model`, which are those of `Gpt.parts`, during the forward pass after `begin`.
-
-    `update(number)` updates a part, on the stream `side` if there is one. `drop(number)`, always on the model's stream
-    and after the update's end, drops its gradients, whose memory is then the model's again. The hooks are on the model
-    and its blocks, which are never compiled themselves unless the model is compiled whole.
-    """
-
-    def __init__(
-        self, model: Gpt, update: Callable[[int], None], drop: Callable[[int], None], side: SideStream | None
-    ) -> None:
-        self._update, self._drop, self._side = update, drop, side
-        self._parts = len(model.blocks) + 2
-        # Parts whose update has begun, and parts that have been updated and may run.
-        self._begun = self._ready = self._parts
-        self._events: list[Any] = []
-        model.register_forward_pre_hook(partial(self._before, 0))
-        for number, block in enumerate(model.blocks, 1):
-            block.register_forward_pre_hook(partial(self._before, number))
-        model.blocks[-1].register_forward_hook(partial(self._before, self._parts - 1))
-
-    def begin(self) -> None:
-        """Makes the update of all parts due."""
-        assert self._ready == self._parts, "the update before is not over"
-        self._begun = self._ready = 0
-        self._events.clear()
-
-    def finish(self) -> None:
-        """Updates what is still due, and lets the current stream wait for it."""
-        self._prepare(self._parts - 1)
-
-    def _before(self, number: int, *of_hook: Any) -> None:
-        self._prepare(number)
-
-    @torch.no_grad()
-    def _prepare(self, number: int) -> None:
-        """Updates all parts up to `number`, which is the next to run, and begins with the one after it."""
-        ahead = self._side is not None
-        while self._begun < min(number + 1 + ahead, self._parts):
-            part = self._begun
-            self._begun += 1
-            if self._side is None:
-                self._update(part)
-            else:
-                self._events.append(self._side.run(partial(self._update, part)))
-        while self._ready <= number:
-            if self._side is not None:
-                self._side.join(self._events[self._ready])
-            self._drop(self._ready)
-            self._ready += 1
+    return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)

@@ -58,7 +58,7 @@ class Fsdp(TorchEngine):
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         counted = owned(self._shards, self.tp_rank)
         self._update = Update(
-            [optimizer], lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
+            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
         self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
 

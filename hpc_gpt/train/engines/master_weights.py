@@ -189,26 +189,18 @@ class FlatGroup:
 class FlatMasters(MasterWeights):
     """`MasterWeights` whose masters and halves are views of a FlatGroup's buffers; the groups are split by `by_decay`.
 
-    `groups` has one list of groups for the whole model, or if the parts are to be updated `apart`, one for each part.
     Gradients are copied or added to the gradient buffer, those of a part in one call. `sums` is the buffer's dtype: the
     weights' own for one gradient a step, else fp32.
     """
 
     @torch.no_grad()
-    def __init__(
-        self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, sums: torch.dtype, apart: bool = False
-    ) -> None:
+    def __init__(self, parts: Sequence[Sequence[nn.Parameter]], dtype: torch.dtype, sums: torch.dtype) -> None:
         weights = [weight for part in parts for weight in part]
-        self.groups: list[list[FlatGroup]] = []
+        self.groups: list[FlatGroup] = []
         self._places: dict[int, tuple[FlatGroup, int]] = {}
-        for together in parts if apart else [weights]:
-            groups = [
-                (FlatGroup(alike, decays, dtype, sums), alike)
-                for alike, decays in zip(by_decay(together), (True, False), strict=True)
-                if alike
-            ]
-            self.groups.append([group for group, _ in groups])
-            for group, alike in groups:
+        for alike, decays in zip(by_decay(weights), (True, False), strict=True):
+            if alike:
+                self.groups.append(group := FlatGroup(alike, decays, dtype, sums))
                 self._places |= {id(weight): (group, number) for number, weight in enumerate(alike)}
         for weight in weights:
             group, number = self._places[id(weight)]
@@ -251,7 +243,7 @@ class FlatMasters(MasterWeights):
     def norms(self) -> Tensor:
         """The norms of pieces of the gradients, which are read once. All gradients must have been added."""
         assert len(self._arrived) == len(self.weights), f"{len(self._arrived)} of {len(self.weights)} gradients"
-        pieces = [group.begin_gradients().view(-1, _SUMMED) for groups in self.groups for group in groups]
+        pieces = [group.begin_gradients().view(-1, _SUMMED) for group in self.groups]
         return torch.cat([torch.linalg.vector_norm(one, dim=1, dtype=torch.float32) for one in pieces])
 
     def refresh(self, weights: Sequence[Tensor]) -> None:
@@ -279,8 +271,8 @@ class _Buffers(NamedTuple):
 
 
 class OnePassAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over list `number` of the groups of `masters`, which
-    also writes the half weights. All groups have one learning rate, which is read at each step.
+    """torch.optim.AdamW (Loshchilov and Hutter 2019, algorithm 2) over the groups of `masters`, which also writes
+    the half weights. All groups have one learning rate, which is read at each step.
 
     Like torch's fused kernels it can divide the gradient or skip the step (`optimizer.instruct`), and waits for
     nothing. Its state is torch's, parameter by parameter: "step", "exp_avg", "exp_avg_sq", views of its own buffers.
@@ -289,10 +281,10 @@ class OnePassAdamW(torch.optim.Optimizer):
 
     obeys = True  # see optimizer.is_fused
 
-    def __init__(self, train: Train, masters: FlatMasters, engine: Engine, number: int = 0) -> None:
+    def __init__(self, train: Train, masters: FlatMasters, engine: Engine) -> None:
         device = masters.weights[0].device
         check_backend(engine.compile_backend, device, "or leave train.optimizer_mode out")
-        self._groups = masters.groups[number]
+        self._groups = masters.groups
         self._betas, self._eps = (train.beta1, train.beta2), train.eps
         groups = [
             {"params": masters.masters_of(group), "weight_decay": train.weight_decay if group.decays else 0.0}

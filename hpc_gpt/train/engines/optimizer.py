@@ -1,7 +1,7 @@
 """The end of a step: gradient norm and clipping, the optimizer, and fp16's loss scale."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -183,73 +183,56 @@ class LossScaler:
 
 
 class Update:
-    """Steps optimizers over gradients that are complete. A step whose gradient is not finite is skipped.
+    """Steps an optimizer over gradients that are complete. A step whose gradient is not finite is skipped.
 
-    `optimizers` are of one kind, each for a part of the model. `norms` returns the norms of the pieces of gradient that
+    `norms` returns the norms of the pieces of gradient that
     this rank counts; each element of the model counts on one rank of `group` (None: this rank alone). `clip` 0 does not
     clip. Loss scale and clipping are one division, which torch's fused kernels do while they read the gradient. They
-    can also skip the step. So nothing waits for the device, unless the optimizers are not fused: then, as in torch's
-    own GradScaler, the host must know whether to call them.
+    can also skip the step. So nothing waits for the device, unless the optimizer is not fused: then, as in torch's
+    own GradScaler, the host must know whether to call it.
     """
 
     def __init__(
         self,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizer: torch.optim.Optimizer,
         norms: Callable[[], Tensor],
         group: dist.ProcessGroup | None,
         clip: float,
         scaler: LossScaler,
         device: torch.device,
     ) -> None:
-        self.optimizers = optimizers
+        self.optimizer = optimizer
         self._norms = norms
         self._group = group
         self._clip = clip
         self._scaler = scaler
         self._device = device
-        self._leaves_out = False
 
+    @torch.no_grad()
     def apply(self, lr: float) -> tuple[Tensor, Tensor]:
         """Does one step; returns (norm before clipping, whether it was skipped), both on the device.
 
         The gradients are of no use afterwards.
         """
-        result = self.begin(lr)
-        for number in range(len(self.optimizers)):
-            self.step(number)
-        return result
-
-    @torch.no_grad()
-    def begin(self, lr: float) -> tuple[Tensor, Tensor]:
-        """The first half of `apply`: all but the steps of the optimizers, which `step` does, in any order."""
         factor = self._scaler.factor
         norm = self._norm() if factor is None else self._norm() / factor
         skipped = ~norm.isfinite()
         divisor = clip_divisor(norm, self._clip)
         if factor is not None:
             divisor = factor if divisor is None else divisor * factor
-        kernels = [kernel_of(optimizer) for optimizer in self.optimizers]
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-        if is_fused(kernels[0]):
-            left_out = skipped.float()  # once for all of them
-            for kernel in kernels:
-                where = next((one.device for group in kernel.param_groups for one in group["params"]), self._device)
-                instruct(kernel, left_out, divisor, where)
-        else:
-            self._leaves_out = bool(skipped)
-            if divisor is not None and not self._leaves_out:
-                owners = [one for kernel in kernels for group in kernel.param_groups for one in group["params"]]
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        kernel = kernel_of(self.optimizer)
+        owners = [one for group in kernel.param_groups for one in group["params"]]
+        if is_fused(kernel):
+            instruct(kernel, skipped, divisor, owners[0].device if owners else self._device)
+            self.optimizer.step()
+        elif not skipped:
+            if divisor is not None:
                 private_parts.for_each("div_", gradients_of(owners), divisor)
+            self.optimizer.step()
         self._scaler.follow(skipped)
         return norm, skipped
-
-    @torch.no_grad()
-    def step(self, number: int) -> None:
-        """The step of one optimizer."""
-        if not self._leaves_out:
-            self.optimizers[number].step()
 
     def _norm(self) -> Tensor:
         return whole_norm(self._norms(), self._group, self._device)

@@ -97,15 +97,11 @@ class TrainingEngine:
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:
         """Mean loss over `count` micro-batches of each data-parallel rank; the same scalar on every rank."""
-        self.finish()
         total = torch.zeros((), device=self.device)
         with self.attention():
             for micro_batch in islice(micro_batches, count):
                 total += self._loss(*self._inputs(micro_batch))
         return self._mean(total / count)
-
-    def finish(self) -> None:
-        """Completes an update that the last step has left to the next one. The other methods call it by themselves."""
 
     def save(self, files: RankFiles) -> None:
         """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.
@@ -179,14 +175,13 @@ class TorchEngine(TrainingEngine):
         raise NotImplementedError
 
     def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        """Steps the optimizer and drops the gradients, or begins to; returns what `Update.apply` returns."""
+        """Steps the optimizer and drops the gradients; returns what `Update.apply` returns."""
         raise NotImplementedError
 
     def _weights_are_loaded(self) -> None:
         """Called after a checkpoint was loaded."""
 
     def save(self, files: RankFiles) -> None:
-        self.finish()
         rank = dist.get_rank()
         self._checkpoint.save(files, rank, self._step, self._scaler.read())
         put_random_state(files, rank, self.device)
@@ -194,7 +189,6 @@ class TorchEngine(TrainingEngine):
             put_identity(files, self._resolved, self._step)
 
     def load(self, folder: Path) -> None:
-        self.finish()
         differing = check_identity(folder, self._resolved, engine_named(self._resolved.engine.name).converts)
         self._step, scale = self._checkpoint.load(folder, dist.get_rank())
         self._scaler.restore(scale)

@@ -35,9 +35,9 @@ class PlainTorch(TorchEngine):
         optimizer = build_optimizer(train, self._parameters)
         compile_model(self.module, resolved.engine)
         self._update = Update(
-            [optimizer], lambda: norms_of(gradients_of(self._parameters)), None, train.clip, self._scaler, device
+            optimizer, lambda: norms_of(gradients_of(self._parameters)), None, train.clip, self._scaler, device
         )
-        self._checkpoint = ReplicatedCheckpoint(self._parameters, [optimizer])
+        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()

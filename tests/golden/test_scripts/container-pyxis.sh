@@ -338,7 +338,6 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "one_pass_loss": false,
   "fused_bias_gradients": false,
   "sharded_optimizer": false,
-  "overlap_update": false,
   "prefetch": true,
   "reshard": true,
   "megatron_args": []

@@ -18,7 +18,7 @@ def made(device: str, value: float) -> tuple[ReplicatedCheckpoint, list[nn.Param
     weights = [torch.full((1, NUMBERS), value + number, device=device) for number in range(ROWS)]
     parameters = [name_parameter(nn.Parameter(one), f"weight {number}") for number, one in enumerate(weights)]
     optimizer = torch.optim.AdamW(parameters, foreach=False)
-    return ReplicatedCheckpoint(parameters, [optimizer]), parameters, optimizer
+    return ReplicatedCheckpoint(parameters, optimizer), parameters, optimizer
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])  # what is on "meta" takes no memory of the host, as on a GPU

@@ -133,8 +133,8 @@ class Training:
             self.masters = flat = FlatMasters(parts, half, half if sums == "halves" else torch.float32)
             self.optimizer = OnePassAdamW(train, flat, Engine("ddp", compile_backend=mode))
         self.scaler = LossScaler(train.dtype, CPU)
-        self.update = Update([self.optimizer], self.masters.norms, None, train.clip, self.scaler, CPU)
-        self.checkpoint = ReplicatedCheckpoint(self.masters.masters, [self.optimizer])
+        self.update = Update(self.optimizer, self.masters.norms, None, train.clip, self.scaler, CPU)
+        self.checkpoint = ReplicatedCheckpoint(self.masters.masters, self.optimizer)
         self.half = half
 
     def step(
@@ -315,14 +315,14 @@ def test_what_a_training_holds_by_parameter() -> None:
         states = [value for state in optimizer.state.values() for value in state.values()]
         held = _storage_bytes([*weights, *masters.masters, *states])
         assert held == pytest.approx(14 * count, rel=0.02)
-        assert all(group.gradients is None for groups in masters.groups for group in groups)
+        assert all(group.gradients is None for group in masters.groups)
         for weight in weights:
             masters.add([weight], [torch.ones_like(weight)])
         gradients = [masters.gradient_of(weight) for weight in weights]
         assert _storage_bytes(gradients) == pytest.approx(size * count, rel=0.02)
         optimizer.step()
         masters.drop_gradients(masters.weights)
-        assert all(group.gradients is None for groups in masters.groups for group in groups)
+        assert all(group.gradients is None for group in masters.groups)
 
 
 def _storage_bytes(tensors: list[Any]) -> int:
@@ -337,7 +337,7 @@ def test_the_norm_of_halves_is_exact_however_large_they_are() -> None:
     masters.add(weights, gradients)
     exact = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))
     optimizer = OnePassAdamW(TRAIN, masters, Engine("ddp", compile_backend="aot_eager"))
-    norm, _ = Update([optimizer], masters.norms, None, 0.0, LossScaler("bf16", CPU), CPU).apply(1e-3)
+    norm, _ = Update(optimizer, masters.norms, None, 0.0, LossScaler("bf16", CPU), CPU).apply(1e-3)
     assert float(norm) == pytest.approx(exact, rel=2e-7)
 
 

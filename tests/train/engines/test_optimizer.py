@@ -75,7 +75,7 @@ def make(kind: str, mode: str, clip: float = 0.0, dtype: str = "fp32") -> tuple[
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,))]
     scaler = LossScaler(dtype, CPU)
     optimizer = OPTIMIZERS[kind](parameters, mode)
-    update = Update([optimizer], lambda: norms_of(gradients_of(parameters)), None, clip, scaler, CPU)
+    update = Update(optimizer, lambda: norms_of(gradients_of(parameters)), None, clip, scaler, CPU)
     return parameters, update, scaler
 
 
@@ -90,7 +90,7 @@ def give(parameters: list[nn.Parameter], seed: int, scale: float = 1.0) -> float
 
 def kept(parameters: list[nn.Parameter], update: Update) -> list[Tensor]:
     """Copies of the weights and of all that the optimizer remembers."""
-    states = [value for state in update.optimizers[0].state.values() for value in state.values()]
+    states = [value for state in update.optimizer.state.values() for value in state.values()]
     return [one.detach().clone() for one in (*parameters, *states)]
 
 

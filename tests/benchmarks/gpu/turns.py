@@ -1,0 +1,132 @@
+"""The fast settings of [engine], and products in FP8, with and without, in turns in one process on one GPU.
+
+python -m tests.benchmarks.gpu.turns OUT --engines ddp,fsdp,deepspeed-zero:1 --model gpt2 --mbs 32 --limit 150
+
+Each engine compiled by block is compared with each fast setting that it takes, all of them, and these with FP8 if it
+trains with them. OUT gets a JSON line for each variant after each round, so that what was measured stays if the time
+ends: engine, variant, round, seconds of a step, its ratio to `block` in that round, loss, peak in GiB, card. After
+`--limit` seconds nothing new begins. On a CPU the model is tiny, nothing is compiled, and no figure means anything.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.settings.fast import fast_settings_of, with_fast_settings
+from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolved import Resolved
+
+TINY = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 211, "seq": 32}
+STEPS, WARM = 6, 3
+
+
+def variants(engine: Engine, model: Model, compiled: bool) -> Iterator[tuple[str, Engine, str]]:
+    """(name, engine, train.matmul): plain first, each fast setting that engine and model take, all, and FP8."""
+    from hpc_gpt.engines import engine_named
+
+    block = replace(engine, compile="block")
+    every = with_fast_settings(block, resolve_shape(model), Train())
+    taken = [each for each in fast_settings_of(engine.name) if getattr(every, each.key) == each.value]
+    if not compiled:  # what needs no compiler
+        taken, block = [each for each in taken if each.key not in ("compile", "keep_residuals")], engine
+        every = replace(engine, **{each.key: each.value for each in taken})
+    yield "block", block, "none"
+    for each in taken:
+        yield each.key, replace(block, **{each.key: each.value}), "none"
+    yield "all", every, "none"
+    if "fp8-tensor" in engine_named(engine.name).matmuls:
+        yield "all, fp8", every, "fp8-tensor"
+
+
+class Variant:
+    """An engine that is built, compiled and warm, and waits for its turns."""
+
+    def __init__(self, name: str, resolved: Resolved, device: torch.device) -> None:
+        from hpc_gpt.train.engines.protocol import build_engine
+
+        self.name, self.resolved, self.device, self.loss = name, resolved, device, 0.0
+        self.engine: Any = build_engine(resolved, device)
+        self.step_s(WARM)
+
+    def step_s(self, steps: int) -> float:
+        began = time.monotonic()
+        for number in range(steps):
+            self.loss = float(self.engine.train_step(iter(self._pairs(number))).loss)
+        return (time.monotonic() - began) / steps
+
+    def _pairs(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        run, generator = self.resolved, torch.Generator().manual_seed(step)
+        size = (run.batch.micro_batch, run.model.seq + 1)
+        tokens = [torch.randint(0, run.model.vocab, size, generator=generator) for _ in range(run.batch.micro_batches)]
+        return [(one[:, :-1].contiguous().to(self.device), one[:, 1:].contiguous().to(self.device)) for one in tokens]
+
+
+def measure(name: str, stage: int | None, asked: argparse.Namespace, device: torch.device, ends: float) -> None:
+    """The rounds of one engine, each written as it ends."""
+    on_gpu = device.type == "cuda"
+    model = Model(preset=asked.model) if on_gpu else Model(**TINY)
+    built: list[Variant] = []
+    for label, engine, matmul in variants(Engine(name, stage), model, on_gpu):
+        if time.monotonic() > ends:
+            break
+        layout = LayoutRequest(gpus=1, micro_batch=asked.mbs if on_gpu else 2, micro_batches=1)
+        experiment = Experiment(model=model, engine=engine, layout=layout, train=Train(steps=10**4, matmul=matmul))
+        built.append(Variant(label, resolve(experiment, load_profile("local")), device))
+    for turn in range(asked.rounds):
+        if time.monotonic() > ends:
+            return
+        base = 0.0
+        for one in built:
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            seconds = one.step_s(STEPS)
+            base = base or seconds
+            line = {
+                "engine": name if stage is None else f"{name}:{stage}",
+                "variant": one.name,
+                "round": turn,
+                "step_s": seconds,
+                "ratio": base / seconds,
+                "loss": one.loss,
+                "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+                "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            }
+            with Path(asked.out).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out")
+    parser.add_argument("--engines", default="ddp,fsdp,deepspeed-zero:1")
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--mbs", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=150.0)
+    asked = parser.parse_args()
+    ends = time.monotonic() + asked.limit
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29577")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    for part in asked.engines.split(","):
+        name, _, stage = part.partition(":")
+        if time.monotonic() < ends:
+            measure(name, int(stage) if stage else None, asked, device, ends)
+    os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
+
+
+if __name__ == "__main__":
+    main()
