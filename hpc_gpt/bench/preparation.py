@@ -22,11 +22,11 @@ from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.around import AROUND
+from hpc_gpt.settings.around import AROUND, ENGINE_NAMES
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, MachineFigures, load_profile
 from hpc_gpt.settings.devices import DEVICES, device_named
 from hpc_gpt.settings.engines import optimizer_faults
-from hpc_gpt.settings.experiment import ENGINE_NAMES, Engine, Experiment, with_keys
+from hpc_gpt.settings.experiment import Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.fast import FAST_SETTINGS, PLAIN, with_fast_settings
 from hpc_gpt.settings.mixture import MIX

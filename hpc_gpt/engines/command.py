@@ -61,7 +61,7 @@ class CommandEngine(EngineFacts):
         """Nothing else says what the program does."""
 
     def planned_as(self, plan: Plan) -> str | None:
-        if plan.like is None:
+        if plan.like in (None, self.name):
             self.refuse_program(
                 "plan knows neither its memory nor its time",
                 "say in [plan] which engine it is like, and how it runs (hpc-gpt help plan-traits); or submit it",

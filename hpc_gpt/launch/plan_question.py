@@ -13,7 +13,7 @@ from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, compiles, 
 from hpc_gpt.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.plan.nearest import check_possible, fewest_gpus
 from hpc_gpt.plan.prediction import constants_of
-from hpc_gpt.plan.question import Question, gpus_of, question_of, searched_engines
+from hpc_gpt.plan.question import Question, asked_gpus, question_of, searched_engines
 from hpc_gpt.plan.search import Searched, search
 from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.plan.training import check_matmul
@@ -120,7 +120,7 @@ def read_plan_request(
     is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
     if is_usual:
         # Layouts are compared at one global batch for any model of that sequence.
-        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq, gpus_of(experiment, profile)))
+        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq, asked_gpus(experiment, profile)))
         experiment = replace(experiment, layout=batch_of_all)
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}

@@ -269,7 +269,7 @@ def question_of(
     """
     sizes = vars(asked.layout)
     _check_sizes({"model": vars(asked.model), "layout": sizes})
-    shape, gpus = resolve_shape(asked.model), gpus_of(asked, profile)
+    shape, gpus = resolve_shape(asked.model), asked_gpus(asked, profile)
     engine, batch = asked.engine, asked.layout.global_batch
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
@@ -317,7 +317,7 @@ def question_of(
     ).of(shape)
 
 
-def gpus_of(experiment: Experiment, profile: ClusterProfile) -> int:
+def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
     """The number of GPUs, as `resolve` counts them: all nodes have equally many."""
     asked, per_node = experiment.layout, profile.gpus_per_node
     gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)

@@ -123,17 +123,17 @@ START = r"(?<![^\s\]:>])"  # of a program's own text: what launchers and loggers
 # Like START, for texts that also occur in the middle of other programs' lines: only tags, times and labels can precede.
 LINE_START = r"^ {0,8}(?:\[[^\]\n]{1,64}\]:? ?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]{8,24} |\d{1,7}: ){0,3} {0,8}"
 
-STOP = r"(?=[\s,;|)\]}%])"
+FIELD_END = r"(?=[\s,;|)\]}%])"
 STOP_OR_END = r"(?=[\s,;|)\]}%]|$)"
 
 
-def later(name: str, group: str, end: str = STOP, number: str = NUMBER, within: str = r"[^\n]{0,1000}?") -> str:
+def later(name: str, group: str, end: str = FIELD_END, number: str = NUMBER, within: str = r"[^\n]{0,1000}?") -> str:
     """A lookahead for a figure after its name, a regex with what separates them, if the line has it: fields are found
     in any order, with others between."""
     return rf"(?=(?:{within}{name}(?P<{group}>{number}){end})?)"
 
 
-def named(end: str = STOP, **names: str) -> str:
+def named(end: str = FIELD_END, **names: str) -> str:
     """A lookahead for each field, the group of its keyword, after its name."""
     return "".join(later(name, group, end) for group, name in names.items())
 

@@ -6,12 +6,21 @@ No key of them decides weights or speed, so none is in `config_hash`, and each m
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.settings.key_rules import key, key_rules
 from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
 
+# An engine is a module of hpc_gpt/engines, and its name is the file's.
+ENGINE_NAMES = tuple(
+    sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
+)
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[ENGINE_NAMES]
 Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
 AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
 GradSum = Literal["fp32", "bf16", "fp16"]
@@ -81,9 +90,7 @@ class Track:
 class Plan:
     """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
 
-    like: Literal["ddp", "deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"] | None = key(
-        None, resume="free", decides="nothing", added=True
-    )
+    like: EngineName | None = key(None, resume="free", decides="nothing", added=True)
     "The engine whose rules of memory and communication the program shares; without it nothing is planned."
     attention: AttentionKernel | None = key(None, resume="free", decides="nothing", added=True)
     "Attention's kernel; unfused writes the scores to memory, te and sdpa choose one by the device."

@@ -55,8 +55,7 @@ class MachineFigures:
     node_gb_s: float | None = None
     "GB/s from a GPU to the others of its node, in one direction; for example 300."
     switched: bool | None = None
-    """Whether a switch gives two GPUs of a node all their links: without one, as on boards of four V100, A100, H100 or
-    GH200, each pair has a third."""
+    "Whether any two GPUs of a node have all their links; false: each pair a third, as on boards of four A100."
     network_gb_s: float | None = None
     "GB/s from a whole node to others, in one direction; for example 100."
     host_gb_s: float | None = None

@@ -7,24 +7,15 @@ A key that is None is open: the cluster profile, a rule of `resolve`, or the pla
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import After, Notify, Plan, Track
+from hpc_gpt.settings.around import After, EngineName, Notify, Plan, Track
 from hpc_gpt.settings.key_rules import key
 from hpc_gpt.settings.mixture import MixedSource
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-# An engine is a module of hpc_gpt/engines, and its name is the file's.
-ENGINE_NAMES = tuple(
-    sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
-)
-if TYPE_CHECKING:
-    EngineName = str
-else:
-    EngineName = Literal[ENGINE_NAMES]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
 # Format of the operands of a layer's matrix products: 16 bits as `dtype` says, or 8 and 4 bits by how they are scaled.

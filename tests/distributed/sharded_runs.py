@@ -205,16 +205,16 @@ def break_gradient(resolved: Resolved) -> dict[str, Any]:
     good = train(engine, resolved, range(2))
     before = _digest(engine)
     moments = _moments(engine)
-    begin = engine._update.begin
+    apply = engine._update.apply
 
     def poisoned(lr: float) -> Any:
         if dist.get_rank() == 0 or resolved.engine.name == "ddp":  # whose gradients are the same on all
             _first_gradient(engine).view(-1)[0] = math.inf
-        return begin(lr)
+        return apply(lr)
 
-    engine._update.begin = poisoned
+    engine._update.apply = poisoned
     bad = train(engine, resolved, range(2, 3))
-    engine._update.begin = begin
+    engine._update.apply = apply
     found = {
         "good": good,
         "bad": everyone(bad),

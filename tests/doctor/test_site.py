@@ -115,7 +115,7 @@ def test_names_that_would_break_the_file_do_not(tmp_path):
 @pytest.mark.parametrize(
     ("gpu_type", "features", "devices"),
     [
-        ("a100", (), ["a100-40g", "a100-80g"]),
+        ("a100", (), ["a100-40g", "a100-80g", "a100-64g"]),
         ("a100_80gb", (), ["a100-80g"]),
         ("a100", ("gpu-80g",), ["a100-80g"]),
         (None, ("v100-16g",), ["v100-16g"]),

@@ -20,7 +20,7 @@ GIVEN = {
     "SUBMITIT_EXECUTOR": "mine",
     "SUBMITIT_X": "mine",
     "HPC_GPT_STOP_AT": "mine",
-    "HPC_GPT_STOP_ATTEMPTS": "3",
+    "HPC_GPT_JOB": "3",
     "HPC_GPT_PYTHON": "",
     "SLURM_JOB_ID": "77",
     "RANK": "3",

@@ -88,7 +88,7 @@ def test_the_job_is_found_by_its_command(bare_launcher: Launcher, deaf: dict[str
 
 CHAINED = """#!/bin/bash
 #SBATCH --ntasks=1 --job-name=chain-{name}
-[ "$HPC_GPT_ATTEMPT" = 2 ] || { echo "step 1 loss 2.5" && exit 4; }
+[ "$HPC_GPT_ATTEMPT" = 2 ] || {{ echo "step 1 loss 2.5" && exit 4; }}
 """
 
 

@@ -55,6 +55,8 @@ def test_runs_are_shown_reported_verified_and_compared(made):
         ended = "stopped" if name == "stopped" else "done"
         assert (status["state"], record["ended"], why["ended"]) == (ended, ended, ended)
         kept.pop("sources")
+        # That version counted every parameter, those that are only looked up as well.
+        assert 0 < record["tflops_model"] < kept.pop("tflops_model")
         # A later version may see more to flag.
         assert set(kept.pop("flags")) <= set(record["flags"])
         # That version had no GPU hours of ranks on CPU, which the budget counted.

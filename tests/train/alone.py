@@ -33,7 +33,6 @@ class CountingEngine:
     def __init__(self, loss: Callable[[int], float] = lambda step: 1.0) -> None:
         self.step = 0
         self.loss = loss
-        self.finished_at: int | None = None
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         self.step += 1
@@ -41,9 +40,6 @@ class CountingEngine:
 
     def evaluate(self, micro_batches: MicroBatches, count: int) -> torch.Tensor:
         return torch.tensor(1.0)
-
-    def finish(self) -> None:
-        self.finished_at = self.step
 
     def save(self, files: RankFiles) -> None:
         files.put_text("step", f"{self.step:08d}")

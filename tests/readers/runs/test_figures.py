@@ -87,7 +87,8 @@ def test_of_another_kind_of_model_the_log_does_not_say_which_of_its_parameters_m
     assert add_figures(run).tflops_model == pytest.approx(add_figures(run).tflops_hardware)
     other = add_figures(replace(run, params=2 * counted))
     assert other.sources["tflops_model"] == "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
-    assert other.tflops_model > other.tflops_hardware
+    assert other.tflops_model
+    assert other.tflops_hardware is None  # it cannot be less than the model needs
 
 
 def test_the_record_of_a_run_has_what_its_shape_has_beside_gpt2s():

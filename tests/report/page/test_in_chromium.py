@@ -248,7 +248,7 @@ def test_without_javascript_all_is_there(browser, pages):
     assert {
         "Report of 7 runs",
         "meg_oom/1587011",
-        "TFLOP/s 6P+12Lhs, PaLM",
+        "TFLOP/s 6N+12Lhs, PaLM",
         "Throughput and memory by layout",
     } <= strings
     met = browser.roles()
