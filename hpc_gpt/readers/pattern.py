@@ -97,7 +97,7 @@ class Dialect:
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
     `flags`: what a reader must know about this program's figures; every record from it carries them.
     `last_resort`: it takes a line only if no other dialect matches it. `dtype`: what the program multiplies in unless
-    it is told otherwise.
+    its log says otherwise.
     """
 
     name: str

@@ -125,7 +125,7 @@ DIALECT = Dialect(
             + _entry("grad_norm", "grad_norm")
             + _entry("learning_rate", "lr")
             + _entry("epoch", "epoch")
-            # One search tells most lines that have none of these.
+            # Most lines have none of these, which one search finds out.
             + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step))"
             + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
             + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")

@@ -41,7 +41,7 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "tok/sec: ",
-            # What tells it from build-nanogpt is the share that is done, or the multiplier of the learning rate.
+            # Unlike build-nanogpt it prints the share that is done, or the multiplier of the learning rate.
             rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
             rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
             + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")

@@ -237,10 +237,10 @@ def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> Non
 
 
 def _add_dtype(draft: Draft, dialect: str | None) -> None:
-    """Adds the dtype that the program trains in unless it is told otherwise."""
+    """Adds the dtype that the program trains in by default."""
     own = dialect_named(dialect)
     if own is not None:
-        draft.infer("dtype", own.dtype, f"{own.name} trains in {own.dtype} unless it is told otherwise")
+        draft.infer("dtype", own.dtype, f"{own.name} trains in {own.dtype} by default")
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
