@@ -27,6 +27,7 @@ REFUSED = """\
 #SBATCH --job-name=refused -N 1 --time=9
 touch trains
 until [ -e go ]; do sleep 0.1; done
+echo "step 1 loss 2.5"
 exit 7
 """
 

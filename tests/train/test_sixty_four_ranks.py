@@ -24,6 +24,7 @@ def test_they_train_lose_one_and_resume(tmp_path: Path, tokens: Path, monkeypatc
     run = new_run(tmp_path, settings(tokens, sizes, Engine(name=engine), steps=STEPS, save_every=4))
     first = Launch(run, RANKS, RES_OPTIONS="timeout:1 attempts:1 use-vc")
     first.await_words("saved after step 4")
+    first.signal(signal.SIGSTOP, [37])  # nobody trains on while their memory is read
     pid = first.ranks[0].pid
     files = len(os.listdir(f"/proc/{pid}/fd"))
     limits = next(line.split() for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "open files" in line)
