@@ -243,17 +243,17 @@ class Loop:
         """
         asked |= "save" in self._agreement.finish().asked
         saver = self._saver
-        # The save comes first: asking Slurm may take 15 s, and few are left after a SIGTERM.
+        # The save and its step's line come first: asking Slurm may take 15 s, and few are left after a SIGTERM.
         sound = saver.gave_up or (reason != "bad_steps" and self._save_last(asked))
         self._heart.enter(LEAVING)
-        end = saver.gave_up or End("done")
-        if reason and not saver.gave_up:
-            end = end_for(reason, self._resolved, self._agree_on_sigterm, self._metrics.target.reached)
         if self._ranks.is_first:
             self._metrics.fetch()
             if self._metrics.has_lines():
                 print(self._metrics.log_line(), flush=True)
             self._metrics.write()
+        end = saver.gave_up or End("done")
+        if reason and not saver.gave_up:
+            end = end_for(reason, self._resolved, self._agree_on_sigterm, self._metrics.target.reached)
         if saver.gave_up or saver.saved_step == self.step:
             return end
         if not sound and end.ended == "done":

@@ -95,17 +95,17 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sigterm_is_saved_before_slurm_is_asked(tmp_path: Path) -> None:
     """Slurm may take its time, and after the grace time nothing is left."""
-    asked: list[list[str]] = []
+    asked: list[tuple[list[str], list[int]]] = []
 
     def end_of_sigterm() -> End:
-        asked.append(begun.saved())
+        asked.append((begun.saved(), begun.lines()))
         return End("preempted")
 
     begun = Begun(tmp_path, end_of_sigterm, steps=9)
     begun.signals.raised.add("terminated")
     end = begun.loop.run()
     assert (end.ended, end.requeue) == ("preempted", True)
-    assert asked == [["step-00000002"]] == [begun.saved()]
+    assert asked == [(["step-00000002"], [1, 2])] == [(begun.saved(), begun.lines())]
 
 
 def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
