@@ -25,7 +25,7 @@ from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
-from hpc_gpt.tokens.run_data import ensure_data, located
+from hpc_gpt.tokens.run_data import Found, ensure_data, located
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
@@ -214,12 +214,15 @@ class Trainer:
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> tuple[Resolved, Samples | ShardSet]:
         """The settings with the places of the data's files, and the run's samples. One rank of each node makes them if
-        they are missing; all ranks compare their SHA-256."""
-        if self._identity.local_rank == 0:
-            ensure_data(resolved, beside=self._run.data_beside)
+        they are missing, and looks whether they are rank 0's; all ranks compare their SHA-256."""
+        found: Found = {}
+        looks = self._identity.local_rank == 0
+        if looks:
+            ensure_data(resolved, beside=self._run.data_beside, found=found)
         resolved = located(resolved, self._run.data_beside)
         ranks.barrier()
-        samples = open_samples(resolved)
+        of_first = ranks.broadcast(found)
+        samples = open_samples(resolved, found if looks else of_first)
         first = ranks.broadcast(samples.identity)
         if samples.identity != first:
             raise DataError(
