@@ -14,7 +14,6 @@ node.
 
 import json
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 
 from hpc_gpt.files import json_object
 from hpc_gpt.process import seconds_given
-from hpc_gpt.runs.heartbeats import SLOW
+from hpc_gpt.runs.heartbeats import SLOW, median_of_others
 from hpc_gpt.words import show_bytes
 
 # In an attempt's folder: the figures and the verdict.
@@ -190,15 +189,8 @@ def some_of(nodes: Sequence[str]) -> str:
 def _slow(values: Mapping[_T, float]) -> list[tuple[_T, float, float]]:
     """(what, its value, the median of the others') of all that are more than 15 % below that median."""
     ordered = sorted(values.values())
-    middle, odd = divmod(len(ordered) - 1, 2)
-    found = []
-    for what, value in values.items() if len(ordered) > 1 else ():
-        own = bisect_left(ordered, value)  # without it, what comes after it is one place further to the front
-        low, high = (ordered[at + (at >= own)] for at in (middle - (not odd), middle))
-        peers = (low + high) / 2
-        if value < SLOW * peers:
-            found.append((what, value, peers))
-    return found
+    pairs = ((what, value, median_of_others(ordered, value)) for what, value in values.items())
+    return [(what, value, peers) for what, value, peers in pairs if peers is not None and value < SLOW * peers]
 
 
 def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: str) -> list[Finding]:
