@@ -32,7 +32,7 @@ from hpc_gpt.words import counted, show_short
 
 # What was found in data whose reading takes long, by path: Megatron's index, the list of shards. The first rank of a
 # node looks, and the others take over what rank 0 has found.
-Found = dict[str, Any]
+LookedUp = dict[str, Any]
 _T = TypeVar("_T")
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
 
@@ -120,7 +120,7 @@ def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
 
 
 def ensure_data(
-    resolved: Resolved, make: bool = True, beside: Path | None = None, found: Found | None = None
+    resolved: Resolved, make: bool = True, beside: Path | None = None, found: LookedUp | None = None
 ) -> Path | None:
     """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
 
@@ -161,7 +161,7 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
             )
 
 
-def _ensure(resolved: Resolved, make: bool, found: Found | None) -> Path | None:
+def _ensure(resolved: Resolved, make: bool, found: LookedUp | None) -> Path | None:
     path = data_path(resolved)
     end_token(resolved)
     if path is None:
@@ -200,7 +200,7 @@ def _ensure(resolved: Resolved, make: bool, found: Found | None) -> Path | None:
     return path
 
 
-def open_file(resolved: Resolved, found: Found | None = None) -> TokenFile:
+def open_file(resolved: Resolved, found: LookedUp | None = None) -> TokenFile:
     """Opens the run's token file or Megatron's pair. Raises DataError if it is missing, damaged or does not fit."""
     path, data = data_path(resolved), resolved.data
     assert path is not None
@@ -216,7 +216,7 @@ def open_file(resolved: Resolved, found: Found | None = None) -> TokenFile:
     return file
 
 
-def open_shards(resolved: Resolved, found: Found | None = None) -> ShardSet:
+def open_shards(resolved: Resolved, found: LookedUp | None = None) -> ShardSet:
     """Lists the run's shards. Raises DataError if they are missing, too few, or of a vocabulary above the model's."""
     path = data_path(resolved)
     assert path is not None
@@ -224,7 +224,7 @@ def open_shards(resolved: Resolved, found: Found | None = None) -> ShardSet:
     return _once(found, path, lambda: list_shards(path, resolved))
 
 
-def _once(found: Found | None, path: Path, read: Callable[[], _T]) -> _T:
+def _once(found: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
     """What was `found` at the path, else what `read` gives, which is added to it."""
     known = {} if found is None else found
     if str(path) not in known:

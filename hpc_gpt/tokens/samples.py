@@ -14,7 +14,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.megatron import check_window
 from hpc_gpt.tokens.mixture import MixtureOrder, mixture_order
 from hpc_gpt.tokens.order import sample_position
-from hpc_gpt.tokens.run_data import Found, open_file, open_shards, sources_alone, split_tokens
+from hpc_gpt.tokens.run_data import LookedUp, open_file, open_shards, sources_alone, split_tokens
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.tokens.token_file import TokenFile
 
@@ -33,7 +33,7 @@ class Samples(Protocol):
         """Evaluation sample `number`, the same at every evaluation: integers [seq + 1]."""
 
 
-def open_samples(resolved: Resolved, found: Found | None = None) -> Samples | ShardSet:
+def open_samples(resolved: Resolved, found: LookedUp | None = None) -> Samples | ShardSet:
     """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit.
 
     What is `found` already is not read again, and what is read is added to it.
@@ -49,7 +49,7 @@ def open_samples(resolved: Resolved, found: Found | None = None) -> Samples | Sh
     return _open_windows(resolved, found)
 
 
-def _open_windows(resolved: Resolved, found: Found | None) -> "FileSamples":
+def _open_windows(resolved: Resolved, found: LookedUp | None) -> "FileSamples":
     file = open_file(resolved, found)
     return FileSamples(file, resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
 
