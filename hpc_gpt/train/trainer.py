@@ -31,8 +31,8 @@ from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.attention import AttentionRead
-from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
+from hpc_gpt.train.engines.torch_private import without_compiler
 from hpc_gpt.train.loop import Loop, Supervision
 from hpc_gpt.train.measurements import GpuWatch, MatmulRate, StartClock, write_measured
 from hpc_gpt.train.ranks import Ranks, choose_device, leave, write_flight_record
