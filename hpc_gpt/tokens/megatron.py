@@ -105,36 +105,13 @@ class Index(NamedTuple):
 def read_index(prefix: Path) -> Index:
     """Reads and checks a prefix's .idx, which takes seconds for 10^8 documents. Raises DataError."""
     path = paths(prefix)[1]
-    size = _size(path)
-    with OsErrorAs(DataError, f"cannot read {path}", _REBUILD), open(path, "rb") as file:
-        head = file.read(_HEADER.size)
-    if head[: len(_MAGIC)] != _MAGIC:
-        raise DataError(
-            f"{path} is not an index of Megatron-LM: it starts with {head[: len(_MAGIC)]!r} at byte 0", _REBUILD
-        )
-    if len(head) < _HEADER.size:
-        raise DataError(f"{path} is truncated at byte {len(head)}, in its header of {_HEADER.size}", _REBUILD)
-    _, version, code, sequences, entries = _HEADER.unpack(head)
-    if version != _VERSION or code not in _DTYPES:
-        raise DataError(
-            f"{path} has version {version} at byte 9 and type {code} at byte 17; this reads version {_VERSION}, "
-            f"types {min(_DTYPES)} to {max(_DTYPES)}",
-            _REBUILD,
-        )
+    dtype, sequences, entries = _read_head(path)
     expected = _HEADER.size + 12 * sequences + 8 * entries
-    # A multimodal index has one more byte for each sequence.
-    if size not in (expected, expected + sequences):
-        raise DataError(
-            f"{path} is {'truncated' if size < expected else 'too long'}: it ends at byte {size}, but {sequences} "
-            f"sequences and {entries} document entries make {expected}",
-            _REBUILD,
-        )
     data = np.memmap(path, dtype=np.uint8, mode="r")
     lengths_end, starts_end = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
     lengths = data[_HEADER.size : lengths_end].view("<i4")
     starts = data[lengths_end:starts_end].view("<i8")
     documents = data[starts_end:expected].view("<i8")
-    dtype = _DTYPES[code]
     end = 0
     for at in range(0, sequences, _INDEX_AT_ONCE):
         sizes = lengths[at : at + _INDEX_AT_ONCE].astype(np.int64) * dtype.itemsize
@@ -165,6 +142,35 @@ def read_index(prefix: Path) -> Index:
             )
         before = int(some[-1])
     return Index(dtype, end, hashlib.sha256(data.data).hexdigest())
+
+
+def _read_head(path: Path) -> tuple[np.dtype[Any], int, int]:
+    """The type of the tokens, and the numbers of sequences and of document entries. They agree with the file's size."""
+    size = _size(path)
+    with OsErrorAs(DataError, f"cannot read {path}", _REBUILD), open(path, "rb") as file:
+        head = file.read(_HEADER.size)
+    if head[: len(_MAGIC)] != _MAGIC:
+        raise DataError(
+            f"{path} is not an index of Megatron-LM: it starts with {head[: len(_MAGIC)]!r} at byte 0", _REBUILD
+        )
+    if len(head) < _HEADER.size:
+        raise DataError(f"{path} is truncated at byte {len(head)}, in its header of {_HEADER.size}", _REBUILD)
+    _, version, code, sequences, entries = _HEADER.unpack(head)
+    if version != _VERSION or code not in _DTYPES:
+        raise DataError(
+            f"{path} has version {version} at byte 9 and type {code} at byte 17; this reads version {_VERSION}, "
+            f"types {min(_DTYPES)} to {max(_DTYPES)}",
+            _REBUILD,
+        )
+    expected = _HEADER.size + 12 * sequences + 8 * entries
+    # A multimodal index has one more byte for each sequence.
+    if size not in (expected, expected + sequences):
+        raise DataError(
+            f"{path} is {'truncated' if size < expected else 'too long'}: it ends at byte {size}, but {sequences} "
+            f"sequences and {entries} document entries make {expected}",
+            _REBUILD,
+        )
+    return _DTYPES[code], sequences, entries
 
 
 def _size(path: Path) -> int:
