@@ -59,7 +59,9 @@ lint: .venv/.ready-test
 	@$(BIN)/mypy
 	@# Not the scripts that init reads: they are as users write them. Of one around a user's own the part after `exit`
 	@# counts as never reached, so tests/golden asks for less.
-	@$(BIN)/shellcheck $$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh' ':!tests/golden/*/job-script-*')
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/python -m tests.golden.test_scripts "$$folder" && \
+		$(BIN)/shellcheck "$$folder"/*.sh \
+		$$(git ls-files --cached --others --exclude-standard '.ci/*' '*.sh' ':!tests/golden/*/job-script-*')
 
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py

@@ -3,10 +3,6 @@
 Every figure of a device can be replaced. A shell on each rank runs HPC_GPT_PROBE_COMMAND, with SLURMD_NODENAME, RANK
 and the rest of the job's environment, and the command prints a JSON object. Figures in it are not measured. If the
 command fails, or prints an `error`, the node has failed.
-
-Transfers are measured between pairs of nodes, and between pairs and in a ring of every group of the layout. All pairs
-of a round are disjoint and run at the same time. A node is in two pairs, so the other pair of each of two nodes
-distinguishes a slow pair from a slow node.
 """
 
 import functools
@@ -15,10 +11,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from hpc_gpt.formulas import GIB
+from hpc_gpt.preflight.transfers import Transfer
 from hpc_gpt.preflight.verdict import NODE_FILE, SEEN_BY_ALL, SHARED
 from hpc_gpt.runs.provenance import versions_of
-from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.resolved import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -47,10 +41,11 @@ class ProbeFailed(Exception):
 
 
 def probe_device(
-    resolved: Resolved, device: torch.device, attempt: Path, node: str, given: Mapping[str, Any]
+    resolved: Resolved, device: torch.device, attempt: Path, node: str | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures of this rank, with units in their names; those in `given` replace measured ones.
 
+    Figures of the shared disk are of the first rank of a `node` alone; None for the others.
     `judged`: the rates can be compared with those of other nodes. A CPU's rates depend on the machine's load, so they
     are reported but not judged, unless they are given.
     """
@@ -62,10 +57,13 @@ def probe_device(
         # In half precision a CPU's rate may be that of a plain loop.
         "matmul_tflops": lambda: matmul_tflops(device, *((resolved.train.dtype, 8192) if cuda else ("fp32", 384))),
         "host_to_device_gb_s": lambda: host_to_device_gb_s(device),
-        "sees_run_folder": lambda: (attempt / SHARED / SEEN_BY_ALL).is_file(),
-        "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
-        "free_gib": lambda: round(shutil.disk_usage(attempt).free / GIB, 3),
     }
+    if node is not None:
+        probes |= {
+            "sees_run_folder": lambda: (attempt / SHARED / SEEN_BY_ALL).is_file(),
+            "write_mb_s": lambda: write_mb_s(attempt / SHARED / f"{NODE_FILE}{node}"),
+            "free_gib": lambda: round(shutil.disk_usage(attempt).free / GIB, 3),
+        }
     figures = {name: given[name] if name in given else probe() for name, probe in probes.items()}
     named = given.get("versions")
     figures["versions"] = versions() | (named if isinstance(named, dict) else {})
@@ -171,50 +169,15 @@ def _memory_free(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """One measured transfer: a "pair" or a "ring", along an axis of the layout, within a "node" or between "nodes"."""
-
-    kind: str
-    axis: str
-    ranks: tuple[int, ...]
-
-
-def plan_transfers(layout: Layout, nodes: Sequence[str]) -> list[list[Transfer]]:
-    """Rounds of disjoint transfers, the same on every rank.
-
-    `nodes` has each rank's node; the layout's ranks come first, then those of spare nodes.
-    """
-    on: dict[str, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        on.setdefault(node, []).append(rank)
-    rounds = [*_pairs_of_ring("nodes", [ranks[0] for ranks in on.values()])]
-    rounds.append([Transfer("ring", "node", tuple(ranks)) for ranks in on.values() if len(ranks) > 1])
-    for axis in AXES:
-        groups = [group for group in layout.groups(axis) if len(group) > 1]
-        for together in zip_longest(*(_pairs_of_ring(axis, group) for group in groups), fillvalue=[]):
-            rounds.append([pair for pairs in together for pair in pairs])
-        rounds.append([Transfer("ring", axis, tuple(group)) for group in groups])
-    return [transfers for transfers in rounds if transfers]
-
-
-def _pairs_of_ring(axis: str, ring: Sequence[int]) -> Iterator[list[Transfer]]:
-    """The pairs of neighbours of a ring in two rounds, or three for an odd number."""
-    edges = [(at, (at + 1) % len(ring)) for at in range(len(ring) if len(ring) > 2 else len(ring) - 1)]
-    closing = [edges.pop()] if len(ring) % 2 and len(ring) > 2 else []
-    for some in (edges[0::2], edges[1::2], closing):
-        if some:
-            yield [Transfer("pair", axis, (ring[a], ring[b])) for a, b in some]
-
-
 def run_transfers(
-    rounds: Sequence[Sequence[Transfer]],
+    transfers: Sequence[Transfer],
     rank: int,
     device: torch.device,
     given: Mapping[str, Any],
-    say: Callable[[Transfer, float | None], None],
+    begun: Callable[[], None],
+    ended: Callable[[float], None],
 ) -> None:
-    """Runs this rank's transfers, and passes each to `say`: as it begins, and with its rate in GB/s of 1e9 bytes.
+    """Runs the rank's own transfers in their order; `ended` gets the rate of each in GB/s of 1e9 bytes.
 
     The rate of a pair is what each rank sends while it receives as much. That of a ring is the bus bandwidth of an
     all-reduce, 2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may have `pair_gb_s` and
@@ -223,11 +186,8 @@ def run_transfers(
     buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for transfers in rounds:
-        own = next((each for each in transfers if rank in each.ranks), None)
-        if own is None:
-            continue
-        say(own, None)
+    for own in transfers:
+        begun()
         if own.kind == "pair":
             peer = own.ranks[0] if own.ranks[1] == rank else own.ranks[1]
             swap = [dist.P2POp(dist.isend, buffer, peer), dist.P2POp(dist.irecv, other, peer)]
@@ -243,7 +203,7 @@ def run_transfers(
             name, moved = "all_reduce_gb_s", 2 * (count - 1) / count
         rate = four_digits(moved * buffer.nbytes / _timed(device, work) / 1e9)
         buffer.fill_(1.0)
-        say(own, float(given.get(name, rate)))
+        ended(float(given.get(name, rate)))
 
 
 def _swap(swap: list[dist.P2POp]) -> None:

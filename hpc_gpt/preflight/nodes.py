@@ -34,6 +34,7 @@ from hpc_gpt.preflight.verdict import (
     judge_exchanges,
     judge_space,
     preflight_limit_s,
+    some_of,
 )
 from hpc_gpt.runs.disk_space import space_needed_gib
 from hpc_gpt.runs.record import finite
@@ -109,12 +110,8 @@ class Preflight:
     def _run_exchanges(self, sound: Sequence[str], limit_s: float) -> None:
         """Measures and judges exchanges among the sound nodes; the groups of the layout are on the first of them."""
         reports, bad = self.probe.reports, self.bad
-        plan = {
-            "ranks": [(node, local) for node in sound for local in range(self.resolved.ranks_per_node)],
-            "host": self._host or sound[0] + self.resolved.cluster.node_suffix,
-            "port": reports[sound[0]].sent[0]["port"],
-        }
-        self.probe.run_exchanges(limit_s, plan)
+        host = self._host or sound[0] + self.resolved.cluster.node_suffix
+        self.probe.run_exchanges(limit_s, sound, self.resolved.layout, host, reports[sound[0]].sent[0]["port"])
         every = [figures for report in reports.values() for figures in report.figures]
         # A CPU's rates are not judged, unless they are given.
         if all({"pair_gb_s", "all_reduce_gb_s"} & each.keys() or each.get("judged") for each in every):
@@ -141,7 +138,7 @@ class Preflight:
         for suspects in (self.probe.silent_nodes if lost else set(), common):
             if len(suspects) == 1:
                 return [Finding("exchanges", f"the others do not reach it: {why}", suspects.pop())]
-        among = ", ".join(dict.fromkeys(node for nodes in silent for node in nodes)) or "all nodes"
+        among = some_of([*dict.fromkeys(node for nodes in silent for node in nodes)]) or "all nodes"
         return [Finding("exchanges", f"an exchange among {among} broke: {why}", None, "collective_timeout")]
 
     def _choose(self) -> None:
@@ -199,7 +196,7 @@ class Preflight:
                 for local in range(self.resolved.ranks_per_node)
                 for sent in [report.sent.get(local, {})]
             ],
-            "exchanges": [asdict(each) for each in self.probe.measures],
+            "exchanges": [vars(each) for each in self.probe.measures],
         }
         text = json.dumps(without_secrets(finite(figures)), indent=1, allow_nan=False)
         write_once(self.attempt.folder / PREFLIGHT, text + "\n")
@@ -209,16 +206,19 @@ class Preflight:
 
         At most 64 nodes are shown, those with a finding first.
         """
-        nodes, needed = len(self.nodes), self.resolved.nodes
+        nodes, needed, bad = len(self.nodes), self.resolved.nodes, self.bad
         out.write(f"preflight of {counted(nodes, 'node')} x {self.resolved.ranks_per_node}, {self.took_s:.1f} s\n")
-        shown = sorted(self.nodes, key=lambda node: node not in self.bad)[:_MOST_NODES]
-        rows = [_row(node, self.probe) for node in self.nodes if node in shown]
+        shown = set(sorted(self.nodes, key=lambda node: node not in bad)[:_MOST_NODES])
+        slowest: dict[tuple[str, str], float] = {}
+        for each in self.probe.measures:
+            for node in each.nodes:
+                slowest[node, each.kind] = min(each.gb_s, slowest.get((node, each.kind), each.gb_s))
+        rows = [_row(node, self.probe.reports[node], slowest) for node in self.nodes if node in shown]
         out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
         if nodes > len(shown):
             out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
         for network, on in sorted(self.networks.items()):
-            few = ", ".join(on[:4]) + (f" and {len(on) - 4} more" if len(on) > 4 else "")
-            out.write(f"  {network}{'' if len(on) == nodes else f' on {few}'}\n")
+            out.write(f"  {network}{'' if len(on) == nodes else f' on {some_of(on)}'}\n")
         for finding in self.findings:
             level = f"bad node {finding.node}" if finding.node else "ends" if finding.ended else "warning"
             out.write(f"  {level}: {finding.words}\n")
@@ -233,14 +233,11 @@ _HEADINGS = ("node", "device", "free GiB", "matmul TFLOP/s", "to device GB/s", "
 _RIGHT = [heading not in ("node", "device") for heading in _HEADINGS]
 
 
-def _row(node: str, probe: Probe) -> list[str]:
-    """A node's worst figures, and the slowest exchanges that it took part in."""
-    report = probe.reports[node]
+def _row(node: str, report: NodeReport, slowest: Mapping[tuple[str, str], float]) -> list[str]:
+    """A node's worst figures, and the slowest exchange of each kind that it took part in."""
     device = next((str(each.get("device")) for each in report.figures), "?" if report.sent else "no answer")
     rates = [report.worst(name) for name in ("memory_free_gib", "matmul_tflops", "host_to_device_gb_s", "write_mb_s")]
-    for kind in ("pair", "ring"):
-        own = [each.gb_s for each in probe.measures if each.kind == kind and node in each.nodes]
-        rates.append(min(own, default=None))
+    rates += [slowest.get((node, kind)) for kind in ("pair", "ring")]
     clock = NOTHING if report.ahead_s is None else f"{report.ahead_s:+.1f}"
     return [node, device, *(NOTHING if rate is None else f"{rate:.3g}" for rate in rates), clock]
 

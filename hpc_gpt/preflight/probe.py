@@ -1,5 +1,5 @@
-"""The judge's side of the probe protocol: starts a preflight's ranks, reads their figures, sends them the plan of their
-transfers, and reads the rates. preflight/verdict.py has the lines.
+"""The judge's side of the probe protocol: starts a preflight's ranks, reads their figures, sends them the nodes that
+take part in the transfers, and reads the rates. preflight/verdict.py has the lines.
 
 `python -m hpc_gpt.preflight.probe NODES RANKS_PER_NODE COMMAND…` starts the ranks on this machine, as srun does
 on a cluster: the command once for each rank of each node. NODES are names separated by blanks. Its stdin is copied to
@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from hpc_gpt.files import json_object
+from hpc_gpt.preflight.transfers import Transfer, plan_transfers
 from hpc_gpt.preflight.verdict import Measure, NodeReport, decode
+from hpc_gpt.settings.layout import Layout
 
 # The least time for the slower half of the ranks, after the faster half has answered.
 _LATE_S = 10.0
@@ -36,9 +39,16 @@ class Probe:
     def __init__(self, command: Sequence[str], nodes: Sequence[str], ranks_per_node: int) -> None:
         self.reports = {name: NodeReport() for name in nodes}
         self.places: list[tuple[str, int]] = []
+        self._ranks_per_node = ranks_per_node
         self._ranks = len(nodes) * ranks_per_node
-        # The transfers in the order in which they began, as (kind, axis, ranks), each with its slowest rate.
-        self._rates: dict[tuple[str, str, tuple[int, ...]], float | None] = {}
+        self._answered: set[tuple[str, int]] = set()
+        self._pieces: dict[tuple[str, int], str] = {}
+        # Ranks in the transfers that have neither made theirs nor failed.
+        self._silent: set[tuple[str, int]] = set()
+        # All transfers, those of each rank by their places among them, and the slowest rate of each that has begun.
+        self._transfers: list[Transfer] = []
+        self._own: dict[tuple[str, int], list[int]] = {}
+        self._rates: dict[int, float | None] = {}
         self._lines: queue.Queue[tuple[str, float] | None] = queue.Queue()
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(
@@ -57,7 +67,7 @@ class Probe:
 
         def are_enough() -> bool:
             nonlocal half
-            answered = sum(report.answered for report in self.reports.values())
+            answered = len(self._answered)
             age = time.monotonic() - began
             if not half and 2 * answered >= self._ranks > 1:
                 half = age
@@ -65,12 +75,18 @@ class Probe:
 
         self._read_until(limit_s, are_enough)
 
-    def run_exchanges(self, limit_s: float, plan: dict[str, Any]) -> None:
-        """Sends the ranks the plan, and reads until all have made their transfers or failed, or the limit has
-        passed."""
-        self.places = plan["ranks"]
-        self._send(json.dumps(plan) + "\n")
-        self._read_until(limit_s, lambda: not self.silent_nodes)
+    def run_exchanges(self, limit_s: float, nodes: Sequence[str], layout: Layout, host: str, port: int) -> None:
+        """Sends the ranks the nodes that take part, and where they meet, and reads until all have made their transfers
+        or failed, or the limit has passed."""
+        self.places = [(node, local) for node in nodes for local in range(self._ranks_per_node)]
+        rounds = plan_transfers(layout, [node for node, _ in self.places])
+        self._transfers = [each for together in rounds for each in together]
+        for at, each in enumerate(self._transfers):
+            for rank in each.ranks:
+                self._own.setdefault(self.places[rank], []).append(at)
+        self._silent = set(self.places)
+        self._send(json.dumps({"nodes": list(nodes), "host": host, "port": port}) + "\n")
+        self._read_until(limit_s, lambda: not self._silent)
 
     def close(self) -> None:
         """Closes the ranks' input, after which they end; terminates the command if it does not."""
@@ -84,7 +100,9 @@ class Probe:
 
     @property
     def measures(self) -> list[Measure]:
-        return [Measure(*key, self._nodes_of(key[2]), rate) for key, rate in self._rates.items() if rate is not None]
+        """The transfers that have a rate."""
+        rates = ((self._transfers[at], rate) for at, rate in sorted(self._rates.items()) if rate is not None)
+        return [Measure(each.kind, each.axis, each.ranks, self._nodes_of(each), rate) for each, rate in rates]
 
     @property
     def lost(self) -> list[tuple[str, str]]:
@@ -95,15 +113,15 @@ class Probe:
     @property
     def silent_nodes(self) -> set[str]:
         """Nodes with a rank that has neither made its transfers nor reported a failure."""
-        return {node for node, local in self.places if not self.reports[node].sent[local].keys() & {"done", "failed"}}
+        return {node for node, _ in self._silent}
 
     @property
     def silent_exchanges(self) -> list[tuple[str, ...]]:
-        """The nodes of each transfer that was begun and gave no rate, in the order they began."""
-        return [self._nodes_of(key[2]) for key, rate in self._rates.items() if rate is None]
+        """The nodes of each transfer that was begun and gave no rate."""
+        return [self._nodes_of(self._transfers[at]) for at, rate in sorted(self._rates.items()) if rate is None]
 
-    def _nodes_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.places[rank][0] for rank in ranks))
+    def _nodes_of(self, transfer: Transfer) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.places[rank][0] for rank in transfer.ranks))
 
     def _read_until(self, limit_s: float, are_enough: Callable[[], bool]) -> None:
         """Reads until they are enough, the limit has passed, or the command has ended and all is read: what a rank has
@@ -128,19 +146,38 @@ class Probe:
             # The log readers must not take srun's messages for ones about the ranks that train.
             sys.stderr.write(f"preflight: {line.replace('task', 'probe')}")
             if (found := _NOT_LAUNCHED.search(line)) and found[1] in self.reports:
-                self.reports[found[1]].sent.setdefault(0, {})["failed"] = line.strip()
+                self._note(found[1], 0, {"failed": line.strip()})
             return
-        report = self.reports.get(fields["node"])
+        node, local = fields["node"], fields["local"]
+        report = self.reports.get(node)
         if report is None:
             return
         # A line arrives late; the one with the least delay measures the clock best.
         ahead = fields["time"] - at
         report.skew_s = ahead if report.skew_s is None else max(report.skew_s, ahead)
-        if "transfer" in fields:
-            kind, axis, ranks, rate = fields["transfer"]
-            key = (kind, axis, tuple(ranks))
-            self._rates[key] = min((each for each in (self._rates.get(key), rate) if each is not None), default=None)
-        report.sent.setdefault(fields["local"], {}).update(fields)
+        if "piece" in fields:
+            text = self._pieces.pop((node, local), "") + fields["piece"]
+            if "more" in fields:
+                self._pieces[node, local] = text
+                return
+            fields = json_object(text) or {}
+        self._note(node, local, fields)
+
+    def _note(self, node: str, local: int, fields: dict[str, Any]) -> None:
+        """Takes in what a rank has sent."""
+        if "figures" in fields or "failed" in fields:
+            self._answered.add((node, local))
+        if "done" in fields or "failed" in fields:
+            self._silent.discard((node, local))
+        own = self._own.get((node, local), [])
+        rates = fields.pop("rates", None)
+        if rates is not None:
+            for at, rate in zip(own, rates, strict=False):
+                known = self._rates.get(at)
+                self._rates[at] = rate if known is None else min(known, rate)
+            if len(rates) < len(own) and "done" not in fields:
+                self._rates.setdefault(own[len(rates)], None)
+        self.reports[node].sent.setdefault(local, {}).update(fields)
 
     def _send(self, text: str) -> None:
         """Sends the text and closes the ranks' input."""

@@ -2,9 +2,10 @@
 protocol of the probe: the lines that the ranks send to the process that judges them.
 
 A line has the rank's `node`, its number there (`local`) and the `time`: the first when the rank starts. Then come its
-`figures`, its `transfer`s with other ranks as they begin and as they have a rate, `done`, and `failed` if it cannot
-continue. It reads the plan of the transfers on stdin. Slurm carries the lines, so a judgement needs neither a port nor
-a shared folder: either may be what is broken.
+`figures`, the `rates` of its transfers with other ranks, `done`, and `failed` if it cannot continue. It reads on stdin
+the nodes that take part in the transfers, of which each rank makes the same plan. The rates are those of the first of
+its transfers: until it is `done` the one after them has begun, but not ended. Slurm carries the lines, so a judgement
+needs neither a port nor a shared folder: either may be what is broken.
 
 Judging is pure functions. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail in
 the same way, as with a missing package, or if no two nodes have the same versions, the set-up is at fault and not a
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 from hpc_gpt.files import json_object
 from hpc_gpt.process import seconds_given
-from hpc_gpt.runs.heartbeats import SLOW
+from hpc_gpt.runs.heartbeats import SLOW, median_of_others
 from hpc_gpt.words import show_bytes
 
 # In an attempt's folder: the figures and the verdict.
@@ -34,6 +35,8 @@ SEEN_BY_ALL = "seen-by-all"
 NODE_FILE = "node-"
 
 _MARK = "hpc-gpt-preflight "
+# srun cuts lines of more than 1,024 bytes. A text of so many characters, quoted in JSON, fits in one.
+_LINE, _PIECE = 1000, 400
 
 
 def preflight_limit_s() -> float:
@@ -42,7 +45,15 @@ def preflight_limit_s() -> float:
 
 
 def encode(node: str, local: int, **fields: Any) -> str:
-    return f"{_MARK}{json.dumps({'node': node, 'local': local, 'time': time.time(), **fields})}\n"
+    """A line with the fields, or several with a `piece` of them each, of which the last has no `more`."""
+    own = {"node": node, "local": local, "time": time.time()}
+    line, text = json.dumps(own | fields), json.dumps(fields)
+    if len(line) <= _LINE:
+        return f"{_MARK}{line}\n"
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    more = [{"more": True}] * (len(pieces) - 1) + [{}]
+    lines = (json.dumps(own | {"piece": piece} | rest) for piece, rest in zip(pieces, more, strict=True))
+    return "".join(f"{_MARK}{line}\n" for line in lines)
 
 
 def decode(line: str) -> dict[str, Any] | None:
@@ -65,6 +76,8 @@ _COMPARED = {
     "write_mb_s": ("write_mb_s", "shared disk {:g} MB/s", "MB/s", False),
 }
 _T = TypeVar("_T")
+# The most nodes that a finding on several of them names.
+_NAMED = 8
 _SETUP_ERRORS = ("ModuleNotFoundError", "ImportError", "ConfigError")
 
 
@@ -147,30 +160,37 @@ def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
     """
     findings: dict[str, Finding] = {}
     unclear: list[tuple[Measure, Finding]] = []
-    for kind, axis in dict.fromkeys((each.kind, each.axis) for each in measures):
-        rates = {each: each.gb_s for each in measures if (each.kind, each.axis) == (kind, axis)}
+    by_kind: dict[tuple[str, str], list[Measure]] = {}
+    for each in measures:
+        by_kind.setdefault((each.kind, each.axis), []).append(each)
+    for (kind, axis), alike in by_kind.items():
         of = "within the node" if axis == "node" else f"of a {axis} group"
         name = f"exchange of a pair of {axis}" if kind == "pair" else f"all-reduce {of}"
-        for one, rate, peers in _slow(rates):
-            well = {node for each in rates if each.gb_s >= SLOW * peers for node in each.nodes}
-            suspects = [node for node in dict.fromkeys(one.nodes) if node not in well]
+        well: dict[float, set[str]] = {}
+        for at, rate, peers in _slow({at: each.gb_s for at, each in enumerate(alike)}):
+            if peers not in well:
+                well[peers] = {node for each in alike if each.gb_s >= SLOW * peers for node in each.nodes}
+            one = alike[at]
+            suspects = [node for node in dict.fromkeys(one.nodes) if node not in well[peers]]
             text = f"{name} {rate:g} GB/s, median of its peers {peers:g}"
             if len(suspects) == 1:
                 findings.setdefault(suspects[0], Finding("all_reduce", text, suspects[0], None, rate, peers, "GB/s"))
             else:
-                text = f"{text}, between {', '.join(one.nodes)}"
+                text = f"{text}, between {some_of(one.nodes)}"
                 unclear.append((one, Finding("all_reduce", text, None, None, rate, peers, "GB/s")))
     return [*findings.values(), *(finding for one, finding in unclear if findings.keys().isdisjoint(one.nodes))]
 
 
+def some_of(nodes: Sequence[str]) -> str:
+    """The first nodes, and how many more there are."""
+    return ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else "")
+
+
 def _slow(values: Mapping[_T, float]) -> list[tuple[_T, float, float]]:
     """(what, its value, the median of the others') of all that are more than 15 % below that median."""
-    found = []
-    for what, value in values.items():
-        peers = [other for each, other in values.items() if each != what]
-        if peers and value < SLOW * median(peers):
-            found.append((what, value, median(peers)))
-    return found
+    ordered = sorted(values.values())
+    pairs = ((what, value, median_of_others(ordered, value)) for what, value in values.items())
+    return [(what, value, peers) for what, value, peers in pairs if peers is not None and value < SLOW * peers]
 
 
 def judge_space(free_gib: float | None, one_gib: float, all_gib: float, folder: str) -> list[Finding]:

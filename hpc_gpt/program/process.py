@@ -187,7 +187,8 @@ class ForeignLog:
         clock: StepClock | None = None,
     ) -> None:
         self._attempt = attempt
-        self._task, self._writes = task, resolved.tasks == 1
+        self._task = task
+        self._writes = True if resolved.tasks == 1 else None  # None until a task has printed a step
         self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
         self._global_batch = resolved.batch.global_batch
         self._read_step, self._saw, self._loss = read, saw, loss
@@ -279,12 +280,13 @@ class ForeignLog:
                     self._rows.append(texts)  # which waits for space on a full disk
 
     def _may_write(self) -> bool:
-        if not self._writes:
+        """Whether this task is the one that writes the metrics; asked until some task is."""
+        if self._writes is None:
             path = self._attempt.folder / self._PRINTS
             with contextlib.suppress(RunFolderError, OSError, ValueError):
                 write_once(path, f"{self._task}\n")
                 self._writes = int(path.read_text(encoding="utf-8")) == self._task
-        return self._writes
+        return bool(self._writes)
 
     def _metrics(self, row: StepRow, came_s: float | None) -> str:
         """The line of metrics.jsonl of a step, of which the lines came every `came_s`."""

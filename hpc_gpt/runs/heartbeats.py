@@ -3,22 +3,24 @@ attempt's other files, how long it had its GPUs: one answer for status, report a
 
 A heartbeat is `attempts/<n>/beats/<rank>.json`. A rank overwrites its own file in place, with one small write that also
 succeeds on a full disk. After that line the rank's watch in C writes the stacks of the threads, when Python itself
-cannot run.
+cannot run. The next attempt makes one file, `all.jsonl`, of those of an attempt that is over: a site counts files.
 """
 
 import contextlib
 import json
 import os
-import statistics
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpc_gpt.files import read_bytes
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.runs.stored import read_as
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import read_bytes, write_once
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.runs.stored import read_as, read_lines_as
 from hpc_gpt.settings.resolved import Resolved
 
+_PACKED = "all.jsonl"
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
 # A node that computes at less than this share of its peers' median rate is slow.
@@ -77,8 +79,26 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    read = [read_as(RankHeartbeat, folder / name, LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()]
+    read = read_lines_as(RankHeartbeat, folder / _PACKED) if _PACKED in names else []
+    read += [
+        read_as(RankHeartbeat, folder / name, LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()
+    ]
     return {heartbeat.rank: heartbeat for heartbeat in read if heartbeat is not None}
+
+
+def pack_heartbeats(attempt: Attempt) -> None:
+    """Makes one file of the heartbeats of each attempt before this one that is over, but for those with stacks.
+
+    Errors of the disk are ignored.
+    """
+    for before in RunFolder(attempt.folder.parents[1]).attempts():
+        with contextlib.suppress(OSError, RunFolderError):
+            if before.number < attempt.number and before.ended() and not (before.heartbeats / _PACKED).exists():
+                lines = [json.dumps(asdict(each)) + "\n" for each in read_heartbeats(before.heartbeats).values()]
+                write_once(before.heartbeats / _PACKED, "".join(lines))
+                for path in before.heartbeats.glob("[0-9]*.json"):
+                    if path.stat().st_size <= LINE_BYTES:
+                        path.unlink()
 
 
 def read_c_dump(folder: Path, rank: int) -> str:
@@ -87,6 +107,20 @@ def read_c_dump(folder: Path, rank: int) -> str:
         return read_bytes(folder / f"{rank}.json")[LINE_BYTES:].decode(errors="replace")
     except OSError:
         return ""
+
+
+def median_of_others(ordered: Sequence[float], own: float) -> float | None:
+    """The median of a sorted sequence without `own`, one of its values; None if that is the only one.
+
+    >>> median_of_others([1.0, 2.0, 4.0], 2.0)
+    2.5
+    """
+    middle, odd = divmod(len(ordered) - 1, 2)
+    if len(ordered) < 2:
+        return None
+    place = bisect_left(ordered, own)  # what comes after it is one place further to the front without it
+    low, high = (ordered[at + (at >= place)] for at in (middle - (not odd), middle))
+    return (low + high) / 2
 
 
 @dataclass(frozen=True)
@@ -119,10 +153,10 @@ def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
     for one in heartbeats.values() if isinstance(heartbeats, Mapping) else heartbeats:
         if one.probe_s:
             nodes[one.host] = max(one.probe_s, nodes.get(one.host, 0.0))
-    found = []
+    ordered, found = sorted(nodes.values()), []
     for node, probe_s in nodes.items():
-        peers = [other_s for other, other_s in nodes.items() if other != node]
-        if peers and (median_s := statistics.median(peers)) < SLOW * probe_s:
+        median_s = median_of_others(ordered, probe_s)
+        if median_s is not None and median_s < SLOW * probe_s:
             found.append(SlowNode(node, probe_s, median_s))
     return sorted(found, key=lambda slow: slow.median_s / slow.probe_s)
 

@@ -107,6 +107,18 @@ def read_as(kind: Any, path: Path, first_bytes: int = -1) -> Any:
     another version."""
     try:
         with open_regular(path) as file:
-            return from_tables(kind, json.loads(file.read(first_bytes if first_bytes >= 0 else MOST_BYTES)))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return _as(kind, json.loads(file.read(first_bytes if first_bytes >= 0 else MOST_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_lines_as(kind: Any, path: Path) -> list[Any]:
+    """The objects of a dataclass in the lines of a file, without those that are damaged or of another version."""
+    return [found for line in read_json_lines(path) if (found := _as(kind, line)) is not None]
+
+
+def _as(kind: Any, tables: Any) -> Any:
+    try:
+        return from_tables(kind, tables)
+    except (ValueError, KeyError, TypeError):
         return None

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import IO
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
+from hpc_gpt.runs.heartbeats import RankHeartbeat, pack_heartbeats, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.supervision.heartbeat import (
     HangVerdict,
@@ -96,6 +96,8 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 self._c_dump = open(self._heartbeat().path(self._attempt.heartbeats), "ab", buffering=0)  # noqa: SIM115
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+        if self._rank == 0:
+            threading.Thread(target=pack_heartbeats, args=(self._attempt,), name="packing", daemon=True).start()
 
     def _run(self) -> None:
         last = time.monotonic()

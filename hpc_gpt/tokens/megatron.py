@@ -38,6 +38,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 # So many tokens are checked before a run: all of a smaller file, evenly spread parts of a larger one.
 _LOOK_TOKENS = 1 << 28
 _LOOK_AT_ONCE = 1 << 22
+# So many entries of an index are read at once.
+_INDEX_AT_ONCE = 1 << 20
 _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
 
 
@@ -46,13 +48,15 @@ def paths(prefix: Path) -> tuple[Path, Path]:
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
-def open_megatron(prefix: Path, vocab: int) -> TokenFile:
+def open_megatron(prefix: Path, vocab: int, index: "Index | None" = None) -> TokenFile:
     """Maps a pair of files: `tokens` [count] has all documents in file order, `sha` is the SHA-256 of the index.
+
+    The index is read and checked unless it is given.
 
     Raises DataError, with file and offset, if one is missing, damaged or not Megatron's.
     """
     bin_path, idx_path = paths(prefix)
-    index = _read_index(idx_path)
+    index = index or read_index(prefix)
     size = _size(bin_path)
     if index.bytes != size:
         raise DataError(
@@ -90,7 +94,7 @@ def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
         )
 
 
-class _Index(NamedTuple):
+class Index(NamedTuple):
     """The contents of an .idx: the tokens' type, the size of the .bin in bytes, and the SHA-256 of the .idx itself."""
 
     dtype: np.dtype[Any]
@@ -98,7 +102,50 @@ class _Index(NamedTuple):
     sha: str
 
 
-def _read_index(path: Path) -> _Index:
+def read_index(prefix: Path) -> Index:
+    """Reads and checks a prefix's .idx, which takes seconds for 10^8 documents. Raises DataError."""
+    path = paths(prefix)[1]
+    dtype, sequences, entries = _read_head(path)
+    expected = _HEADER.size + 12 * sequences + 8 * entries
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    lengths_end, starts_end = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
+    lengths = data[_HEADER.size : lengths_end].view("<i4")
+    starts = data[lengths_end:starts_end].view("<i8")
+    documents = data[starts_end:expected].view("<i8")
+    end = 0
+    for at in range(0, sequences, _INDEX_AT_ONCE):
+        sizes = lengths[at : at + _INDEX_AT_ONCE].astype(np.int64) * dtype.itemsize
+        ends = end + np.cumsum(sizes)
+        wrong = (sizes < 0) | (starts[at : at + _INDEX_AT_ONCE] != ends - sizes)
+        if wrong.any():
+            first = at + int(np.argmax(wrong))
+            raise DataError(
+                f"{path} is damaged: sequence {first} has {lengths[first]} tokens and begins at byte {starts[first]}, "
+                f"as bytes {_HEADER.size + 4 * first} and {lengths_end + 8 * first} say; they do not follow the one "
+                "before",
+                _REBUILD,
+            )
+        end = int(ends[-1])
+    if not sequences:
+        raise DataError(f"{path} holds no sequences, as byte 18 says", _REBUILD)
+    before = 0
+    for at in range(0, entries, _INDEX_AT_ONCE):
+        some = documents[at : at + _INDEX_AT_ONCE]
+        last = [sequences] if at + len(some) == entries else []
+        bounded = np.concatenate(([before], some, last))
+        if (fell := np.diff(bounded) < 0).any():
+            first = int(np.argmax(fell))
+            raise DataError(
+                f"{path} is damaged: its document index, from byte {starts_end} on, does not rise from 0 to "
+                f"{sequences}, its sequences: {bounded[first]} comes before {bounded[first + 1]}",
+                _REBUILD,
+            )
+        before = int(some[-1])
+    return Index(dtype, end, hashlib.sha256(data.data).hexdigest())
+
+
+def _read_head(path: Path) -> tuple[np.dtype[Any], int, int]:
+    """The type of the tokens, and the numbers of sequences and of document entries. They agree with the file's size."""
     size = _size(path)
     with OsErrorAs(DataError, f"cannot read {path}", _REBUILD), open(path, "rb") as file:
         head = file.read(_HEADER.size)
@@ -123,32 +170,7 @@ def _read_index(path: Path) -> _Index:
             f"sequences and {entries} document entries make {expected}",
             _REBUILD,
         )
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    lengths_end, starts_end = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
-    lengths = data[_HEADER.size : lengths_end].view("<i4").astype(np.int64)
-    starts = data[lengths_end:starts_end].view("<i8")
-    documents = data[starts_end:expected].view("<i8")
-    dtype = _DTYPES[code]
-    ends = np.cumsum(lengths) * dtype.itemsize
-    wrong = (lengths < 0) | (starts != ends - lengths * dtype.itemsize)
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise DataError(
-            f"{path} is damaged: sequence {first} has {lengths[first]} tokens and begins at byte {starts[first]}, as "
-            f"bytes {_HEADER.size + 4 * first} and {lengths_end + 8 * first} say; they do not follow the one before",
-            _REBUILD,
-        )
-    if not sequences:
-        raise DataError(f"{path} holds no sequences, as byte 18 says", _REBUILD)
-    bounded = np.concatenate(([0], documents, [sequences])) if entries else np.zeros(1)
-    if (fell := np.diff(bounded) < 0).any():
-        first = int(np.argmax(fell))
-        raise DataError(
-            f"{path} is damaged: its document index, from byte {starts_end} on, does not rise from 0 to "
-            f"{sequences}, its sequences: {bounded[first]} comes before {bounded[first + 1]}",
-            _REBUILD,
-        )
-    return _Index(dtype, int(ends[-1]), hashlib.sha256(data.data).hexdigest())
+    return _DTYPES[code], sequences, entries
 
 
 def _size(path: Path) -> int:

@@ -1,9 +1,10 @@
 """The data of a run: their path, whether they fit the run, and how much of them it reads."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.experiment import Data
@@ -29,6 +30,10 @@ from hpc_gpt.tokens.token_file import TokenFile, open_tokens
 from hpc_gpt.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 from hpc_gpt.words import counted, show_short
 
+# What was found in data whose reading takes long, by path: Megatron's index, the list of shards. The first rank of a
+# node looks, and the others take over what rank 0 has found.
+LookedUp = dict[str, Any]
+_T = TypeVar("_T")
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
 
 
@@ -114,7 +119,9 @@ def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
     return {name: replace(resolved, data=data) for name, data in _alone(resolved.data).items()}
 
 
-def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = None) -> Path | None:
+def ensure_data(
+    resolved: Resolved, make: bool = True, beside: Path | None = None, found: LookedUp | None = None
+) -> Path | None:
     """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
 
     A relative data.path is searched in `beside` first. Data from the standard library's sources are made if they are
@@ -126,11 +133,11 @@ def ensure_data(resolved: Resolved, make: bool = True, beside: Path | None = Non
         resolved = located(resolved, beside)
         _check_one_tokenizer(resolved)
         for alone in sources_alone(resolved).values():
-            ensure_data(alone, make, beside)
+            ensure_data(alone, make, beside, found)
         _check_epochs(resolved)
         return None
     try:
-        return _ensure(located(resolved, beside), make)
+        return _ensure(located(resolved, beside), make, found)
     except DataError as fault:
         here = _relative_files(resolved.data).get("path")
         if here is None or not (places := places_searched(str(here), beside)):
@@ -154,7 +161,7 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
             )
 
 
-def _ensure(resolved: Resolved, make: bool) -> Path | None:
+def _ensure(resolved: Resolved, make: bool, found: LookedUp | None) -> Path | None:
     path = data_path(resolved)
     end_token(resolved)
     if path is None:
@@ -182,23 +189,24 @@ def _ensure(resolved: Resolved, make: bool) -> Path | None:
         else:
             build_stdlib(path)
     if data.source == "stream":
-        shards = open_shards(resolved)
+        shards = open_shards(resolved, found)
         check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])
         check_end_of_stream(resolved, shards.folder / shards.training[0])
     else:
-        file = open_file(resolved)
+        file = open_file(resolved, found)
         check_end_token(resolved, file.tokens, file.path)
         if data.source == "megatron":
             check_tokens(file)
     return path
 
 
-def open_file(resolved: Resolved) -> TokenFile:
+def open_file(resolved: Resolved, found: LookedUp | None = None) -> TokenFile:
     """Opens the run's token file or Megatron's pair. Raises DataError if it is missing, damaged or does not fit."""
     path, data = data_path(resolved), resolved.data
     assert path is not None
     if data.source == "megatron":
-        file = open_megatron(path, resolved.model.vocab)
+        index = _once(found, path, lambda: megatron.read_index(path))
+        file = open_megatron(path, resolved.model.vocab, index)
         if data.tokenizer != BYTE:
             _check_vocab(resolved)
     else:
@@ -208,12 +216,21 @@ def open_file(resolved: Resolved) -> TokenFile:
     return file
 
 
-def open_shards(resolved: Resolved) -> ShardSet:
+def open_shards(resolved: Resolved, found: LookedUp | None = None) -> ShardSet:
     """Lists the run's shards. Raises DataError if they are missing, too few, or of a vocabulary above the model's."""
     path = data_path(resolved)
     assert path is not None
     _check_vocab(resolved)
-    return list_shards(path, resolved)
+    return _once(found, path, lambda: list_shards(path, resolved))
+
+
+def _once(found: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
+    """What was `found` at the path, else what `read` gives, which is added to it."""
+    known = {} if found is None else found
+    if str(path) not in known:
+        known[str(path)] = read()
+    value: _T = known[str(path)]
+    return value
 
 
 def check_tokenizer(file: TokenFile, wanted: str) -> None:

@@ -14,7 +14,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.megatron import check_window
 from hpc_gpt.tokens.mixture import MixtureOrder, mixture_order
 from hpc_gpt.tokens.order import sample_position
-from hpc_gpt.tokens.run_data import open_file, open_shards, sources_alone, split_tokens
+from hpc_gpt.tokens.run_data import LookedUp, open_file, open_shards, sources_alone, split_tokens
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.tokens.token_file import TokenFile
 
@@ -33,19 +33,25 @@ class Samples(Protocol):
         """Evaluation sample `number`, the same at every evaluation: integers [seq + 1]."""
 
 
-def open_samples(resolved: Resolved) -> Samples | ShardSet:
-    """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit."""
+def open_samples(resolved: Resolved, found: LookedUp | None = None) -> Samples | ShardSet:
+    """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit.
+
+    What is `found` already is not read again, and what is read is added to it.
+    """
     if resolved.data.source == "random":
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
     if resolved.data.source == "stream":
-        return open_shards(resolved)
+        return open_shards(resolved, found)
     if alone := sources_alone(resolved):
-        return MixtureSamples({name: _open_windows(each) for name, each in alone.items()}, mixture_order(resolved))
-    return _open_windows(resolved)
+        return MixtureSamples(
+            {name: _open_windows(each, found) for name, each in alone.items()}, mixture_order(resolved)
+        )
+    return _open_windows(resolved, found)
 
 
-def _open_windows(resolved: Resolved) -> "FileSamples":
-    return FileSamples(open_file(resolved), resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
+def _open_windows(resolved: Resolved, found: LookedUp | None) -> "FileSamples":
+    file = open_file(resolved, found)
+    return FileSamples(file, resolved.train.seed, resolved.model.seq, resolved.data.eval_fraction)
 
 
 class FileSamples:

@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.network import LAZY_GLOO, choose_interface, describe_interfaces
+from hpc_gpt.preflight.transfers import plan_transfers
 from hpc_gpt.preflight.verdict import COMMAND, encode, preflight_limit_s
 from hpc_gpt.process import large_imports, raise_file_limit
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.meeting import RankIdentity
 
 if TYPE_CHECKING:
     import torch
 
 Say = Callable[..., None]
+# A transfer that takes longer is named while it goes on.
+_LATE_S = 5.0
 
 
 def main() -> None:
@@ -43,7 +46,8 @@ def main() -> None:
 
     def say(**fields: Any) -> None:
         # One write for each line, because several ranks share a stream.
-        os.write(1, encode(node, local, **fields).encode())
+        for line in encode(node, local, **fields).splitlines(keepends=True):
+            os.write(1, line.encode())
 
     say()
     try:
@@ -71,22 +75,45 @@ def _probe(node: str, local: int, say: Say) -> None:
 
     given = figures_of_command(os.environ.get(COMMAND))
     device = choose_device(RankIdentity(local, resolved.gpus, local), resolved)
-    figures = probe_device(resolved, device, attempt, node, given)
+    figures = probe_device(resolved, device, attempt, node if local == 0 else None, given)
     say(figures=figures, port=listener.getsockname()[1] if listener else None)
     line = sys.stdin.readline()
     if not line:
         return
     plan = json.loads(line)
-    if [node, local] in plan["ranks"]:
+    if node in plan["nodes"]:
         os.environ.update(choose_interface(plan["host"], resolved.nodes))
         say(network=describe_interfaces())
-        _measure_transfers(plan, plan["ranks"].index([node, local]), resolved.layout, device, given, listener, say)
+        _measure_transfers(plan, node, local, resolved, device, given, listener, say)
+
+
+class Tally:
+    """The rates of a rank's transfers so far, which are said at their end, or if one takes long or fails."""
+
+    def __init__(self, say: Say) -> None:
+        self.rates: list[float] = []
+        self._say = say
+        self._late = threading.Timer(0, self.say)
+
+    def begin(self) -> None:
+        self._late = threading.Timer(_LATE_S, self.say)
+        self._late.daemon = True
+        self._late.start()
+
+    def end(self, rate: float) -> None:
+        self._late.cancel()
+        self.rates.append(rate)
+
+    def say(self) -> None:
+        self._late.cancel()
+        self._say(rates=self.rates)
 
 
 def _measure_transfers(
     plan: dict[str, Any],
-    rank: int,
-    layout: Layout,
+    node: str,
+    local: int,
+    resolved: Resolved,
     device: torch.device,
     given: dict[str, Any],
     listener: socket.socket | None,
@@ -99,9 +126,11 @@ def _measure_transfers(
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.preflight.measurements import PATIENCE_S, plan_transfers, run_transfers
+    from hpc_gpt.preflight.measurements import PATIENCE_S, run_transfers
 
-    patience, world = timedelta(seconds=PATIENCE_S), len(plan["ranks"])
+    places = [each for each in plan["nodes"] for _ in range(resolved.ranks_per_node)]
+    rank, world = places.index(node) + local, len(places)
+    patience = timedelta(seconds=PATIENCE_S)
     store = TCPStore(
         plan["host"],
         plan["port"],
@@ -115,11 +144,14 @@ def _measure_transfers(
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
     # All ranks must make NCCL's first call together; afterwards some may use it without the others.
     dist.all_reduce(torch.ones(1, device=device))
-    transfers = plan_transfers(layout, [node for node, _ in plan["ranks"]])
-    run_transfers(
-        transfers, rank, device, given, lambda each, rate: say(transfer=[each.kind, each.axis, each.ranks, rate])
-    )
-    say(done=True)
+    own = [each for together in plan_transfers(resolved.layout, places) for each in together if rank in each.ranks]
+    tally = Tally(say)
+    try:
+        run_transfers(own, rank, device, given, tally.begin, tally.end)
+    except Exception:
+        tally.say()
+        raise
+    say(rates=tally.rates, done=True)
     # Rank 0 holds the store, and the others may still be reading from it.
     store.set(f"done-{rank}", "1")
     if rank == 0:

@@ -24,7 +24,8 @@ from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.meeting import MEETING_S, RankIdentity, read_rendezvous
-from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use, set_group_timeout
+from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use
+from hpc_gpt.train.engines.torch_private import set_group_timeout
 
 T = TypeVar("T")
 _FAILED = "hpc-gpt/failed"

@@ -25,15 +25,15 @@ from hpc_gpt.supervision.heartbeat import STARTING, Heartbeat
 from hpc_gpt.supervision.meeting import RankIdentity
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
-from hpc_gpt.tokens.run_data import ensure_data, located
+from hpc_gpt.tokens.run_data import LookedUp, ensure_data, located
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.attention import AttentionRead
-from hpc_gpt.train.engines.private_parts import without_compiler
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
-from hpc_gpt.train.loop import Loop
+from hpc_gpt.train.engines.torch_private import without_compiler
+from hpc_gpt.train.loop import Loop, Supervision
 from hpc_gpt.train.measurements import GpuWatch, MatmulRate, StartClock, write_measured
 from hpc_gpt.train.ranks import Ranks, choose_device, leave, write_flight_record
 
@@ -63,13 +63,60 @@ class Trainer:
         """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
         resolved = self._run.resolved()
         self._identity.check(resolved.tasks, resolved.layout)
-        if self._identity.rank == 0:
-            check_open_files(self._identity.size)
         clock = StartClock(self._attempt) if self._identity.rank == 0 else None
+        heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
+        device, ranks = self._meet(resolved, heart, clock)
+        resolved, samples = self._open_data(resolved, ranks)
+        heart.enter(STARTING)
+        engine = self._build(resolved, ranks, device)
+        attention = AttentionRead(engine.module)
+        heart.enter(STARTING)
+        checkpoints = _checkpoints_of(resolved, self._run, ranks)
+        progress = self._resume(resolved, engine, ranks, checkpoints)
+        failed_kernels = ranks.gather(engine.attention.failed)
+        if ranks.is_first:
+            # An attempt that had to end quickly leaves this to the next one.
+            checkpoints.retain()
+            self._report_start(resolved, engine, progress, samples, failed_kernels, heart)
+        rate = MatmulRate(resolved, device)
+        rate.measure_before()
+        watch = GpuWatch(device)
+        if clock is not None:
+            clock.end("build")
+        supervision = Supervision(
+            self._signals,
+            lambda: end_of_sigterm(self._run, self._attempt, self._signals),
+            watch,
+            Inbox(self._attempt),
+            heart,
+            functools.partial(clock.end, "first_step") if clock is not None else lambda: None,
+        )
+        loop = self._loop = Loop(
+            resolved, ranks, engine, samples, checkpoints, progress, self._attempt.metrics, supervision
+        )
+        end = loop.run()
+        if clock is not None and loop.step > progress.step:
+            clock.end("first_step")  # an attempt of one step ends with its figures
+        # First: what follows is collective, and may fail, or be cut short.
+        if ranks.is_first:
+            write_end(self._run, self._attempt, end, self.step)
+        watch.end()
+        rate.measure_after()
+        shards, tenth_step = loop.skipped_shards, loop.tenth_step
+        write_measured(self._attempt, ranks, watch, device, shards, rate, tenth_step, attention.kernel)
+        if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
+            checkpoints.retain()
+            # The other ranks wait for this one to leave.
+            checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
+        return end.exit_code
+
+    def _meet(self, resolved: Resolved, heart: Heartbeat, clock: StartClock | None) -> tuple[torch.device, Ranks]:
+        """This rank's device and its peers, once all ranks have met. From the first moment a watchdog has its heart."""
+        rank, size = self._identity.rank, self._identity.size
+        if rank == 0:
+            check_open_files(size)
         if clock is not None:
             clock.end("imports")
-        heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
-        rank, size = self._identity.rank, self._identity.size
         record = functools.partial(write_flight_record, self._attempt, rank)
         Watchdog(self._attempt, rank, size, heart, self._leave_hanging, write_record=record).start()
         device = choose_device(self._identity, resolved)
@@ -83,76 +130,15 @@ class Trainer:
             when_there_is_space(lambda: complete_run(self._run.path, resolved), "what a plain sbatch did not write")
             for note in config_notes(self._run.path, resolved):
                 print(note, flush=True)
-        resolved, samples = self._open_data(resolved, ranks)
+        return device, ranks
+
+    def _build(self, resolved: Resolved, ranks: Ranks, device: torch.device) -> TrainingEngine:
         if ranks.is_first and (resolved.engine.offload_path is not None or resolved.engine.offload_ratio < 1):
             # It takes 7 minutes on two loaded cores, and silence would look like a hang.
             print("DeepSpeed builds its own kernels for offloading; the first time that takes minutes", flush=True)
-        heart.enter(STARTING)
         compiles = resolved.engine.compile != "none" or resolved.train.optimizer_mode == "compiled"
         with contextlib.nullcontext() if compiles else without_compiler():
-            engine = build_engine(self._to_build(resolved, ranks), device)
-        attention = AttentionRead(engine.module)
-        heart.enter(STARTING)
-        checkpoints = Checkpoints(
-            self._run.checkpoints,
-            ranks,
-            background_of(resolved),
-            Retention(
-                resolved.train.keep_last,
-                resolved.train.keep_every,
-                resolved.train.save_at,
-                followed=resolved.after.is_asked and resolved.after.every > 0,
-            ),
-        )
-        progress = self._resume(resolved, engine, ranks, checkpoints)
-        failed_kernels = ranks.gather(engine.attention.failed)
-        if ranks.is_first:
-            # An attempt that had to end quickly leaves this to the next one.
-            checkpoints.retain()
-            self._report_start(resolved, engine, progress, samples, failed_kernels, heart)
-        rate = MatmulRate(resolved, device)
-        rate.measure_before()
-        watch = GpuWatch(device)
-        if clock is not None:
-            clock.end("build")
-        self._loop = Loop(
-            resolved,
-            ranks,
-            engine,
-            samples,
-            checkpoints,
-            progress,
-            self._attempt.metrics,
-            self._signals,
-            lambda: end_of_sigterm(self._run, self._attempt, self._signals),
-            watch,
-            Inbox(self._attempt),
-            heart,
-            functools.partial(clock.end, "first_step") if clock is not None else lambda: None,
-        )
-        end = self._loop.run()
-        if clock is not None and self._loop.step > progress.step:
-            clock.end("first_step")  # an attempt of one step ends with its figures
-        # First: what follows is collective, and may fail, or be cut short.
-        if ranks.is_first:
-            write_end(self._run, self._attempt, end, self.step)
-        watch.end()
-        rate.measure_after()
-        write_measured(
-            self._attempt,
-            ranks,
-            watch,
-            device,
-            self._loop.skipped_shards,
-            rate,
-            self._loop.tenth_step,
-            attention.kernel,
-        )
-        if ranks.is_first and end.leaves_time and self._signals.terminated_at is None and not checkpoints.hangs:
-            checkpoints.retain()
-            # The other ranks wait for this one to leave.
-            checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))
-        return end.exit_code
+            return build_engine(self._to_build(resolved, ranks), device)
 
     def _resume(self, resolved: Resolved, engine: TrainingEngine, ranks: Ranks, own: Checkpoints) -> Progress:
         """Resumes from this run's newest sound checkpoint, or else from that of the nearest run that it continues; a
@@ -214,12 +200,15 @@ class Trainer:
 
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> tuple[Resolved, Samples | ShardSet]:
         """The settings with the places of the data's files, and the run's samples. One rank of each node makes them if
-        they are missing; all ranks compare their SHA-256."""
-        if self._identity.local_rank == 0:
-            ensure_data(resolved, beside=self._run.data_beside)
+        they are missing, and looks whether they are rank 0's; all ranks compare their SHA-256."""
+        found: LookedUp = {}
+        looks = self._identity.local_rank == 0
+        if looks:
+            ensure_data(resolved, beside=self._run.data_beside, found=found)
         resolved = located(resolved, self._run.data_beside)
         ranks.barrier()
-        samples = open_samples(resolved)
+        of_first = ranks.broadcast(found)
+        samples = open_samples(resolved, found if looks else of_first)
         first = ranks.broadcast(samples.identity)
         if samples.identity != first:
             raise DataError(
@@ -283,6 +272,14 @@ def _limits(heart: Heartbeat) -> str:
             f"{heart.multiple:g} steps, at least {heart.floor_s:g} s"
         )
     return f"a collective may take {heart.patience_s / 60:g} min; {watch}"
+
+
+def _checkpoints_of(resolved: Resolved, run: RunFolder, ranks: Ranks) -> Checkpoints:
+    """The run's checkpoints, saved and kept as its settings say."""
+    train, after = resolved.train, resolved.after
+    followed = after.is_asked and after.every > 0
+    retention = Retention(train.keep_last, train.keep_every, train.save_at, followed=followed)
+    return Checkpoints(run.checkpoints, ranks, background_of(resolved), retention)
 
 
 def _share_cores(device: torch.device, resolved: Resolved) -> None:

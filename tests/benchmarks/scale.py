@@ -183,7 +183,54 @@ def last_step(folder: Path, sources: int) -> Callable[[], int]:
     return work
 
 
+def preflight(folder: Path, nodes: int) -> Callable[[], int]:
+    """The judge of a preflight of nodes of 8 ranks, in a layout with each axis, by what its ranks say."""
+    from hpc_gpt.preflight.nodes import Preflight
+    from hpc_gpt.preflight.transfers import plan_transfers
+    from hpc_gpt.preflight.verdict import encode
+    from hpc_gpt.settings.layout import Layout
+    from tests.preflight.test_nodes import new_run
+
+    names, layout = [f"node{number:05}" for number in range(nodes)], Layout(8, 4, nodes // 4)
+    run = new_run(folder, nodes, 8, tp=8, pp=4, dp=nodes // 4, hidden=256, heads=8, layers=4)
+    own: list[int] = [0] * layout.gpus
+    for together in plan_transfers(layout, [name for name in names for _ in range(8)]):
+        for each in together:
+            for rank in each.ranks:
+                own[rank] += 1
+    sound = {"device": "NVIDIA H100 80GB HBM3", "devices": 8, "judged": True, "matmul_tflops": 600.0,
+             "host_to_device_gb_s": 50.0, "memory_free_gib": 78.0, "versions": {"python": "3.11.7", "torch": "2.13.0",
+             "deepspeed": "0.18.2", "numpy": "2.3.4", "cuda": "12.8", "nccl": "2.27.5"}}  # fmt: skip
+    of_node = {"sees_run_folder": True, "write_mb_s": 400.0, "free_gib": 1e6}
+    ranks = [(name, local) for name in names for local in range(8)]
+    with open(folder / "figures", "w") as said:
+        said.writelines(encode(name, local) for name, local in ranks)
+        for name, local in ranks:
+            figures = sound | (of_node if local == 0 else {})
+            said.write(encode(name, local, figures=figures, port=None if local else 29500))
+    with open(folder / "rates", "w") as said:
+        for at, (name, local) in enumerate(ranks):
+            rates = [3.0 if at // 8 == 1 else 20.0] * own[at]
+            said.write(encode(name, local, network="NCCL uses ib0, gloo eth0"))
+            said.write(encode(name, local, rates=rates, done=True))
+    attempt = run.new_attempt()
+    script = f'cat "{folder}/figures" && read -r plan && cat "{folder}/rates"'
+
+    def work() -> int:
+        judged = Preflight(run, attempt.number, names, ["bash", "-c", script])
+        for name in names:
+            (attempt.folder / "preflight" / f"node-{name}").touch()
+        judged.judge()
+        judged.write_table(io.StringIO())
+        judged.write_figures()
+        assert list(judged.bad) == ["node00001"]
+        return (folder / "figures").stat().st_size + (folder / "rates").stat().st_size
+
+    return work
+
+
 CASES = {
+    "preflight": Case("nodes", 32, preflight),
     "gpu readings": Case("ranks", 2_000, gpu_readings),
     "checkpoints": Case("checkpoints", 60, checkpoints),
     "status": Case("open jobs", 5_000, jobs),

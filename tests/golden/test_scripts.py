@@ -1,8 +1,12 @@
 """Scripts as golden files, to be read in review: what a change of a template changes is seen there line by line.
 
-pytest tests/golden --force-regen       after a change that is meant
+A few are whole. Of each of the others a file has the lines in which it differs from another one, by their functions.
+
+pytest tests/golden --force-regen                 after a change that is meant
+python -m tests.golden.test_scripts FOLDER        writes those that are not kept whole, for shellcheck
 """
 
+import difflib
 import json
 import os
 import platform
@@ -10,6 +14,8 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,16 +154,63 @@ AFTER_JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", AFTER_JOBS)
-def test_the_script_of_a_job_after_a_checkpoint_is_the_golden_one(name, file_regression):
-    file_regression.check(AFTER_JOBS[name](), extension=".sh", basename=name)
+WHOLE = {"demo-slurm", "demo-local", "job-script-slurm", "after-job-slurm", "array"}
+# The script from which each other one differs in few lines.
+_LIKE = {
+    "after-job-slurm": ("after-job-local", "after-job-apptainer", "after-job-pyxis", "after-job-staged"),
+    "demo-slurm": (
+        *("stage-warm-slurm", "container-apptainer", "singleton", "megatron-lm-slurm", "48b-generic-slurm", "hostile"),
+        *("command-job-alone", "site-of-its-own"),
+    ),
+    "container-apptainer": ("container-pyxis",),
+    "container-pyxis": ("track-pyxis", "preflight-pyxis"),
+    "track-pyxis": ("after-pyxis",),
+    "preflight-pyxis": ("preflight-apptainer",),
+    "preflight-apptainer": ("notify", "preflight-slurm"),
+    "notify": ("track",),
+    "track": ("after",),
+    "48b-generic-slurm": ("48b-a100-80g-8", "48b-jean-zay-v100-16g"),
+    "48b-a100-80g-8": ("48b-h100-80g-8",),
+    "48b-jean-zay-v100-16g": ("48b-jean-zay-v100-32g",),
+    "command-job-alone": ("command-node-slurm",),
+    "command-node-slurm": ("command-job-preflight",),
+    "preflight-slurm": ("stage-tar",),
+    "demo-local": ("megatron-lm-local", "stage-warm", "command-gpu-local"),
+    "stage-warm": ("stage-tar-local",),
+    "command-gpu-local": ("job-script-local",),
+}
+LIKE = {name: base for base, names in _LIKE.items() for name in names}
+_SECTION = re.compile(r"(\w+)\(\) [{(]|# --- (\w+)|# === (.*)")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_script_is_the_golden_one(name, file_regression):
+def rendered(name: str) -> str:
     # The version is the one thing that changes without a change of meaning.
-    script = re.sub(r'(hpc-gpt |"version": ")\d+\.\d+\.\d+', r"\g<1>0.0.0", SCRIPTS[name]())
-    file_regression.check(script, extension=".sh", basename=name)
+    return re.sub(r'(hpc-gpt |"version": ")\d+\.\d+\.\d+', r"\g<1>0.0.0", (SCRIPTS | AFTER_JOBS)[name]())
+
+
+def differences(base: list[str], own: list[str]) -> Iterator[str]:
+    """The lines of `base` that are not in `own`, with -, and those that are only there, with +; before them, with @,
+    the function that they are in."""
+    sections, section = [""], ""
+    for line in own:
+        if found := _SECTION.match(line):
+            section = next(filter(None, found.groups()))
+        sections.append(section)
+    said = None
+    for what, first, after, new, newer in difflib.SequenceMatcher(None, base, own, autojunk=False).get_opcodes():
+        if what != "equal":
+            if said != (said := sections[new]):
+                yield f"@ {said}"
+            yield from (f"-{line}" for line in base[first:after])
+            yield from (f"+{line}" for line in own[new:newer])
+
+
+@pytest.mark.parametrize("name", SCRIPTS | AFTER_JOBS)
+def test_script_is_the_golden_one(name, file_regression):
+    script = rendered(name)
+    if name not in WHOLE:
+        script = "\n".join(differences(rendered(LIKE[name]).splitlines(), script.splitlines())) + "\n"
+    file_regression.check(script, extension=".sh" if name in WHOLE else ".diff", basename=name)
 
 
 def test_rendering_twice_gives_the_same_bytes():
@@ -207,7 +260,7 @@ def test_shellcheck_finds_nothing_around_a_script_of_ones_own(tmp_path):
 
 def test_every_shipped_profile_has_a_golden_script():
     folder = Path(__file__).with_suffix("")
-    assert {path.stem for path in folder.glob("48b-*.sh")} == {f"48b-{name}" for name in list_profiles()} - {
+    assert {path.stem for path in folder.glob("48b-*.diff")} == {f"48b-{name}" for name in list_profiles()} - {
         "48b-local"
     }
 
@@ -220,3 +273,9 @@ def test_nothing_of_this_machine_is_in_a_script(monkeypatch):
     script = _render("local") + _render()
     for secret in (str(Path.cwd()), str(Path.home()), host):
         assert not re.search(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", script), secret
+
+
+if __name__ == "__main__":
+    for script_name in (SCRIPTS | AFTER_JOBS).keys() - WHOLE:
+        if not script_name.startswith("job-script-"):
+            Path(sys.argv[1], f"{script_name}.sh").write_text((SCRIPTS | AFTER_JOBS)[script_name]())

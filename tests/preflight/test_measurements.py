@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.preflight import measurements
-from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, plan_transfers, probe_device, versions
+from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, probe_device, versions
+from hpc_gpt.preflight.transfers import plan_transfers
 from hpc_gpt.settings.layout import AXES, Layout
 
 SIZES = st.integers(1, 4)

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt.ends.bad_nodes import listed
 from hpc_gpt.preflight.nodes import Preflight
-from hpc_gpt.preflight.verdict import NodeReport, decode
+from hpc_gpt.preflight.verdict import NodeReport, decode, encode
 from hpc_gpt.runs.run_folder import create_run
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
@@ -32,11 +32,11 @@ def figures(tmp_path):
     return folder
 
 
-def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, **layout):
+def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, heads=4, layers=2, **layout):
     profile = ClusterProfile(name="site", gpus_per_node=ranks_per_node, preflight=True, spare_nodes=spares)
     experiment = Experiment(
         name="tiny",
-        model=Model(hidden=hidden, layers=2, heads=4, vocab=256, seq=32),
+        model=Model(hidden=hidden, layers=layers, heads=heads, vocab=256, seq=32),
         data=Data(source="random"),
         engine=Engine(name="ddp") if not layout else Engine(),
         layout=LayoutRequest(gpus=nodes * ranks_per_node, micro_batch=1, micro_batches=2, **layout),
@@ -80,8 +80,10 @@ def test_ranks_measure_their_devices_and_each_other(tmp_path):
     for rank in found["ranks"]:
         assert rank["device"] == "cpu"
         assert rank["failed"] is None
-        for figure in ("matmul_tflops", "host_to_device_gb_s", "write_mb_s", "memory_free_gib", "free_gib"):
+        for figure in ("matmul_tflops", "host_to_device_gb_s", "memory_free_gib"):
             assert rank[figure] > 0, figure
+        for figure in ("write_mb_s", "free_gib"):
+            assert (rank.get(figure, 0) > 0) == (rank["local_rank"] == 0), "one rank of a node writes"
         assert rank["versions"]["python"]
         assert abs(rank["clock_ahead_s"]) < 60
     made = {(each["kind"], each["axis"], tuple(each["ranks"])) for each in found["exchanges"]}
@@ -144,7 +146,7 @@ for node in NODES:
     open(shared + node, "w").close()
     say(node)
     say(node, figures={"devices": 1, **FIGURES}, port=1)
-ranks = [node for node, _ in json.loads(sys.stdin.readline())["ranks"]]
+ranks = json.loads(sys.stdin.readline())["nodes"]
 """
 
 
@@ -156,8 +158,7 @@ def act(tmp_path, nodes, figures, words):
 JUDGED = {"judged": True}
 LOST = {
     # c waits for b in its own pair, while a and b wait in theirs.
-    "a link that swallows all": ("for pair in ([0, 1], [1, 2]):\n    for at in pair:\n        "
-                                 "say(ranks[at], transfer=['pair', 'nodes', pair, None])\n", "b", "no end within"),
+    "a link that swallows all": ("for node in ranks: say(node, rates=[])", "b", "no end within"),
     "a rank that was killed": ("for node in 'ac':\n    say(node, failed='Connection closed by peer')",
                                "b", "Connection closed"),
     "a rank with an error": ("say('a', failed='RuntimeError: Connection reset by peer')\n"
@@ -184,12 +185,10 @@ def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
     assert listed("site") == {}
 
 
+# Two nodes each, b with a and with c: b is the slow one.
 RATES = """
-rates = {(0, 1): 3.0, (1, 2): 3.0, (2, 3): 20.0, (3, 4): 20.0, (0, 4): 20.0}
-for pair, rate in rates.items():
-    say(ranks[pair[0]], transfer=["pair", "nodes", pair, rate])
-for node in ranks:
-    say(node, done=True)
+for node, rates in zip(ranks, ([3.0, 20.0], [3.0, 3.0], [20.0, 3.0], [20.0, 20.0], [20.0, 20.0])):
+    say(node, rates=rates, done=True)
 """
 
 
@@ -236,6 +235,14 @@ def test_foreign_lines_among_a_ranks_own_do_not_end_the_preflight(tmp_path):
     assert said == "nodes a,b", log
     assert log.count("preflight: hpc-gpt-preflight ") == len(FOREIGN)
     assert found["exchanges"] == []
+
+
+def test_a_message_of_any_length_arrives_in_lines_that_srun_does_not_cut(tmp_path):
+    trace = 'File "a.py", line 1\n\tü' * 300
+    words = f"say('b', failed='it broke', trace={trace!r})\nsay('a', done=True)"
+    assert max(map(len, encode("a" * 64, 0, trace=trace).splitlines())) <= 1024
+    _, found, _ = probe(new_run(tmp_path), "a b", command=act(tmp_path, "ab", JUDGED, words))
+    assert [rank["traceback"] for rank in found["ranks"]] == [None, trace]
 
 
 def test_what_a_rank_leaves_running_does_not_hold_the_judge(tmp_path):

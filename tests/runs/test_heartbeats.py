@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import LINE_BYTES, RankHeartbeat, read_c_dump, read_heartbeats, slow_nodes, write_heartbeat
+from hpc_gpt.runs.heartbeats import (
+    LINE_BYTES,
+    RankHeartbeat,
+    pack_heartbeats,
+    read_c_dump,
+    read_heartbeats,
+    slow_nodes,
+    write_heartbeat,
+)
+from hpc_gpt.runs.run_folder import RunFolder
 
 BEAT = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
 
@@ -50,6 +59,25 @@ def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> 
     assert read_heartbeats(tmp_path)[3].beat == 2
     assert read_c_dump(tmp_path, 3) == "Timeout (0:05:00)!\n"
     assert read_c_dump(tmp_path, 9) == ""
+
+
+def test_those_of_an_attempt_that_is_over_become_one_file_but_for_stacks(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for number in (1, 2, 3):
+        attempt = run.new_attempt()
+        attempt.heartbeats.mkdir()
+        for rank in range(4):
+            write_heartbeat(attempt.heartbeats, replace(BEAT, rank=rank, step=number))
+    with open(run.attempt(1).heartbeats / "3.json", "ab") as file:
+        file.write(b"Timeout\n")
+    run.attempt(1).write_ended("hang", "rank 3", 17)
+    before = {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)}
+    for _ in range(2):
+        pack_heartbeats(run.attempt(3))
+    assert {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)} == before
+    assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["3.json", "all.jsonl"]
+    assert read_c_dump(run.attempt(1).heartbeats, 3) == "Timeout\n"
+    assert len(list(run.attempt(2).heartbeats.iterdir())) == 4, "it may still run"
 
 
 @pytest.mark.parametrize(

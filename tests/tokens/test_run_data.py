@@ -36,7 +36,8 @@ def test_a_file_needs_one_whole_sample_to_train_on_and_one_to_evaluate() -> None
 def test_a_megatron_pair_has_no_tokenizer_so_the_settings_must_fit_the_model(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run_data, "open_tokenizer", lambda words, begins: SimpleNamespace(vocab=300))
     file = SimpleNamespace(path=tmp_path / "a", tokens=np.zeros(99, dtype=np.uint16))
-    monkeypatch.setattr(run_data, "open_megatron", lambda path, vocab: file)
+    monkeypatch.setattr(run_data, "open_megatron", lambda path, vocab, index: file)
+    monkeypatch.setattr(run_data.megatron, "read_index", lambda path: None)
     (tmp_path / "a.idx").touch()
     with pytest.raises(DataError, match="a vocabulary of 300, but the model's is 256"):
         run_data.open_file(reading("megatron", tmp_path / "a", tokenizer="tiktoken:x"))

@@ -20,7 +20,7 @@ from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.tokens.samples import open_samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.engines.protocol import build_engine
-from hpc_gpt.train.loop import Loop
+from hpc_gpt.train.loop import Loop, Supervision
 from hpc_gpt.train.measurements import GpuWatch
 from tests import without
 from tests.distributed.groups import finish, meet
@@ -134,9 +134,7 @@ def run(name: str, tokens: Path, folder: Path) -> dict[str, Any]:
         Checkpoints(folder / "checkpoints", ALONE),
         Progress(),
         folder / "metrics.jsonl",
-        Signals(),
-        lambda: False,
-        GpuWatch(torch.device("cpu")),
+        Supervision(Signals(), lambda: False, GpuWatch(torch.device("cpu"))),
     )
     window = Window(loop)
     # The last step is logged by the end of the attempt.

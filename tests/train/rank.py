@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -13,7 +14,8 @@ def run_rank(environment: dict[str, str], log: str) -> None:
 
     It says each signal in its log once the flag is up. Rank 0 stops itself at its HOLD_AT_LINE-th line, where that is
     set, until somebody lets it go on. HANG, as "3 loop", is the rank that stands still after some steps, and how;
-    LONG_EVALUATION_S is how long rank 1 takes for an evaluation.
+    LONG_EVALUATION_S is how long rank 1 takes for an evaluation. COUNT_OPENS_IN, "FILE:FOLDER:…", has what is opened
+    below the folders written to a file.
     """
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -32,6 +34,8 @@ def run_rank(environment: dict[str, str], log: str) -> None:
         _hold_save(int(held))
     if slow := os.environ.get("SLOW_SAVE_OF"):
         _slow_save(int(slow))
+    if counted := os.environ.get("COUNT_OPENS_IN"):
+        _count_opens(*counted.split(os.pathsep))
     if os.environ.get("BROKEN_FLASH_ON") == environment["RANK"]:
         _break_flash()
     if os.environ.get("NO_MEMORY_ON") == environment["RANK"]:
@@ -113,6 +117,17 @@ def _hold_save(step: int) -> None:
         write(self)
 
     Save._write = hold  # type: ignore[method-assign]
+
+
+def _count_opens(into: str, *folders: str) -> None:
+    """Writes a line for each file that is opened or looked for, and each folder that is listed, below the folders."""
+    counts = os.open(into, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(event: str, values: tuple[Any, ...]) -> None:
+        if event in ("open", "os.listdir", "os.scandir") and str(values[0]).startswith(folders):
+            os.write(counts, f"{event} {values[0]}\n".encode())
+
+    sys.addaudithook(note)
 
 
 def _say_signals() -> None:

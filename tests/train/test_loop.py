@@ -22,7 +22,7 @@ from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.megatron_lm import MegatronRank
 from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.loop import Loop
+from hpc_gpt.train.loop import Loop, Supervision
 from hpc_gpt.train.measurements import GpuWatch
 from tests.made_runs import make_run
 from tests.train.alone import ALONE, CountingEngine, OwnReport
@@ -53,10 +53,7 @@ class Begun:
             Checkpoints(self.checkpoints, ALONE),
             progress or Progress(),
             self.metrics,
-            self.signals,
-            end_of_sigterm,
-            GpuWatch(torch.device("cpu")),
-            inbox,
+            Supervision(self.signals, end_of_sigterm, GpuWatch(torch.device("cpu")), inbox or Inbox(None)),
         )
 
     def saved(self) -> list[str]:
@@ -72,7 +69,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 5000.0
         self.monotonic = self.perf_counter = self.time = lambda: self.now
-        for module in ("loop", "metrics", "checkpoints.checkpoint", "checkpoints.save"):
+        for module in ("saving", "loop", "metrics", "checkpoints.checkpoint", "checkpoints.save"):
             monkeypatch.setattr(f"hpc_gpt.train.{module}.time", self)
 
     def drive(self, begun: Begun) -> None:
@@ -174,7 +171,7 @@ def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytes
 def test_the_clock_saves_while_there_is_room(tmp_path, monkeypatch, capsys, free_gib, saved):
     """Due after 10 s of steps of 2 s, agreed upon a step later; the time of a save does not count."""
     clock = Clock(monkeypatch)
-    monkeypatch.setattr("hpc_gpt.train.loop.free_gib", lambda _: free_gib)
+    monkeypatch.setattr("hpc_gpt.train.saving.free_gib", lambda _: free_gib)
     begun = Begun(tmp_path, steps=20, save_minutes=10 / 60)
     clock.drive(begun)
     assert begun.loop.run().ended == "done"

@@ -5,6 +5,7 @@ DeepSpeed's defaults change between versions (`gradient_clipping` became 1.0 in 
 
 from typing import Any
 
+from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.resolved import Resolved
 
 DS_CONFIG = "ds_config.json"  # in the run folder
@@ -144,48 +145,53 @@ def _zero(resolved: Resolved) -> dict[str, Any]:
         "enable_sanity_checks": False,
     }
     if stage == 3:
-        zero |= {
-            "sub_group_size": sub_group_elements(resolved),
-            "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
-            # Norms and biases (4 hidden at most) stay whole on every rank. Every matrix is split if there is more
-            # than one rank.
-            "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
-            "stage3_model_persistence_threshold": 2**63 - 1,
-            "stage3_max_live_parameters": LIVE_ELEMENTS,
-            "stage3_max_reuse_distance": LIVE_ELEMENTS,
-            "stage3_module_granularity_threshold": 0,
-            "stage3_gather_16bit_weights_on_model_save": False,
-            "stage3_use_all_reduce_for_fetch_params": False,
-            "stage3_allgather_sequential": False,
-            "memory_efficient_linear": False,
-            "zero_hpz_partition_size": 1,
-            "zero_quantized_weights": False,
-            "zero_quantized_nontrainable_weights": False,
-            "zero_quantized_gradients": False,
-            "override_module_apply": True,
-            "log_trace_cache_warnings": False,
-            "pipeline_loading_checkpoint": False,
-        }
+        zero |= _stage_3(resolved)
     if engine.offload != "none":
-        # Pinned memory is CUDA's: the engine switches it off if the ranks have no GPU.
-        place: dict[str, Any] = {"device": "cpu", "pin_memory": True}
-        if engine.offload_path is not None:
-            place |= {"device": "nvme", "nvme_path": engine.offload_path}
-        # Four states of a parameter are in transfer at once: itself, its gradient and two moments.
-        zero["offload_optimizer"] = place | {
-            "buffer_count": 4,
-            "pipeline_read": False,
-            "pipeline_write": False,
-            "fast_init": False,
-            "ratio": engine.offload_ratio,
-        }
-        if engine.offload == "full":
-            zero["offload_param"] = place | {
-                "buffer_count": 5,
-                "buffer_size": 100_000_000,
-                "max_in_cpu": 1_000_000_000,
-            }
+        zero |= _offloading(engine)
     return zero
+
+
+def _stage_3(resolved: Resolved) -> dict[str, Any]:
+    return {
+        "sub_group_size": sub_group_elements(resolved),
+        "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS,
+        # Norms and biases (4 hidden at most) stay whole on every rank. Every matrix is split if there is more
+        # than one rank.
+        "stage3_param_persistence_threshold": 4 * resolved.model.hidden,
+        "stage3_model_persistence_threshold": 2**63 - 1,
+        "stage3_max_live_parameters": LIVE_ELEMENTS,
+        "stage3_max_reuse_distance": LIVE_ELEMENTS,
+        "stage3_module_granularity_threshold": 0,
+        "stage3_gather_16bit_weights_on_model_save": False,
+        "stage3_use_all_reduce_for_fetch_params": False,
+        "stage3_allgather_sequential": False,
+        "memory_efficient_linear": False,
+        "zero_hpz_partition_size": 1,
+        "zero_quantized_weights": False,
+        "zero_quantized_nontrainable_weights": False,
+        "zero_quantized_gradients": False,
+        "override_module_apply": True,
+        "log_trace_cache_warnings": False,
+        "pipeline_loading_checkpoint": False,
+    }
+
+
+def _offloading(engine: Engine) -> dict[str, Any]:
+    # Pinned memory is CUDA's: the engine switches it off if the ranks have no GPU.
+    place: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+    if engine.offload_path is not None:
+        place |= {"device": "nvme", "nvme_path": engine.offload_path}
+    # Four states of a parameter are in transfer at once: itself, its gradient and two moments.
+    optimizer = {
+        "buffer_count": 4,
+        "pipeline_read": False,
+        "pipeline_write": False,
+        "fast_init": False,
+        "ratio": engine.offload_ratio,
+    }
+    parameters = {"buffer_count": 5, "buffer_size": 100_000_000, "max_in_cpu": 1_000_000_000}
+    found = {"offload_optimizer": place | optimizer}
+    return found | ({"offload_param": place | parameters} if engine.offload == "full" else {})
 
 
 def sub_group_elements(resolved: Resolved) -> int:

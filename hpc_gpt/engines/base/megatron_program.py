@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, raise_faults
+from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import decay_steps_of
 
@@ -35,16 +36,30 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
     The embedding gets as many rows as in our engines. NullTokenizer's `--vocab-size` does not count the end-of-document
     token in versions before 2026, and counts it since then; one less than our vocabulary gives these rows in both.
     """
-    model, layout, batch, train, engine = (
-        resolved.model, resolved.layout, resolved.batch, resolved.train, resolved.engine
-    )  # fmt: skip
-    evaluation = round(1000 * resolved.data.eval_fraction)
-    # {option: its value; True for one without, None or False for none}
     arguments: dict[str, object] = {
+        **_sizes(resolved),
+        **_schedule(resolved, checkpoints),
+        **_architecture(resolved.model),
+        "--data-path": data,
+        **_arithmetic(resolved),
+        "--mock-data": data is None,
+        **_switches(resolved),
+    }
+    words = []
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            words += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
+    return [*words, *resolved.engine.megatron_args]
+
+
+def _sizes(resolved: Resolved) -> dict[str, object]:
+    """{option: its value}, True for one without a value, None or False for none: here of shape and layout."""
+    model, layout = resolved.model, resolved.layout
+    return {
         "--tensor-model-parallel-size": layout.tp,
         "--pipeline-model-parallel-size": layout.pp,
         "--context-parallel-size": layout.cp if layout.cp > 1 else None,
-        "--cp-comm-type": _CP_COMM_TYPES[engine.cp_exchange] if layout.cp > 1 else None,
+        "--cp-comm-type": _CP_COMM_TYPES[resolved.engine.cp_exchange] if layout.cp > 1 else None,
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,
         "--ffn-hidden-size": model.mlp_width,
@@ -57,6 +72,14 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
         "--tokenizer-type": "NullTokenizer",
         "--vocab-size": model.vocab - 1,
         "--make-vocab-size-divisible-by": model.padded_vocab // layout.tp,
+    }
+
+
+def _schedule(resolved: Resolved, checkpoints: str) -> dict[str, object]:
+    """Batch, steps, learning rate, and when it logs, evaluates and saves."""
+    batch, train = resolved.batch, resolved.train
+    evaluation = round(1000 * resolved.data.eval_fraction)
+    return {
         "--micro-batch-size": batch.micro_batch,
         "--global-batch-size": batch.global_batch,
         "--train-iters": train.steps,
@@ -78,37 +101,53 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
         "--save-interval": train.save_every or train.steps,  # --save requires it; the last step is always saved
         "--split": f"{1000 - evaluation},{evaluation},0",  # thousandths for training, validation and test
     }
+
+
+def _architecture(model: ModelShape) -> dict[str, object]:
+    """What is another than GPT-2's."""
+    found: dict[str, object] = {}
     if not model.is_gpt2:
         norm = "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"
-        arguments |= {"--kv-channels": model.head_width, "--normalization": norm, "--norm-epsilon": model.norm_eps}
+        found |= {"--kv-channels": model.head_width, "--normalization": norm, "--norm-epsilon": model.norm_eps}
     if model.is_grouped:
-        arguments["--num-query-groups"] = model.key_heads
+        found["--num-query-groups"] = model.key_heads
     if model.positions == "rope":
-        arguments |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
+        found |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
     if model.rope_scaling is not None:
-        arguments["--rope-scaling-factor"] = model.rope_scaling.factor
-    arguments |= {"--no-rope-freq": model.nope_every, "--data-path": data, "--optimizer": train.optimizer}
+        found["--rope-scaling-factor"] = model.rope_scaling.factor
+    return found | {"--no-rope-freq": model.nope_every}
+
+
+def _arithmetic(resolved: Resolved) -> dict[str, object]:
+    """Optimizer, loss scale and recomputation."""
+    train, recompute = resolved.train, resolved.engine.recompute
+    found: dict[str, object] = {"--optimizer": train.optimizer}
     if train.optimizer == "sgd":
-        arguments["--sgd-momentum"] = 0.0
+        found["--sgd-momentum"] = 0.0
     else:
-        arguments |= {
+        found |= {
             "--optimizer": "adam", "--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps
         }  # fmt: skip
     if train.dtype == "fp16":
         # The loss scale of our own engines (ds_config).
-        arguments |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
-    if engine.recompute != "none":
-        arguments["--recompute-granularity"] = engine.recompute
-    if engine.recompute == "full":
-        arguments |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
-    arguments |= {
+        found |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
+    if recompute != "none":
+        found["--recompute-granularity"] = recompute
+    if recompute == "full":
+        found |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
+    return found
+
+
+def _switches(resolved: Resolved) -> dict[str, object]:
+    """Options without a value."""
+    model, layout, train, engine = resolved.model, resolved.layout, resolved.train, resolved.engine
+    return {
         "--fp16": train.dtype == "fp16",
         "--bf16": train.dtype == "bf16",
         "--untie-embeddings-and-output-weights": not model.tied,
         "--sequence-parallel": engine.sequence_parallel,
         "--use-distributed-optimizer": engine.sharded_optimizer,
         "--deterministic-mode": train.deterministic,
-        "--mock-data": data is None,
         "--swiglu": model.is_gated,
         "--disable-bias-linear": model.bias != "all",
         "--add-qkv-bias": model.bias == "qkv",
@@ -120,11 +159,6 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
         # After SIGTERM all ranks save and end together after the current iteration.
         "--exit-signal-handler": True,
     }
-    words = []
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            words += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
-    return [*words, *engine.megatron_args]
 
 
 def splits_edges(layers: int, pp: int) -> bool:

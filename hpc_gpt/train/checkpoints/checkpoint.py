@@ -202,7 +202,8 @@ class Checkpoints:
             if engine.step != found:
                 raise CheckpointError(f"{path} says step {found}, but holds step {engine.step}", REMOVE_IT)
             self._newest = found if own else None
-            return Progress(found, float(marker["train_s"]), str(marker["data"]), read_positions(path))
+            positions = self._ranks.broadcast(read_positions(path) if self._ranks.is_first else {})
+            return Progress(found, float(marker["train_s"]), str(marker["data"]), positions)
         return Progress()
 
     def sound(self, step: int | None = None, own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:

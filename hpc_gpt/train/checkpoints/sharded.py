@@ -173,7 +173,8 @@ def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces
     A DTensor among them describes which part of it a rank holds; that part is in `pieces`, by the same key.
     """
     keys = list(pieces)
-    planner = _Planner()
+    # What all have, as the optimizer's count of steps, is in one file: a resuming rank opens that and its own.
+    planner = _Planner(dedup_save_to_lowest_rank=True)
     writer = _Writer(name)
     metadata: list[Metadata] = []
     peers = files.peers

@@ -23,7 +23,7 @@ from hpc_gpt.model.attention import Attention, expand_heads, last_mask, mix, rot
 from hpc_gpt.model.context_parallel import ContextParallel
 from hpc_gpt.model.documents import Boundaries, Documents, masked, packed, packed_kernel
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines import private_parts, torch_private
 
 _KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -201,7 +201,7 @@ class _Trial:
         # Fewer than keys, if each rank has some of the queries.
         self._queries = context.queries_of(shape.seq)
         calls_flash = self._queries < shape.seq and device.type == "cuda" and resolved.train.dtype != "fp32"
-        self.last = private_parts.flash_of_last if calls_flash and private_parts.can_use(_LAST) else None
+        self.last = torch_private.flash_of_last if calls_flash and private_parts.can_use(_LAST) else None
         self.documents: Documents | None = None
 
     def boundaries(self) -> Boundaries:
@@ -234,7 +234,7 @@ class _Trial:
             warnings.simplefilter("always")
             try:
                 choice, reason = (
-                    private_parts.chosen_attention(*parts, self.grouped and not self.expands, mask),
+                    torch_private.chosen_attention(*parts, self.grouped and not self.expands, mask),
                     "",
                 )
             except RuntimeError as failure:

@@ -24,8 +24,8 @@ from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_weig
 from hpc_gpt.train.engines.kernels import compile_model, compiler
 from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
 from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
-from hpc_gpt.train.engines.private_parts import for_each
 from hpc_gpt.train.engines.protocol import TorchEngine
+from hpc_gpt.train.engines.torch_private import for_each
 
 
 class Ddp(TorchEngine):

@@ -11,6 +11,7 @@ are DTensors on the mesh of tp x dp, whose placements describe which part of the
 """
 
 import functools
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -178,19 +179,26 @@ def build_sharded_gpt(
     where = on_host(mesh) if engine.offload == "full" else mesh
     if given is not None:
         model.to_empty(device=where.device_type)
-    for name, own in list(model.named_parameters()):
-        assert isinstance(own, DTensor)
-        owner, _, key = name.rpartition(".")
-        parameter = name_parameter(place(own, splits[name], where), name, splits[name])
-        if given is not None:
-            rows = -(-len(own) // mesh["dp"].size())
-            tp.fill(name, own.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
-        model.get_submodule(owner).register_parameter(key, parameter)
+    _name_shards(model, splits, mesh, where, tp)
     compile_model(model, engine)
     if not engine.prefetch:
         for module in sharded_modules(model):
             module.set_modules_to_backward_prefetch([module])
     return model
+
+
+def _name_shards(
+    model: Gpt, splits: Mapping[str, Split | None], mesh: DeviceMesh, where: DeviceMesh, tp: TensorParallel
+) -> None:
+    """Puts the shards into the modules as shards of the whole model, with given weights read into them."""
+    for name, own in list(model.named_parameters()):
+        assert isinstance(own, DTensor)
+        owner, _, key = name.rpartition(".")
+        parameter = name_parameter(place(own, splits[name], where), name, splits[name])
+        if tp.given is not None:
+            rows = -(-len(own) // mesh["dp"].size())
+            tp.fill(name, own.to_local().detach(), splits[name], parameter.shape, rows * mesh.get_local_rank("dp"))
+        model.get_submodule(owner).register_parameter(key, parameter)
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:

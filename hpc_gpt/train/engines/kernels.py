@@ -16,7 +16,7 @@ from hpc_gpt.model.gpt import Block, Gpt
 from hpc_gpt.model.techniques import ChunkedLoss, OnePassLoss
 from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines import private_parts, torch_private
 
 
 def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
@@ -37,7 +37,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     private_parts.can_use(private_parts.COMPILE_TIME)  # prints its line now, not at the end
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
     if engine.keep_residuals and private_parts.can_use(private_parts.KEPT_RESIDUALS):
-        how["options"] = private_parts.keep_residuals()
+        how["options"] = torch_private.keep_residuals()
     losses: list[nn.Module] = []
     for part in module.modules():
         if isinstance(part, ChunkedLoss):
@@ -111,7 +111,7 @@ def compile_seconds() -> float | None:
     """Seconds of wall time that torch.compile took in this process; None if nothing was compiled."""
     if "torch._dynamo.utils" not in sys.modules or not private_parts.can_use(private_parts.COMPILE_TIME):
         return None
-    return private_parts.time_spent_compiling() or None
+    return torch_private.time_spent_compiling() or None
 
 
 def check_backend(backend: str, device: torch.device, instead: str) -> None:

@@ -43,7 +43,7 @@ from hpc_gpt.model.tensor_parallel import full_name, name_parameter, split_of
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.train.engines.kernels import check_backend
 from hpc_gpt.train.engines.optimizer import by_decay, gradients_of, norms_of
-from hpc_gpt.train.engines.private_parts import all_reduce_each, for_each
+from hpc_gpt.train.engines.torch_private import all_reduce_each, for_each
 
 # A parameter begins at a multiple of so many elements: 128 bytes of half, which is aligned for every kernel.
 _ALIGNED = 64

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hpc_gpt.model.tensor_parallel import split_of
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.train.checkpoints.training_state import kernel_of
-from hpc_gpt.train.engines import private_parts
+from hpc_gpt.train.engines import private_parts, torch_private
 
 
 def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -65,7 +65,7 @@ def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def norms_of(gradients: list[Tensor]) -> Tensor:
     """The norm of each gradient, in one tensor."""
-    return torch.stack(private_parts.for_each("norm", gradients)) if gradients else torch.zeros(0)
+    return torch.stack(torch_private.for_each("norm", gradients)) if gradients else torch.zeros(0)
 
 
 def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
@@ -138,7 +138,7 @@ class GradientNorm:
             for parameter in self.parameters:
                 parameter.grad = None  # the optimizer skips a parameter without gradient
         elif divisor is not None:
-            private_parts.for_each("div_", gradients_of(self.parameters), divisor)
+            torch_private.for_each("div_", gradients_of(self.parameters), divisor)
 
 
 class LossScaler:
@@ -229,7 +229,7 @@ class Update:
             self.optimizer.step()
         elif not skipped:
             if divisor is not None:
-                private_parts.for_each("div_", gradients_of(owners), divisor)
+                torch_private.for_each("div_", gradients_of(owners), divisor)
             self.optimizer.step()
         self._scaler.follow(skipped)
         return norm, skipped

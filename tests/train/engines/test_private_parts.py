@@ -17,7 +17,8 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.attention import AttentionKernels
 from hpc_gpt.train.engines.optimizer import is_fused
-from hpc_gpt.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, for_each, require
+from hpc_gpt.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, require
+from hpc_gpt.train.engines.torch_private import for_each
 from tests import marked
 from tests.conftest import REPOSITORY
 from tests.distributed.ranks import launch_ranks
