@@ -61,7 +61,12 @@ def job_holder(job_id: str) -> Holder:
 
 def holder(run: RunFolder) -> Holder | None:
     """Who has the lock of a run; None if nobody has, or the lock is damaged."""
-    return _holder(_read(lock_path(run)))
+    return holder_in(lock_path(run))
+
+
+def holder_in(path: Path) -> Holder | None:
+    """The holder that a file names; None if there is no such file, or it is damaged."""
+    return _holder(_read(path))
 
 
 def lock_path(run: RunFolder) -> Path:
@@ -76,7 +81,7 @@ def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None]
 def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder], bool | None]) -> None:
     """Takes the lock in a file. That of one that is gone is replaced by whoever has the lock of its very text, which is
     taken likewise: at no moment is there none, and nobody replaces another text than the one that was judged."""
-    text = _text(taker)
+    text = text_of(taker)
     for _ in range(_TRIES):
         write_once(path, text)
         found = _read(path)
@@ -120,7 +125,7 @@ def locked(run: RunFolder) -> Iterator[None]:
 
 def hand_over(run: RunFolder, taker: Holder) -> None:
     """Makes another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
-    replace_whole(lock_path(run), _text(taker))
+    replace_whole(lock_path(run), text_of(taker))
 
 
 def release(run: RunFolder, taker: Holder) -> None:
@@ -138,7 +143,8 @@ def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> 
     return {**line, "pid": pid, "pid_start": own.pid_start, "host": own.host, "locked": True}
 
 
-def _text(taker: Holder) -> str:
+def text_of(taker: Holder) -> str:
+    """What the file of a lock has of its holder."""
     return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
 
 

@@ -22,6 +22,7 @@ from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib
+from hpc_gpt.runs.retention import describe_removed
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import Refusal
@@ -30,7 +31,6 @@ from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.folders import describe_removed
 from hpc_gpt.train.checkpoints.save import SaveOutcome
 from hpc_gpt.train.data import open_stream
 from hpc_gpt.train.engines.protocol import TrainingEngine

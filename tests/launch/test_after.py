@@ -20,7 +20,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.train.checkpoints.folders import Retention
+from hpc_gpt.runs.retention import Retention
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run
 from tests.train.filling import fill

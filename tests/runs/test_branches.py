@@ -24,9 +24,9 @@ from hpc_gpt.runs.lineage import (
     resume_point,
     saved_steps,
 )
+from hpc_gpt.runs.retention import Removal, Retention
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.runs.snapshot import take_snapshot
-from hpc_gpt.train.checkpoints.folders import Removal, Retention
 from tests.made_runs import add_checkpoint, make_run
 
 

@@ -83,7 +83,6 @@ def test_of_many_that_take_over_a_dead_lock_at_once_one_has_it(run: RunFolder) -
     assert [str(number) for number in taken] == [holder.slurm_job]
 
 
-
 _at: dict[int, str] = {}  # {number of an access to the disk: the start that comes before it}
 _accesses = itertools.count()
 _come: list = []
