@@ -1,5 +1,6 @@
 """What `hpc-gpt submit` does: submits a run, resumes one, or submits all rows of a sweep."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,7 @@ from hpc_gpt.launch.sweep import (
 )
 from hpc_gpt.launch.until import parse_until
 from hpc_gpt.plan.table import count_text
+from hpc_gpt.runs.branches import reading
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
@@ -246,11 +248,14 @@ def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) 
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint. None as of `_submit`."""
     request = _of_a_run(request, "--resume")
-    resumption = choose_resumption(find_run(name, logs_folder()), request, from_start, how.dry)
-    _print_lines(resumption.notes)
-    if isinstance(resumption, NewRun):
-        return _submit(resumption.prepared, resumption.parent, how)
-    return _start(resumption, how)
+    run = find_run(name, logs_folder())
+    # No checkpoint goes until a job, or a note, keeps it; a run in the allocation has the lock until its end.
+    with contextlib.nullcontext() if how.dry or how.allocation is not None else reading(run):
+        resumption = choose_resumption(run, request, from_start, how.dry)
+        _print_lines(resumption.notes)
+        if isinstance(resumption, NewRun):
+            return _submit(resumption.prepared, resumption.parent, how)
+        return _start(resumption, how)
 
 
 def _branch(text: str, request: Request, how: _SubmitOptions) -> SubmittedRun | None:

@@ -70,12 +70,14 @@ def is_read(run: Path) -> bool:
 
 
 def _waits(branch: str) -> bool:
-    """Whether a branch still needs the checkpoint: it has none, and its folder was not removed. One in a folder that
-    this host does not see may need it; one that Slurm refused does not, as its retry is another run."""
+    """Whether a branch still needs the checkpoint; one in a folder that this host does not see may need it."""
     folder = Path(branch)
-    if not folder.is_dir():
-        return not folder.parent.is_dir()
-    run = RunFolder(folder)
+    return waits_for_parent(RunFolder(folder)) if folder.is_dir() else not folder.parent.is_dir()
+
+
+def waits_for_parent(run: RunFolder) -> bool:
+    """Whether a run that begins from another's checkpoint needs that: it has none. One that Slurm refused does not, as
+    its retry is another run."""
     if any(line.get("refused") for line in run.submissions()[-1:]) and not run.attempts():
         return False
     return not any(has_all_bytes(path) for path in list_complete(run.checkpoints))

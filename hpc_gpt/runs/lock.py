@@ -113,10 +113,10 @@ def check_free(run: RunFolder) -> None:
 
 
 @contextlib.contextmanager
-def locked(run: RunFolder) -> Iterator[None]:
+def locked(run: RunFolder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> Iterator[None]:
     """Holds the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
     own = process_holder(os.getpid())
-    take(run, own)
+    take(run, own, is_gone)
     try:
         yield
     finally:

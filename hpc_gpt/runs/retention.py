@@ -139,7 +139,8 @@ class Removal:
         self._thread = threading.Thread(target=remove, name="removal", daemon=True)
         self._thread.start()
 
-    def wait(self, patience_s: float | None = None) -> None:
-        """Waits until the removal is over, at most `patience_s`."""
+    def wait(self, patience_s: float | None = None) -> bool:
+        """Waits until the removal is over, at most `patience_s`; returns whether it is."""
         if self._thread is not None:
             self._thread.join(patience_s)
+        return self._thread is None or not self._thread.is_alive()
