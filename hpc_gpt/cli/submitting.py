@@ -47,6 +47,8 @@ from hpc_gpt.runs.branches import reading
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment_file import gives_way
+from hpc_gpt.settings.grid import parse_grid
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sweep_rows import RowFaults
 from hpc_gpt.slurm.start_check import ExpectedStart
@@ -274,7 +276,7 @@ def _of_a_run(request: Request, option: str) -> Request:
     others = [
         one.human_readable_name if one.name == "experiment" else option_name(one)
         for one in given
-        if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel", "skip_unfit")
+        if one.name in ("experiment", "row", "sweep", "grid", "smoke", "max_parallel", "skip_unfit")
     ]
     if others:
         raise ConfigError(
@@ -318,14 +320,29 @@ def _print_submitted(submitted: SubmittedRun, wait: bool) -> None:
 # --- sweeps
 
 
+def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
+    """The request with a grid. ConfigError for a fault of it, and for a key that another option gives, too."""
+    axes = parse_grid(texts, most)
+    if request.sweep or request.script is not None:
+        other = "--sweep" if request.sweep else f"{request.script.path}, a job script," if request.script else ""
+        raise ConfigError(f"{other} has rows of its own or none, and --grid makes some", "give one of the two")
+    if twice := [axis.key for axis in axes if axis.key in request.given]:
+        raise ConfigError(f"{', '.join(twice)} is given by --grid and by another option", "give one of the two")
+    keys = {axis.key for axis in axes}
+    given_way = gives_way(keys)
+    overrides = {key: value for key, value in request.overrides.items() if key not in keys and key not in given_way}
+    return replace(request, overrides=overrides, grid=axes)
+
+
 def submit_sweep(
     request: Request, until: tuple[str, ...], dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool
 ) -> None:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
     request = replace(request, until=parse_until(until))
     if request.here:
-        raise ConfigError("--here runs one run, and --sweep is many", "--row NAME names one of them")
-    if not request.sweep:
+        option = "--grid" if request.grid else "--sweep"
+        raise ConfigError(f"--here runs one run, and {option} is many", "--row NAME names one of them")
+    if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
     prepared, logs = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit), logs_folder()
@@ -340,7 +357,7 @@ def submit_sweep(
         _print_rows(prepared)
         _show_sweep(rows, here)
         return
-    sweep = write_sweep(prepared.name, rows, logs, provenance)
+    sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
     _print_rows(prepared)
     click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
