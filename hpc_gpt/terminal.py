@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import sys
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,16 +48,12 @@ def write_heading(line: str) -> None:
 
 
 class ProgressLine:
-    """A progress line on stderr: rewritten in place on a terminal, one line after another in a file; `as_json` objects
-    with `time` and `progress`, for whoever reads the verb's object on stdout."""
+    """A progress line on stderr: rewritten in place on a terminal, one line after another in a file."""
 
-    def __init__(self, as_json: bool = False) -> None:
-        self._json = as_json
-        self._columns = None if as_json else width(stderr=True)
+    def __init__(self) -> None:
+        self._columns = width(stderr=True)
 
     def show(self, text: str) -> None:
-        if self._json:
-            text = json.dumps({"time": time.time(), "progress": text})
         if self._columns is None:
             sys.stderr.write(text + "\n")
         else:

@@ -31,7 +31,7 @@ def test_every_package_is_named(setup):
     packages = {
         ".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "hpc_gpt").rglob("__init__.py")
     }
-    assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments"}
+    assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments", "hpc_gpt.schemas"}
 
 
 def test_every_data_file_among_the_code_is_carried(setup):

@@ -12,6 +12,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
+from hpc_gpt.output import json_lines
 from hpc_gpt.runs.disk_space import free_bytes
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.terminal import ProgressLine
@@ -44,7 +45,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     from hpc_gpt.watch.clean import clean as remove
 
     rules = CleanRules(_kept(keep), _seconds(older))
-    progress = ProgressLine(as_json)
+    progress = ProgressLine()
     runs = find_runs(names, logs_folder())
     named = {run.path for name in names if singles_out(name) for run in _only(find_runs([name], logs_folder()))}
     rooms = look(runs, rules)
@@ -53,12 +54,13 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
             raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}",
                             f"hpc-gpt stop {room.run.run_id} first, or wait for its end")  # fmt: skip
     done: list[RunRoom] = []
-    for room in rooms:
-        if yes and room.goes and not room.refused:
-            progress.show(f"{room.run.run_id}: removing {counted(len(room.goes), 'piece')}, {show_bytes(room.bytes)}")
-            done.append(remove(room.run, rules, progress.show))
-        else:
+    with json_lines(as_json):
+        for room in rooms:
+            if yes and room.goes and not room.refused:
+                progress.show(f"{room.run.run_id}: removing {len(room.goes)} of its files, {show_bytes(room.bytes)}")
+                room = remove(room.run, rules, progress.show)
             done.append(room)
+    progress.end()
     total, free = sum(room.bytes for room in done if not room.refused), free_bytes(logs_folder())
     if as_json:
         rows = [room.to_dict() for room in done]

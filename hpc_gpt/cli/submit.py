@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
+from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.request import Request
@@ -37,6 +39,8 @@ PLACE = 50
               help="With --sweep or --grid: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True,
+              help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completers.runs,
@@ -57,6 +61,7 @@ def submit(
     max_rows: int,
     max_parallel: int | None,
     skip_unfit: bool,
+    as_json: bool,
     until: tuple[str, ...],
     resume: str | None,
     branch: str | None,
@@ -88,13 +93,22 @@ def submit(
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
-    from hpc_gpt.cli.submitting import submit_one, submit_sweep, with_axes
+    from hpc_gpt.cli.submitting import SubmitAnswer, submit_one, submit_sweep, with_axes
+    from hpc_gpt.output import json_lines
 
+    if as_json and script:
+        raise ConfigError("--script prints the script, and --json one object", "give one of the two")
     if here:
         request = replace(request, here=True)
     if grid:
         request = with_axes(request, grid, max_rows)
-    if resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
-        submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
-    else:
-        submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait)
+    answer = SubmitAnswer(dry_run, wait)
+    try:
+        with json_lines(as_json):
+            if resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
+                submit_sweep(request, until, max_parallel, skip_unfit, answer)
+            else:
+                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer)
+    finally:
+        if as_json and answer.runs:
+            click.echo(json.dumps(answer.to_dict(), indent=1))

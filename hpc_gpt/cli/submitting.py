@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from shlex import quote
+from typing import Any
 
 import click
 
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
+from hpc_gpt.ends.run_state import newest_submission
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder, read_text
 from hpc_gpt.launch.branching import prepare_branch, split_branch
@@ -54,18 +57,58 @@ from hpc_gpt.settings.sweep_rows import RowFaults
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.watch.control import await_measurements, wait_for, wait_for_all
+from hpc_gpt.watch.status import read_folders
 from hpc_gpt.words import counted
 
 _NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
+@dataclass
+class SubmitAnswer:
+    """What `submit --json` prints: what was submitted, or would be; each run with its job, those of a sweep with their
+    rows; the rows that were left out, and why."""
+
+    dry: bool
+    wait: bool
+    sweep: str | None = None
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    folders: list[RunFolder] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object. Of runs that were waited for with their state, as their folders say it."""
+        states = [status.state for status in read_folders(self.folders)] if self.wait else []
+        runs = [{**run, "state": state} for run, state in zip_longest(self.runs, states)]
+        return {"schema": 1, "dry_run": self.dry, "sweep": self.sweep, "runs": runs, "left_out": self.left_out}
+
+    def plan(self, rows: Sequence[PreparedRun]) -> None:
+        """Adds runs that would be submitted."""
+        self.runs += [self._run(row.resolved, row.prediction.tables if row.prediction else None) for row in rows]
+
+    def add(
+        self, run: RunFolder, resolved: Resolved, job: str | None, jobs: Sequence[str] = (), waits: str = ""
+    ) -> None:
+        """Adds a run that was submitted."""
+        self.folders.append(run)
+        own = {"run": run.run_id, "folder": str(run.path), "job": job, "jobs": list(jobs) or [job] if job else []}
+        self.runs.append(self._run(resolved) | own | {"waits": waits or None})
+
+    def _run(self, resolved: Resolved, predicted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        places = dict.fromkeys(("run", "folder", "job"))
+        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": resolved.form.shown_layout}
+        of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
+        return {**places, "jobs": [], **of, **sizes, "predicted": predicted, "waits": None}
+
+
 @dataclass(frozen=True)
 class _SubmitOptions:
-    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`."""
+    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`.
+    `answer` gets what became of it."""
 
     dry: bool
     script: bool
     allocation: Allocation | None
+    answer: SubmitAnswer
 
 
 def submit_one(
@@ -78,10 +121,11 @@ def submit_one(
     script: bool,
     yes: bool,
     wait: bool,
+    answer: SubmitAnswer,
 ) -> None:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
-    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None)
+    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None, answer)
     if how.allocation is not None and request.script is not None:
         raise no_script_here(str(request.script.path))
     if script and not dry_run:
@@ -101,18 +145,19 @@ def submit_one(
             _ask_first(prepared, request)
         _print_lines((*prepared.notes, *prepared.faster))
         if prepared.job_script is not None and prepared.job_script.array and not dry_run and how.allocation is None:
-            _submit_array(prepared, wait)
+            _submit_array(prepared, wait, answer)
             return
         submitted = _submit(prepared, None, how)
     if submitted is None:
         return
+    answer.add(submitted.run, submitted.run.resolved(), submitted.job_id, submitted.jobs, submitted.waits)
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         _print_record(submitted.run)
 
 
-def _submit_array(prepared: PreparedRun, wait: bool) -> None:
+def _submit_array(prepared: PreparedRun, wait: bool, answer: SubmitAnswer) -> None:
     """Submits an array of a job script as one array; on this machine runs its elements one after the other."""
     here, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
     if here:
@@ -121,9 +166,9 @@ def _submit_array(prepared: PreparedRun, wait: bool) -> None:
         sweep = submit_script_array(prepared, logs_folder())
     click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
     if here:
-        _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
+        _run_here(sweep, rows, answer, [str(row.resolved.row) for row in rows])
     else:
-        _follow_sweep(sweep, wait)
+        _follow_sweep(sweep, wait, answer)
 
 
 def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -> SubmittedRun | None:
@@ -132,6 +177,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     logs = logs_folder()
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
+        how.answer.plan([prepared])
         rows = overview(prepared, logs, here=how.allocation is not None)
         _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
         return None
@@ -172,6 +218,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
     if how.allocation is None:
         return resumption.start()
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
+    how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
     run_in(how.allocation, run, resolved)
     _print_record(run)
     return None
@@ -335,10 +382,10 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
 
 
 def submit_sweep(
-    request: Request, until: tuple[str, ...], dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool
+    request: Request, until: tuple[str, ...], max_parallel: int | None, skip_unfit: bool, answer: SubmitAnswer
 ) -> None:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
-    request = replace(request, until=parse_until(until))
+    request, dry_run, wait = replace(request, until=parse_until(until)), answer.dry, answer.wait
     if request.here:
         option = "--grid" if request.grid else "--sweep"
         raise ConfigError(f"--here runs one run, and {option} is many", "--row NAME names one of them")
@@ -352,8 +399,11 @@ def submit_sweep(
         prepared = prepared.without(refusal, skip_unfit)
         provenance = check_submission(prepared.rows, logs, dry_run)
     rows = prepared.rows
+    answer.left_out = {row.name: str(row.impossible) for row in prepared.impossible}
+    answer.left_out |= {name: str(fault) for name, fault in prepared.unfit.items()}
     here = rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
+        answer.plan(rows)
         _print_rows(prepared)
         _show_sweep(rows, here)
         return
@@ -361,23 +411,23 @@ def submit_sweep(
     _print_rows(prepared)
     click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
-        _run_here(sweep, rows)
+        _run_here(sweep, rows, answer)
         return
     try:
         queue_sweep(sweep, rows, max_parallel)
     except UserError:
-        _print_sweep(sweep, wait)
+        _print_sweep(sweep, wait, answer)
         raise
-    _follow_sweep(sweep, wait)
+    _follow_sweep(sweep, wait, answer)
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         words = f"{len(rows) - queued} of {len(rows)} runs were refused"
         raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request and submit those rows")
 
 
-def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+def _follow_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> None:
     """Prints the jobs of a sweep, and with `wait` follows its runs to their ends."""
-    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
+    interrupts = _interrupts(lambda: _print_sweep(sweep, wait, answer), wait)
     if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
@@ -414,27 +464,39 @@ def _on_cluster(run: RunFolder) -> str:
     return f" on cluster {cluster}" if (cluster := run.slurm_cluster()) else ""
 
 
-def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+def _print_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> None:
+    answer.sweep = sweep.id
     for job in sweep.jobs:
+        for run in job.runs:
+            answer.add(run, run.resolved(), newest_submission(run).get("job_id"), waits=job.waits)
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}{_on_cluster(job.runs[0])}")
         _print_waits(job.waits)
+    queued = {run.path for run in answer.folders}
+    for run in sweep.runs:
+        if run.path not in queued and (why := newest_submission(run).get("refused")):
+            answer.left_out[str(run.resolved().row)] = why
     for refusal in sweep.refusals:
         click.echo(f"not queued: {refusal}", err=True)
     if not wait and sweep.jobs:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> None:
+def _run_here(
+    sweep: SubmittedSweep, rows: Sequence[PreparedRun], answer: SubmitAnswer, names: Sequence[str] | None = None
+) -> None:
     """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names`: of
     the links to the runs, their numbers unless given."""
     queue_locally(sweep, names)
+    answer.sweep, answer.wait = sweep.id, True
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):
         submitted = start_queued(run, row)
         if submitted is None:
             click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
+            answer.left_out[str(row.resolved.row)] = "cancelled while it waited"
             continue
+        answer.add(run, row.resolved, submitted.job_id)
         started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
         interrupts = _interrupts(functools.partial(click.echo, started), wait=True)
         try:

@@ -15,7 +15,7 @@ from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Engine, Experiment, Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
 from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
-from hpc_gpt.settings.grid import Axis, with_grid
+from hpc_gpt.settings.grid import GridAxis, with_grid
 from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
@@ -60,7 +60,7 @@ class Request:
     until: Until | None = None
     script: ScriptRequest | None = None
     here: bool = False
-    grid: tuple[Axis, ...] = ()
+    grid: tuple[GridAxis, ...] = ()
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:

@@ -25,17 +25,17 @@ _CLOSES = {"[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
-class Axis:
+class GridAxis:
     """One key of a grid, with (the text as given, the value) of each of its values."""
 
     key: str
     values: tuple[tuple[str, Any], ...]
 
 
-def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[Axis, ...]:
+def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, ...]:
     """The axes of `--grid KEY=VALUE,VALUE`, each value read as `--set` reads one. ConfigError with every fault: no
     values, a value twice, a key that is unknown or given twice, a value of another type, more rows than `most`."""
-    asked, axes, faults = list[tuple[str, str, list[str]]](), list[Axis](), dict[str, str]()
+    asked, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), dict[str, str]()
     for text in texts:
         key, equals, raw = text.partition("=")
         key, items, where = key.strip(), list(_items(raw)), f"--grid {text}"
@@ -57,7 +57,7 @@ def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[Axis, ...]:
             if value in [other for _, other in values[:number]]:
                 faults[f"{where}: {item} is given twice"] = "leave one of them out"
             faults |= _faults_of(key, value, where)
-        axes.append(Axis(key, values))
+        axes.append(GridAxis(key, values))
     raise_faults(faults)
     return tuple(axes)
 
@@ -95,7 +95,7 @@ def _faults_of(key: str, value: Any, where: str) -> Mapping[str, str]:
     return {}
 
 
-def with_grid(file: ExperimentFile, axes: Sequence[Axis], row: str | None) -> ExperimentFile:
+def with_grid(file: ExperimentFile, axes: Sequence[GridAxis], row: str | None) -> ExperimentFile:
     """The file with the rows of a grid, over its `row` if it has rows of its own. ConfigError without that row."""
     if file.rows is not None and row is None:
         known = ", ".join(each.name for each in file.possible[:5])
@@ -106,7 +106,7 @@ def with_grid(file: ExperimentFile, axes: Sequence[Axis], row: str | None) -> Ex
     return replace(file, tables=tables, rows=tuple(_rows(axes)), stated=stated)
 
 
-def _rows(axes: Sequence[Axis]) -> Iterator[SweepRow]:
+def _rows(axes: Sequence[GridAxis]) -> Iterator[SweepRow]:
     ends = [axis.key.rpartition(".")[2] for axis in axes]
     heads = [end if ends.count(end) == 1 else axis.key for end, axis in zip(ends, axes, strict=True)]
     names = set[str]()
