@@ -62,7 +62,7 @@ def reader_left() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-class _JsonLines(io.TextIOBase):
+class _Lines(io.TextIOBase):
     """Each line that is written, as a JSON object with `time` and `progress` on another stream."""
 
     encoding, errors = "utf-8", "replace"  # click would make a stream of its own otherwise
@@ -79,13 +79,13 @@ class _JsonLines(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def json_lines(wanted: bool = True) -> Iterator[TextIO]:
+def progress_as_json(wanted: bool = True) -> Iterator[TextIO]:
     """In the block, what is printed for people is lines of JSON on stderr. Gives the stdout that is kept for the one
     object of `--json`."""
     out = sys.stdout
     with contextlib.ExitStack() as stack:
         if wanted:
-            lines = _JsonLines(sys.stderr)
+            lines = _Lines(sys.stderr)
             stack.callback(lines.write, "\n")
             stack.enter_context(contextlib.redirect_stdout(lines))
             stack.enter_context(contextlib.redirect_stderr(lines))
@@ -95,7 +95,7 @@ def json_lines(wanted: bool = True) -> Iterator[TextIO]:
 @contextlib.contextmanager
 def at_work(wanted: bool) -> Iterator[None]:
     """In the block, every PROGRESS_S a line of JSON on stderr says how long it has lasted."""
-    over, began, lines = threading.Event(), time.monotonic(), _JsonLines(sys.stderr)
+    over, began, lines = threading.Event(), time.monotonic(), _Lines(sys.stderr)
 
     def tell() -> None:
         while not over.wait(PROGRESS_S):

@@ -68,6 +68,7 @@ def wheel(tmp_path_factory):
     parts = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("hpc_gpt", "templates", "experiments"):
         shutil.copytree(REPOSITORY / folder, source / folder, ignore=parts)
+    shutil.copytree(REPOSITORY / "docs" / "schemas", source / "docs" / "schemas")
     for file in ("setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / file, source)
     for kind in ("sdist", "wheel"):

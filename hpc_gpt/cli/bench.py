@@ -28,7 +28,7 @@ from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request
-from hpc_gpt.output import json_lines
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import width
@@ -128,7 +128,7 @@ def bench(
     """
     from hpc_gpt.bench.peer import prepare_peer, read_peers  # needs numpy
 
-    out = click.get_current_context().with_resource(json_lines()) if as_json else None
+    out = click.get_current_context().with_resource(progress_as_json()) if as_json else None
     _check_count("--rounds", rounds)
     _check_count("--steps", steps)
     read_peers(peers, patterns)

@@ -8,7 +8,7 @@ import click
 
 from hpc_gpt.cli.requests import chosen_runs, json_option, print_runs, runs_argument
 from hpc_gpt.errors import ConfigError, SlurmUnreachable
-from hpc_gpt.output import json_lines
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.watch.control import cancel_run, describe, nothing_to
 from hpc_gpt.watch.status import RunStatus, ask_status, await_lost, read_status, silence_note
@@ -31,7 +31,7 @@ def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
         raise ConfigError("with --json nothing is asked", "add --yes")
     rows: list[dict[str, Any]] = []
     try:
-        with json_lines(as_json):
+        with progress_as_json(as_json):
             _cancel(chosen_runs(names), yes, rows)
     finally:
         if rows:

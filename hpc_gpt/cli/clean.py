@@ -12,7 +12,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.output import json_lines
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.disk_space import free_bytes
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.terminal import ProgressLine
@@ -54,7 +54,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
             raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}",
                             f"hpc-gpt stop {room.run.run_id} first, or wait for its end")  # fmt: skip
     done: list[RunRoom] = []
-    with json_lines(as_json):
+    with progress_as_json(as_json):
         for room in rooms:
             if yes and room.goes and not room.refused:
                 progress.show(f"{room.run.run_id}: removing {len(room.goes)} of its files, {show_bytes(room.bytes)}")

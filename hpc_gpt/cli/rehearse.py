@@ -20,7 +20,7 @@ from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import Request, choose_profile, with_small
-from hpc_gpt.output import json_lines
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.smoke import sizes_beside
 
@@ -61,7 +61,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, script_as_it_is, with_slurm_profile  # needs numpy
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
-    out = click.get_current_context().with_resource(json_lines(as_json))
+    out = click.get_current_context().with_resource(progress_as_json(as_json))
     if keep is not None:
         with OsErrorAs(ConfigError, f"--keep {keep}", "name a folder that you can write"):
             keep.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.files import logs_folder
-from hpc_gpt.output import json_lines
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.find_runs import named_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.watch.control import ask_runs, await_answer
@@ -26,10 +26,10 @@ def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, verb, runs.")
 
 
-def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool) -> None:
+def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = False) -> None:
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
     rows = []
-    with json_lines(as_json):
+    with progress_as_json(as_json):
         answers = ask_runs(chosen_runs(names), verb)
         for asked in answers:
             click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)

@@ -31,15 +31,15 @@ PLACE = 50
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
 @click.option("--here", is_flag=True, envvar="HPC_GPT_HERE",
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
-@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE",
+@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", envvar="HPC_GPT_GRID",
               help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
 @click.option("--max-rows", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-              help="With --grid: the most rows.")  # fmt: skip
+              envvar="HPC_GPT_MAX_ROWS",              help="With --grid: the most rows.")  # fmt: skip
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", envvar="HPC_GPT_MAX_PARALLEL",
               help="With --sweep or --grid: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True,
+@click.option("--json", "as_json", is_flag=True, envvar="HPC_GPT_JSON",
               help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
@@ -87,14 +87,14 @@ def submit(
     hpc-gpt submit demo --set train.steps=20 --tp 1
     hpc-gpt submit --time 2:00:00 train.slurm --lr 3e-4
     hpc-gpt submit memory-ladder --sweep --skip-unfit
-    hpc-gpt submit exp.toml --grid train.lr=1e-4,3e-4 --grid layout.tp=2,4 --dry-run
+    hpc-gpt submit demo --grid train.lr=1e-4,3e-4 --grid layout.tp=1,2 --dry-run
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
     hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
     from hpc_gpt.cli.submitting import SubmitAnswer, submit_one, submit_sweep, with_axes
-    from hpc_gpt.output import json_lines
+    from hpc_gpt.output import progress_as_json
 
     if as_json and script:
         raise ConfigError("--script prints the script, and --json one object", "give one of the two")
@@ -104,7 +104,7 @@ def submit(
         request = with_axes(request, grid, max_rows)
     answer = SubmitAnswer(dry_run, wait)
     try:
-        with json_lines(as_json):
+        with progress_as_json(as_json):
             if resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
                 submit_sweep(request, until, max_parallel, skip_unfit, answer)
             else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpc_gpt.runs.after_jobs import held_steps, hold_back
 from hpc_gpt.runs.branches import is_read, put_back, reserved_steps, set_aside_to_delete
-from hpc_gpt.runs.checkpoints import DAMAGED, DELETING, has_all_bytes, list_complete, set_aside, step_in
+from hpc_gpt.runs.checkpoints import DAMAGED, DELETING, WRITING, has_all_bytes, list_complete, set_aside, step_in
 
 # Why a checkpoint is kept that nothing but a job of [after] needs, which may end at any time.
 HELD = "a job of [after] needs it"
@@ -81,7 +81,7 @@ class Retention:
 def rename_to_delete(path: Path) -> list[str]:
     """Renames a checkpoint for `Removal`; its name, unless a branch has just reserved it or another has removed it."""
     with contextlib.suppress(FileNotFoundError):
-        if path.name.startswith(DAMAGED):
+        if path.name.startswith((DAMAGED, WRITING)):
             set_aside(path, DELETING)
             return [path.name]
         return [path.name] if set_aside_to_delete(path) is not None else []

@@ -28,7 +28,6 @@ from hpc_gpt.runs.checkpoints import (
     faults_of,
     has_all_bytes,
     list_complete,
-    set_aside,
     step_in,
 )
 from hpc_gpt.runs.disk_space import bytes_in, run_sizes
@@ -64,9 +63,6 @@ class RoomPiece:
     bytes: int
     why: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.path.name, "path": str(self.path), "bytes": self.bytes, "why": self.why}
-
 
 @dataclass
 class RunRoom:
@@ -87,7 +83,12 @@ class RunRoom:
         return sum(piece.bytes for piece in self.goes)
 
     def to_dict(self) -> dict[str, Any]:
-        pieces = {name: [piece.to_dict() for piece in getattr(self, name)] for name in ("goes", "stays")}
+        pieces = {
+            kind: [
+                {"name": one.path.name, "path": str(one.path), "bytes": one.bytes, "why": one.why} for one in of_kind
+            ]
+            for kind, of_kind in (("goes", self.goes), ("stays", self.stays))
+        }
         why = {"refused": self.refused or None, "lives": self.lives, "fault": self.fault or None}
         return {"run": self.run.run_id, "folder": str(self.run.path), "state": self.state, **why,
                 "bytes": self.bytes, **pieces}  # fmt: skip
@@ -96,35 +97,34 @@ class RunRoom:
 def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_all_bytes) -> list[RunRoom]:
     """What may go of each run; only checkpoints that are sound count as kept. Raises RunFolderError."""
     statuses, silence = ask_status(runs)
+    rooms = [RunRoom(run, status.state) for run, status in zip(runs, statuses, strict=True)]
     roots = {logs_folder(), *(run.path.parent.parent for run in runs)}
     children = [run for root in roots for run in list_runs(root) if (run.path / RESUMED_FROM).exists()]
     children = [run for run in children if waits_for_parent(run)]
-    return [_look(run, status, rules, silence, is_sound, children) for run, status in zip(runs, statuses, strict=True)]
+    for room, status in zip(rooms, statuses, strict=True):
+        run = room.run
+        if why := _may_live(run, status, silence):
+            room.refused, room.lives = why, True
+        elif (ago_s := _ended_ago_s(run)) < rules.older_s:
+            room.refused = f"it ended {show_duration(ago_s)} ago"
+        elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
+            room.refused = room.fault = f"you may not change it: it is {user_name(run.path.stat().st_uid)}'s"
+        elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
+            room.refused = "its program's checkpoints are not ours to judge: remove them by hand"
+        else:
+            with _fault_of(room):
+                _sort_out(room, rules, is_sound, children)
+    return rooms
 
 
-def _look(
-    run: RunFolder,
-    status: RunStatus,
-    rules: CleanRules,
-    silence: str,
-    is_sound: IsSound,
-    children: Sequence[RunFolder],
-) -> RunRoom:
-    room = RunRoom(run, status.state)
-    if why := _may_live(run, status, silence):
-        room.refused, room.lives = why, True
-    elif (ago_s := _ended_ago_s(run)) < rules.older_s:
-        room.refused = f"it ended {show_duration(ago_s)} ago"
-    elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
-        room.refused = room.fault = f"you may not change it: it is {user_name(run.path.stat().st_uid)}'s"
-    elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
-        room.refused = "its program's checkpoints are not ours to judge: remove them by hand"
-    else:
-        try:
-            _sort_out(room, rules, is_sound, children)
-        except OSError as fault:
-            room.refused = room.fault = f"it cannot be read: {fault.filename}: {fault.strerror}"
-    return room
+@contextlib.contextmanager
+def _fault_of(room: RunRoom) -> Iterator[None]:
+    """Notes what the disk, or another process, refuses in the block."""
+    try:
+        yield
+    except (UserError, OSError) as fault:
+        words = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
+        room.refused = room.fault = words
 
 
 def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
@@ -188,14 +188,10 @@ def _steps_for(run: RunFolder, children: Sequence[RunFolder]) -> set[int]:
     newest = next((step_in(path.name) for path in list_complete(run.checkpoints) if has_all_bytes(path)), -1)
     steps = set()
     for child in children:
-        with contextlib.suppress(RunFolderError):  # it resumes from itself
+        with contextlib.suppress(RunFolderError, OSError):  # it resumes from itself, or its parent is gone
             sources = checkpoint_sources(child)[1:]
-            steps |= {newest if step is None else step for source, step in sources if _is_same(source, run)}
+            steps |= {newest if step is None else step for source, step in sources if source.path.samefile(run.path)}
     return steps
-
-
-def _is_same(one: RunFolder, other: RunFolder) -> bool:
-    return one.path.resolve() == other.path.resolve()
 
 
 def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> RunRoom:
@@ -204,20 +200,14 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     they were written; of a very large one only their sizes are compared."""
     is_sound = functools.cache(_is_sound)
     removal = Removal(run.checkpoints, Retention())
-    try:
-        look([run], rules, is_sound)  # reads, which may take a minute, while a job may still take the lock
-        with _locked(run):
-            (room,) = look([run], rules, is_sound)
-            for piece in () if room.refused else room.goes:
-                if piece.path.name.startswith(WRITING):
-                    set_aside(piece.path, DELETING)
-                elif not piece.path.name.startswith(DELETING) and piece.path.parent == run.checkpoints:
-                    rename_to_delete(piece.path)
-    except (UserError, OSError) as fault:
-        words = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
-        return RunRoom(run, "unknown", refused=words, fault=words)
-    if room.refused:
-        return room
+    (before,) = look([run], rules, is_sound)  # reads, which may take a minute, while a job may still take the lock
+    with _fault_of(before), _locked(run):
+        (room,) = look([run], rules, is_sound)
+        for piece in () if room.refused else room.goes:
+            if piece.path.parent == run.checkpoints and not piece.path.name.startswith(DELETING):
+                rename_to_delete(piece.path)
+    if before.fault or room.refused:
+        return before if before.fault else room
     removal.begin()
     while not removal.wait(_REPORT_S):
         say(f"{run.run_id}: {len(list(run.checkpoints.glob(f'{DELETING}*')))} of {len(room.goes)} are still there")

@@ -120,6 +120,15 @@ def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
     assert keeps_one.apply(knowing.checkpoints, 12) == ["step-00000004"]
 
 
+def test_a_training_removes_nothing_that_an_export_reads(first):
+    with branches.reading(first):
+        assert Retention(keep_last=1).apply(first.checkpoints, 12) == []
+        aside = branches.set_aside(first.checkpoints / "step-00000004", ".deleting-")
+        assert branches.put_back(aside), "whoever deletes asks last"
+    assert Retention(keep_last=1).apply(first.checkpoints, 12) == ["step-00000008", "step-00000004"]
+    assert list((first.path / "branches").iterdir()) == []
+
+
 @pytest.mark.parametrize("remover", ["retention", "after", "deletion"])
 def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, knowing, monkeypatch, remover):
     own, rename = begun_from(tmp_path, None), branches.set_aside

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.files import logs_dir, write_once
+from hpc_gpt.launch.past_timings import PastTimings
+from hpc_gpt.launch.resumption import prepare_resumption
+from hpc_gpt.launch.until import Until
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.after_jobs import AfterJob
-from hpc_gpt.runs.branches import ResumptionHold, reading
+from hpc_gpt.runs.branches import ResumptionHold, is_read, reading, reserved_steps
 from hpc_gpt.runs.lineage import RESUMED_FROM, Parent
+from hpc_gpt.runs.retention import rename_to_delete
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
@@ -156,6 +160,23 @@ def test_what_a_job_of_after_needs_and_what_is_read_stays():
     assert steps_of(run) == []
 
 
+def test_a_new_run_that_resumes_leaves_a_note_in_the_run_that_has_the_checkpoint():
+    run = ended_run(10, 20)
+    prepared, _ = prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
+    child = make_run(logs_dir())
+    prepared.hold.place(child.path)
+    assert reserved_steps(run.path) == {20}
+
+
+def test_nothing_goes_while_a_resumption_is_submitted(monkeypatch):
+    run = ended_run(10, 20)
+    seen = []
+    monkeypatch.setattr("hpc_gpt.cli.submitting.choose_resumption", lambda run, *_: seen.append(is_read(run.path)) or 1)
+    assert in_process("submit", "--resume", run.path).code == 1
+    assert seen == [True]
+    assert not is_read(run.path)
+
+
 def test_what_another_may_be_starting_is_refused(monkeypatch):
     monkeypatch.setattr("hpc_gpt.watch.clean._REPORT_S", 0.1)
     run = ended_run(10, 20)
@@ -164,6 +185,25 @@ def test_what_another_may_be_starting_is_refused(monkeypatch):
     assert done.code == 1
     assert "held by process 7 on gone-1" in done.stderr
     assert steps_of(run) == [10, 20]
+
+
+def test_what_the_disk_refuses_is_a_line_and_what_was_renamed_goes_next_time(monkeypatch):
+    run = ended_run(10, 20, 30)
+    calls = itertools.count()
+
+    def refuse_the_second(path):
+        if next(calls):
+            raise PermissionError(13, "Permission denied", str(path))
+        return rename_to_delete(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_gpt.watch.clean.rename_to_delete", refuse_the_second)
+        done = in_process("clean", run.path, "--yes")
+    assert done.code == 1
+    assert f"{run.checkpoints}/step-00000010: Permission denied\n" in done.stderr
+    assert not lock.lock_path(run).exists()
+    cleaned(run.path, "--yes")
+    assert steps_of(run) == [30]
 
 
 def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
@@ -187,6 +227,9 @@ def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
     sizes = json.loads(in_process("status", run.path, "--sizes", "--json").stdout)["runs"][0]["sizes"]
     assert sizes["caches"] == kept.stat().st_size
     assert sizes["checkpoints"] == sum(path.stat().st_size for path in run.checkpoints.rglob("*") if path.is_file())
+    shown = in_process("status", run.path, "--sizes")
+    assert shown.stderr == "next: hpc-gpt clean RUN lists what may go\n"
+    assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "caches", "other", "in", "all"]
     assert [piece["name"] for piece in cleaned(run.path, "--yes")["runs"][0]["goes"]] == [kept.name]
     assert not kept.exists()
     assert run.record.exists()
