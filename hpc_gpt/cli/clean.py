@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import progress_as_json
@@ -19,7 +20,6 @@ from hpc_gpt.terminal import ProgressLine
 from hpc_gpt.words import counted, plain, show_bytes
 
 if TYPE_CHECKING:
-    from hpc_gpt.runs.run_folder import RunFolder
     from hpc_gpt.watch.clean import RunRoom
 
 PLACE = 175
@@ -38,7 +38,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     Checkpoints but for the newest sound one, and what report keeps of their logs; with the size of each, and why it may
     go. What never goes: records, logs, scripts, data; a checkpoint from which another run began that has none of its
     own, that a job of [after] needs, or that an export reads; and anything of a run that trains, waits or may: if Slurm
-    does not answer, that is not known. Also those that train.save_at and keep_every name go. RUN is as for stop, or a
+    does not answer, that is not known. What train.save_at and keep_every name goes, too. RUN is as for stop, or a
     folder of runs. Exit 2 if a RUN that is named trains, waits or may; 1 if something of a run could not be removed.
     """
     from hpc_gpt.watch.clean import CleanRules, look
@@ -47,12 +47,14 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     rules = CleanRules(_kept(keep), _seconds(older))
     progress = ProgressLine()
     runs = find_runs(names, logs_folder())
-    named = {run.path for name in names if singles_out(name) for run in _only(find_runs([name], logs_folder()))}
+    of_names = [find_runs([name], logs_folder()) for name in names if singles_out(name)]
+    named = {found[0].path for found in of_names if len(found) == 1}  # not as one of a sweep
     rooms = look(runs, rules)
     for room in rooms:
         if room.lives and room.run.path in named:
-            raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}",
-                            f"hpc-gpt stop {room.run.run_id} first, or wait for its end")  # fmt: skip
+            again = f"hpc-gpt status {room.run.run_id} once Slurm answers says whether it has ended"
+            hint = f"hpc-gpt stop {room.run.run_id} first, or wait for its end" if room.state in LIVE else again
+            raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}", hint)
     done: list[RunRoom] = []
     with progress_as_json(as_json):
         for room in rooms:
@@ -60,7 +62,8 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
                 progress.show(f"{room.run.run_id}: removing {len(room.goes)} of its files, {show_bytes(room.bytes)}")
                 room = remove(room.run, rules, progress.show)
             done.append(room)
-    progress.end()
+    if yes:
+        progress.end()
     total, free = sum(room.bytes for room in done if not room.refused), free_bytes(logs_folder())
     if as_json:
         rows = [room.to_dict() for room in done]
@@ -89,11 +92,6 @@ def _print(room: RunRoom, removed: bool) -> None:
     for verb, pieces in (("gone" if removed else "may go", room.goes), ("stays", room.stays)):
         for piece in pieces:
             click.echo(plain(f"  {verb:6}  {piece.path.name}  {show_bytes(piece.bytes)}: {piece.why}"))
-
-
-def _only(found: list[RunFolder]) -> list[RunFolder]:
-    """The run, if it is one and no sweep."""
-    return found if len(found) == 1 else []
 
 
 def _kept(text: str) -> int:

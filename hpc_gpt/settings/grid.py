@@ -86,9 +86,9 @@ def _faults_of(key: str, value: Any, where: str) -> Mapping[str, str]:
     """{fault: hint} of one value of a key."""
     tables: dict[str, Any] = {}
     try:
+        if key == "name":
+            return {f"{where}: name is the file's own": "give a key of hpc-gpt help keys"}
         set_dotted(tables, key, value)
-        if tables.pop("name", None) is not None or "extends" in tables or "rows" in tables:
-            return {f"{where}: {key} is the file's own": "give a key of hpc-gpt help keys"}
         check_tables({"name": "grid", **tables}, Experiment, where, {key})
     except ConfigError as fault:
         return {line.replace("your options", where, 1): fault.hint for line in str(fault).splitlines()}
