@@ -45,6 +45,7 @@ from hpc_gpt.launch.sweep import (
     write_sweep,
 )
 from hpc_gpt.launch.until import parse_until
+from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.plan.table import count_text
 from hpc_gpt.runs.branches import reading
 from hpc_gpt.runs.find_runs import find_run
@@ -81,9 +82,9 @@ class SubmitAnswer:
         runs = [{**run, "state": state} for run, state in zip_longest(self.runs, states)]
         return {"schema": 1, "dry_run": self.dry, "sweep": self.sweep, "runs": runs, "left_out": self.left_out}
 
-    def plan(self, rows: Sequence[PreparedRun]) -> None:
-        """Adds runs that would be submitted."""
-        self.runs += [self._run(row.resolved, row.prediction.tables if row.prediction else None) for row in rows]
+    def would(self, resolved: Resolved, prediction: Prediction | None = None) -> None:
+        """Adds a run that would be submitted."""
+        self.runs.append(self._run(resolved, prediction.tables if prediction is not None else None))
 
     def add(
         self, run: RunFolder, resolved: Resolved, job: str | None, jobs: Sequence[str] = (), waits: str = ""
@@ -95,7 +96,7 @@ class SubmitAnswer:
 
     def _run(self, resolved: Resolved, predicted: Mapping[str, Any] | None = None) -> dict[str, Any]:
         places = dict.fromkeys(("run", "folder", "job"))
-        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": resolved.form.shown_layout}
+        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": resolved.form.shown_layout or None}
         of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
         return {**places, "jobs": [], **of, **sizes, "predicted": predicted, "waits": None}
 
@@ -177,7 +178,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     logs = logs_folder()
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
-        how.answer.plan([prepared])
+        how.answer.would(prepared.resolved, prepared.prediction)
         rows = overview(prepared, logs, here=how.allocation is not None)
         _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
         return None
@@ -213,6 +214,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
             *of_run(resolved),
             ("would run", f"the run's own {run.job_script}"),
         ]
+        how.answer.would(resolved)
         _show(resolved, text, rows, how)
         return None
     if how.allocation is None:
@@ -403,7 +405,8 @@ def submit_sweep(
     answer.left_out |= {name: str(fault) for name, fault in prepared.unfit.items()}
     here = rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
-        answer.plan(rows)
+        for row in rows:
+            answer.would(row.resolved, row.prediction)
         _print_rows(prepared)
         _show_sweep(rows, here)
         return

@@ -52,6 +52,9 @@ def test_stdout_is_one_object_and_stderr_lines_of_json(tmp_path):
     said = [json.loads(line) for line in done.stderr.splitlines()]
     assert all(set(line) == {"time", "progress"} for line in said)
     assert any(line["progress"].startswith("started ") for line in said)
+    for words in (["--resume", run["run"], "--until", "steps=9"], ["--branch", run["run"], "--until", "steps=9"]):
+        [again] = json.loads(in_process("submit", *words, "--dry-run", "--json").stdout)["runs"]
+        assert (again["run"], again["layout"]) == (None, "tp1-pp1-dp1")
     failed = hpc_gpt("submit", tiny, "--set", "train.lrr=1", "--json")
     assert (failed.code, failed.stdout) == (2, "")
 
