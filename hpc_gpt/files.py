@@ -290,6 +290,12 @@ def experiments_dir() -> Path:
     return _beside_or_inside("experiments")
 
 
+def schemas_dir() -> Path:
+    """The folder of the JSON schemas of what the verbs print with --json."""
+    inside = _PACKAGE / "schemas"
+    return inside if inside.is_dir() else _PACKAGE.parent / "docs" / "schemas"
+
+
 def config_dir() -> Path:
     """The user's own folder: `$HPC_GPT_CONFIG`, else `hpc-gpt` under `$XDG_CONFIG_HOME` or `~/.config`."""
     return _user_folder("HPC_GPT_CONFIG", "XDG_CONFIG_HOME", ".config")

@@ -1,10 +1,18 @@
 """stdout and stderr whose reader may leave, as `| head` does: the command continues and does all of its work."""
 
+import contextlib
 import io
+import json
 import os
 import select
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO
 
+# Between two lines of a verb with `--json` on how long it has lasted.
+PROGRESS_S = 5.0
 _left: set[int] = set()
 
 
@@ -52,3 +60,50 @@ def reader_left() -> bool:
     poll = select.poll()
     poll.register(1, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+class _Lines(io.TextIOBase):
+    """Each line that is written, as a JSON object with `time` and `progress` on another stream."""
+
+    encoding, errors = "utf-8", "replace"  # click would make a stream of its own otherwise
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._rest = stream, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(None, map(str.strip, lines)):
+            self._stream.write(json.dumps({"time": time.time(), "progress": line}) + "\n")
+        self._stream.flush()
+        return len(text)
+
+
+@contextlib.contextmanager
+def progress_as_json(wanted: bool = True) -> Iterator[TextIO]:
+    """In the block, what is printed for people is lines of JSON on stderr. Gives the stdout that is kept for the one
+    object of `--json`."""
+    out = sys.stdout
+    with contextlib.ExitStack() as stack:
+        if wanted:
+            lines = _Lines(sys.stderr)
+            stack.callback(lines.write, "\n")
+            stack.enter_context(contextlib.redirect_stdout(lines))
+            stack.enter_context(contextlib.redirect_stderr(lines))
+        yield out
+
+
+@contextlib.contextmanager
+def at_work(wanted: bool) -> Iterator[None]:
+    """In the block, every PROGRESS_S a line of JSON on stderr says how long it has lasted."""
+    over, began, lines = threading.Event(), time.monotonic(), _Lines(sys.stderr)
+
+    def tell() -> None:
+        while not over.wait(PROGRESS_S):
+            lines.write(f"at work for {time.monotonic() - began:.0f} s\n")
+
+    if wanted:
+        threading.Thread(target=tell, name="at work", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -43,7 +43,7 @@ MAY_IMPORT = {
         "model",
     },
     "chain": {"ends", "readers"},
-    "watch": {"terminal", "settings", "engines", "runs", "slurm", "ends"},
+    "watch": {"terminal", "settings", "engines", "runs", "slurm", "ends", "readers"},
     "launch": {
         "terminal",
         "settings",

@@ -31,7 +31,7 @@ def test_every_package_is_named(setup):
     packages = {
         ".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "hpc_gpt").rglob("__init__.py")
     }
-    assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments"}
+    assert named == packages | {"hpc_gpt.templates", "hpc_gpt.experiments", "hpc_gpt.schemas"}
 
 
 def test_every_data_file_among_the_code_is_carried(setup):
@@ -68,6 +68,7 @@ def wheel(tmp_path_factory):
     parts = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("hpc_gpt", "templates", "experiments"):
         shutil.copytree(REPOSITORY / folder, source / folder, ignore=parts)
+    shutil.copytree(REPOSITORY / "docs" / "schemas", source / "docs" / "schemas")
     for file in ("setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / file, source)
     for kind in ("sdist", "wheel"):

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from hpc_gpt import __version__
 from hpc_gpt.errors import UserError
-from hpc_gpt.output import outlive_readers
+from hpc_gpt.output import at_work, outlive_readers
 
 # (places below this, the title of the verbs there) in `hpc-gpt --help`.
 _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
@@ -159,7 +159,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
-        code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
+        with at_work("--json" in arguments):
+            code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as fault:

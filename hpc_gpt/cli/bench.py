@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -28,6 +28,7 @@ from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.terminal import width
@@ -127,12 +128,13 @@ def bench(
     """
     from hpc_gpt.bench.peer import prepare_peer, read_peers  # needs numpy
 
+    out = click.get_current_context().with_resource(progress_as_json()) if as_json else None
     _check_count("--rounds", rounds)
     _check_count("--steps", steps)
     read_peers(peers, patterns)
     if ladder is not None:
         _check_ladder()
-        _climb(request, ladder, steps, rounds or 1, as_json)
+        _climb(request, ladder, steps, rounds or 1, out)
         return
     asked = _asked(request, engines, micro_batches, steps)
     found = prepare_cells(asked)
@@ -143,7 +145,7 @@ def bench(
     predictions = [cell.prepared.prediction for cell in found.cells if cell.prepared]
     for line in dict.fromkeys(each.line for each in predictions if each):
         click.echo(line, err=True)
-    _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), as_json)
+    _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), out)
 
 
 def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchRequest:
@@ -162,7 +164,7 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
     )
 
 
-def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_json: bool) -> None:
+def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: TextIO | None) -> None:
     """Runs a ladder rung by rung."""
     from hpc_gpt.bench.ladder import prepare_ladder
 
@@ -170,7 +172,7 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_jso
     found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))
     for note in found.notes:
         click.echo(note, err=True)
-    _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, as_json, found)
+    _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, out, found)
 
 
 def _check_ladder() -> None:
@@ -197,10 +199,11 @@ def _run(
     name: str,
     cells: Sequence[BenchCell],
     rounds: int,
-    as_json: bool,
+    out: TextIO | None,
     ladder: PreparedLadder | None = None,
 ) -> None:
-    """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns."""
+    """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns. `out`
+    gets the object of --json."""
     from hpc_gpt.bench.bench_run import Bench, make_folder
     from hpc_gpt.launch.submission import check_submission
 
@@ -218,18 +221,18 @@ def _run(
             click.echo(f"{words} kept in {bench_run.folder.path}", err=True)
             raise
         finally:
-            _print(bench_run, as_json, ladder)
+            _print(bench_run, out, ladder)
     bench_run.check_rows(is_ladder=ladder is not None)
 
 
-def _print(bench_run: Bench, as_json: bool, ladder: PreparedLadder | None) -> None:
+def _print(bench_run: Bench, out: TextIO | None, ladder: PreparedLadder | None) -> None:
     from hpc_gpt.bench.bench_run import bench_text, tables_of
     from hpc_gpt.bench.ladder import ladder_json, ladder_text
 
     rows = bench_run.rows
-    if as_json:
+    if out is not None:
         more = {"ladder": ladder_json(ladder.ladder, ladder.rungs, rows)} if ladder else {}
-        click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False))
+        click.echo(json.dumps(tables_of(rows, bench_run.folder) | more, indent=1, allow_nan=False), file=out)
     else:
         text = ladder_text(ladder.ladder, ladder.rungs, rows, width()) if ladder else bench_text(rows, width())
         click.echo(text, nl=False)

@@ -1,12 +1,15 @@
 """hpc-gpt cancel"""
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from hpc_gpt.cli.requests import chosen_runs, runs_argument
-from hpc_gpt.errors import SlurmUnreachable
-from hpc_gpt.runs.run_folder import IN_QUEUE
+from hpc_gpt.cli.requests import chosen_runs, json_option, print_runs, runs_argument
+from hpc_gpt.errors import ConfigError, SlurmUnreachable
+from hpc_gpt.output import progress_as_json
+from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.watch.control import cancel_run, describe, nothing_to
 from hpc_gpt.watch.status import RunStatus, ask_status, await_lost, read_status, silence_note
 
@@ -16,14 +19,29 @@ PLACE = 110
 @click.command()
 @runs_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def cancel(names: tuple[str, ...], yes: bool) -> None:
+@json_option
+def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Cancel runs, queued or running.
 
     The job is gone; what was saved stays. Asks first on a terminal. Exit 1, as of stop, save and requeue, if none of
     the runs is queued or running. RUN is a run id, its begin or its end, a job id, an experiment with one run, or a
     folder; a sweep's id, folder or array means its runs.
     """
-    runs = chosen_runs(names)
+    if as_json and sys.stdin.isatty() and not yes:
+        raise ConfigError("with --json nothing is asked", "add --yes")
+    rows: list[dict[str, Any]] = []
+    try:
+        with progress_as_json(as_json):
+            _cancel(chosen_runs(names), yes, rows)
+    finally:
+        if rows:
+            print_runs("cancel", rows, as_json)
+    if not any(row["cancelled"] for row in rows):
+        sys.exit(1)
+
+
+def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) -> None:
+    """Cancels runs and adds what became of each to `done`. SlurmUnreachable if that is not known of one."""
     rows, silence = ask_status(runs, _print_known)
     if silence:
         click.echo(silence_note(silence), err=True)
@@ -33,25 +51,26 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
         if not click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", err=True):
             click.echo("nothing was cancelled", err=True)
             sys.exit(1)
-    taken, unknown = False, None
+    unknown = None
     for run, row in zip(runs, rows, strict=True):
         try:
             row = await_lost(run) or row
         except SlurmUnreachable as fault:
             unknown = fault
             continue
-        job_id = cancel_run(run, row if row.scheduler == "slurm" else None)
+        job_id, words = cancel_run(run, row if row.scheduler == "slurm" else None), "cancelled"
         if job_id is None:
             now = row if row.scheduler == "slurm" else read_status([run])[0]
-            click.echo(f"{run.run_id}: {nothing_to('cancel', now)}", err=True)
+            words = nothing_to("cancel", now)
+            click.echo(f"{run.run_id}: {words}", err=True)
         else:
-            taken = True
             click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
             click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
+        own = None if job_id == IN_QUEUE else job_id
+        done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": own,
+                     "words": words})  # fmt: skip
     if unknown is not None:
         raise unknown
-    if not taken:
-        sys.exit(1)
 
 
 def _print_known(rows: list[RunStatus]) -> None:

@@ -172,7 +172,7 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 def _request(values: dict[str, Any]) -> Request:
     from hpc_gpt.launch.request import Request, ScriptRequest
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, OF_A_MODEL, parse_override
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, gives_way, parse_override
 
     ctx = click.get_current_context()
     check_variables(ctx)
@@ -198,15 +198,9 @@ def _request(values: dict[str, Any]) -> Request:
     # Before anything can fail: an error may be of such a value, and names its key.
     if said := _by_environment(ctx, [key for key in by_variable if key not in on_line]):
         click.echo(f"from the environment: {', '.join(said)}", err=True)
-    if "layout.nodes" in overrides and "layout.gpus" not in overrides:
-        overrides["layout.gpus"] = None  # those of the nodes, not the experiment's number
-    elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
-        overrides["layout.nodes"] = None
     if not named and overrides.get("train.init") and not {"model.preset", "model.hf", "model.hidden"} & set(overrides):
         overrides["model.hf"] = overrides["train.init"]  # which gives the shape, as no EXPERIMENT does
-    if "model.preset" in overrides or "model.hf" in overrides:
-        # Its sizes, not those of the experiment's own model.
-        overrides = dict.fromkeys(("model.preset", *OF_A_MODEL)) | overrides
+    overrides = dict.fromkeys(gives_way(overrides)) | overrides
     sized = bool(
         _SIZES & {*by_option, *by_variable}
         or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)

@@ -10,6 +10,7 @@ from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.engines import engines as all_engines
 from hpc_gpt.engines.base.facts import MEASURED_ON
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.files import schemas_dir
 from hpc_gpt.keys import Key, keys_of
 from hpc_gpt.launch.render import variables
 from hpc_gpt.runs.record import Record
@@ -43,6 +44,8 @@ micro_batch = 1
 #   hpc-gpt submit NAME --row b8       another row
 #   hpc-gpt submit NAME --sweep        all rows: one array for each set of rows that ask Slurm for the same, single
 #                                      jobs for the others; --cluster local runs them here, one after the other
+#   hpc-gpt submit NAME --row b8 --grid train.lr=1e-4,3e-4 --grid train.seed=1,2    rows over a row, for this once; of a
+#                                      file without [rows] leave --row out
 #   hpc-gpt submit NAME --row b8 --smoke      the same engine and switches, tiny, five steps, here
 #   hpc-gpt render NAME --sweep -o FOLDER     the scripts
 #   hpc-gpt status                     a sweep is one line; its id, folder or array job id shows its runs
@@ -195,6 +198,20 @@ def causes(as_json: bool) -> None:
         over = name not in ("done", "pending", "running")
         words = f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}" if over else row.to_do
         click.echo(f"    {words}")
+
+
+@help_command.command("json")
+@click.argument("verb", required=False)
+def json_schema(verb: str | None) -> None:
+    """Print the JSON schema of what VERB prints with --json; without VERB the verbs that have one. Keys are only ever
+    added."""
+    files = {path.stem: path for path in sorted(schemas_dir().glob("*.json"))}
+    if verb is None:
+        click.echo("\n".join(files))
+        return
+    if verb not in files:
+        raise UserError(f"no schema of {verb!r}", close_matches(verb, files) or f"there are: {', '.join(files)}")
+    click.echo(files[verb].read_text(encoding="utf-8"), nl=False)
 
 
 @help_command.command("template")

@@ -13,7 +13,7 @@ _EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT = (
 _OF_TABLE = {"model": _LAYOUT, "layout": _LAYOUT, "engine": _LAYOUT, "job": _SLURM}
 _OF_NAME = {
     **dict.fromkeys(("row", "sweep", "smoke", "settings", "cluster", "template", "force"), _EXPERIMENT),
-    **dict.fromkeys(("max_parallel", "skip_unfit"), _EXPERIMENT),
+    **dict.fromkeys(("grid", "max_rows", "max_parallel", "skip_unfit"), _EXPERIMENT),
     **dict.fromkeys(("until", "job__max_gpu_hours", "resume", "from_start", "steps", "tokens"), _LENGTH),
     **dict.fromkeys(("dry_run", "script", "wait", "here", "yes", "as_json", "html", "keep", "help"), _OUTPUT),
 }

@@ -20,6 +20,7 @@ from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import Request, choose_profile, with_small
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.smoke import sizes_beside
 
@@ -60,6 +61,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, script_as_it_is, with_slurm_profile  # needs numpy
     from hpc_gpt.rehearsal.small_run import rehearse as live
 
+    out = click.get_current_context().with_resource(progress_as_json(as_json))
     if keep is not None:
         with OsErrorAs(ConfigError, f"--keep {keep}", "name a folder that you can write"):
             keep.mkdir(parents=True, exist_ok=True)
@@ -95,15 +97,13 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     def show(stage: Stage) -> None:
         if at_terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
-        click.echo(
-            f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}", err=as_json
-        )
+        click.echo(f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}")
 
     outcome = live(real, small, prepared, quick, keep, show, wait)
     took_s = time.monotonic() - began
     if as_json:
         folder = str(keep.resolve()) if keep is not None else None
-        click.echo(json.dumps(_tables(real, small, outcome, folder, took_s), indent=1))
+        click.echo(json.dumps(_tables(real, small, outcome, folder, took_s), indent=1), file=out)
     else:
         click.echo("not rehearsed here:")
         for each in outcome.missing:
@@ -114,7 +114,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
             click.echo(f"  | {line}", err=True)
         look = f"look at {keep}" if keep is not None else "--keep DIR keeps the run to look at"
         raise JobFailed(f"the rehearsal of {name} failed at {outcome.cause}", f"fix it and rehearse again; {look}")
-    click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s", err=as_json)
+    click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s")
     if keep is not None:
         click.echo(f"kept in {keep}", err=True)
     click.echo(f"next: {_next_text(request)}", err=True)

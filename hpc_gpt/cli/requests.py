@@ -1,11 +1,15 @@
 """What stop, save, requeue and cancel share: which runs they mean, and how a request's answer is printed."""
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.files import logs_folder
+from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.find_runs import named_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.watch.control import ask_runs, await_answer
@@ -19,18 +23,38 @@ def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
     return list({run.path: run for run in found}.values())
 
 
-def ask_verb(verb: str, names: tuple[str, ...], wait: bool) -> None:
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, verb, runs.")
+
+
+def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = False) -> None:
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
-    answers = ask_runs(chosen_runs(names), verb)
-    for asked in answers:
-        click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
-    taken = [asked for asked in answers if not asked.refused]
-    if taken and not wait:
-        click.echo(f"next: hpc-gpt status {' '.join(dict.fromkeys(names))}", err=True)
-    good = bool(taken)
-    for asked in taken if wait else ():
-        happened, words = await_answer(asked)
-        click.echo(f"{asked.run.run_id}: {words}", err=not happened)
-        good = good and happened
+    rows = []
+    with progress_as_json(as_json):
+        answers = ask_runs(chosen_runs(names), verb)
+        for asked in answers:
+            click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
+            rows.append(_row(asked.run, not asked.refused, asked.words))
+            rows[-1]["attempt"] = asked.attempt.number if asked.attempt is not None else None
+        taken = [(asked, row) for asked, row in zip(answers, rows, strict=True) if not asked.refused]
+        if taken and not wait:
+            click.echo(f"next: hpc-gpt status {' '.join(dict.fromkeys(names))}", err=True)
+        good = bool(taken)
+        for asked, row in taken if wait else ():
+            happened, words = await_answer(asked, lambda words: click.echo(words, err=True))
+            click.echo(f"{asked.run.run_id}: {words}", err=not happened)
+            row |= {"happened": happened, "outcome": words}
+            good = good and happened
+    print_runs(verb, rows, as_json)
     if not good:
         sys.exit(1)
+
+
+def _row(run: RunFolder, asked: bool, words: str) -> dict[str, Any]:
+    return {"run": run.run_id, "folder": str(run.path), "asked": asked, "words": words, "happened": None,
+            "outcome": None}  # fmt: skip
+
+
+def print_runs(verb: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Prints the object of `--json`: what was done to each run."""
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "verb": verb, "runs": rows}, indent=1))

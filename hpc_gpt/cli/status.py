@@ -12,12 +12,14 @@ from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.columns import Column, column, grid
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import reader_left
+from hpc_gpt.runs.disk_space import free_bytes
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
+from hpc_gpt.watch.clean import room_of
 from hpc_gpt.watch.status import RunStatus, ask_status, by_sweep, fold, silence_note
-from hpc_gpt.words import clock, plain, show_duration, show_value
+from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value
 
 PLACE = 60
 
@@ -55,15 +57,19 @@ _LEFT_OUT = ("attempts", "layout", "gpu_hours", "age_s", "tokens_per_s", "job_id
     "--interval", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Seconds, for --watch."
 )
 @click.option("--open", "opened", is_flag=True, help="A line for every run of a sweep, as its id or job id gives.")
+@click.option("--sizes", is_flag=True, help="What each run takes on the disk, by kind, and what is free.")
 @click.option("--all", "show_all", is_flag=True, help="Every run; the newest 20 unless given.")
-def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, show_all: bool) -> None:
+def status(
+    names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, sizes: bool, show_all: bool
+) -> None:
     """Show the state of runs.
 
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
     that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
     id, an experiment with one run, or a folder; without RUN the newest 20 under logs/. A sweep is one line; its id,
     folder or array job id, or --open, shows a line for each of its runs. Slurm is asked once for all runs; accounting
-    is not needed.
+    is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean lists what
+    may go.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
@@ -75,9 +81,17 @@ def status(names: tuple[str, ...], as_json: bool, watch: bool, interval: float, 
     runs = chosen()
     if as_json:
         rows, silence = ask_status(runs, limit_s=0)  # whoever reads JSON sees nothing meanwhile
-        click.echo(json.dumps({"schema": 1, "runs": [row.to_dict() for row in rows]}, indent=1))
+        found: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for row in rows]}
+        if sizes:
+            found["free_bytes"] = free_bytes(logs)
+            for row, each in zip(found["runs"], map(room_of, runs), strict=True):
+                row["sizes"] = each
+        click.echo(json.dumps(found, indent=1))
     elif not runs:
         click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)
+        return
+    elif sizes:
+        _print_sizes(runs)
         return
     elif watch:
         _watch(chosen, interval, opened)
@@ -108,6 +122,21 @@ def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], s
     rows, silence = ask_status(runs, show_ended, limit_s=0)
     show(by_sweep(rows))
     return rows, silence
+
+
+def _print_sizes(runs: list[RunFolder]) -> None:
+    kinds = ("checkpoints", "logs", "code", "caches", "other")
+    rows: list[dict[str, Any]] = [{"run": run.run_id, "name": run.path.parent.name, **room_of(run)} for run in runs]
+    rows.sort(key=lambda row: -sum(row[kind] for kind in kinds))
+    rows.append({"run": "all", "name": "", **{kind: sum(row[kind] for row in rows) for kind in kinds}})
+    columns = [column("run", "run", right=False), column("experiment", "name", right=False)]
+    columns += [column(kind, kind, show_bytes) for kind in kinds]
+    columns.append(Column("in all", kinds, lambda row: sum(row[kind] for kind in kinds), show_bytes))
+    for line in grid(columns, rows).aligned().splitlines():
+        click.echo(line)
+    if (free := free_bytes(logs_folder())) is not None:
+        click.echo(f"free: {show_bytes(free)} in {logs_folder()}")
+    click.echo("next: hpc-gpt clean RUN lists what may go", err=True)
 
 
 def _facts(row: RunStatus) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import click
 
-from hpc_gpt.cli.requests import ask_verb, runs_argument, wait_option
+from hpc_gpt.cli.requests import ask_verb, json_option, runs_argument, wait_option
 
 PLACE = 80
 
@@ -10,7 +10,8 @@ PLACE = 80
 @click.command()
 @runs_argument
 @wait_option
-def stop(names: tuple[str, ...], wait: bool) -> None:
+@json_option
+def stop(names: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Ask runs to save a checkpoint and end.
 
     The request is a file in the run folder, which the ranks see after a step, within a second or two. This works if
@@ -19,4 +20,4 @@ def stop(names: tuple[str, ...], wait: bool) -> None:
     cancel takes it out of the queue. Exit 1 if no run could be asked. RUN is a run id, its begin or its end, a job id,
     an experiment with one run, or a folder; a sweep's id, folder or array means its runs.
     """
-    ask_verb("stop", names, wait)
+    ask_verb("stop", names, wait, as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
+from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.request import Request
@@ -29,10 +31,16 @@ PLACE = 50
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
 @click.option("--here", is_flag=True, envvar="HPC_GPT_HERE",
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
+@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", envvar="HPC_GPT_GRID",
+              help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
+@click.option("--max-rows", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+              envvar="HPC_GPT_MAX_ROWS",              help="With --grid: the most rows.")  # fmt: skip
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", envvar="HPC_GPT_MAX_PARALLEL",
-              help="With --sweep: run at most N jobs of an array at a time.")  # fmt: skip
+              help="With --sweep or --grid: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
-              help="With --sweep: leave out the rows that are refused or do not fit, and print them.")  # fmt: skip
+              help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, envvar="HPC_GPT_JSON",
+              help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completers.runs,
@@ -49,8 +57,11 @@ def submit(
     yes: bool,
     wait: bool,
     here: bool,
+    grid: tuple[str, ...],
+    max_rows: int,
     max_parallel: int | None,
     skip_unfit: bool,
+    as_json: bool,
     until: tuple[str, ...],
     resume: str | None,
     branch: str | None,
@@ -76,16 +87,28 @@ def submit(
     hpc-gpt submit demo --set train.steps=20 --tp 1
     hpc-gpt submit --time 2:00:00 train.slurm --lr 3e-4
     hpc-gpt submit memory-ladder --sweep --skip-unfit
+    hpc-gpt submit demo --grid train.lr=1e-4,3e-4 --grid layout.tp=1,2 --dry-run
     hpc-gpt submit gpt2-meg-ds-zero --row full-48b --smoke
     hpc-gpt submit demo --until tokens=30e9 --time 20:00:00 --max-gpu-hours 500 --dry-run
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
-    from hpc_gpt.cli.submitting import submit_one, submit_sweep
+    from hpc_gpt.cli.submitting import SubmitAnswer, submit_one, submit_sweep, with_axes
+    from hpc_gpt.output import progress_as_json
 
+    if as_json and script:
+        raise ConfigError("--script prints the script, and --json one object", "give one of the two")
     if here:
         request = replace(request, here=True)
-    if resume is branch is None and (request.sweep or max_parallel is not None or skip_unfit):
-        submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
-    else:
-        submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait)
+    if grid:
+        request = with_axes(request, grid, max_rows)
+    answer = SubmitAnswer(dry_run, wait)
+    try:
+        with progress_as_json(as_json):
+            if resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
+                submit_sweep(request, until, max_parallel, skip_unfit, answer)
+            else:
+                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer)
+    finally:
+        if as_json and answer.runs:
+            click.echo(json.dumps(answer.to_dict(), indent=1))

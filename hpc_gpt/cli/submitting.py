@@ -1,14 +1,18 @@
 """What `hpc-gpt submit` does: submits a run, resumes one, or submits all rows of a sweep."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from shlex import quote
+from typing import Any
 
 import click
 
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
+from hpc_gpt.ends.run_state import newest_submission
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder, read_text
 from hpc_gpt.launch.branching import prepare_branch, split_branch
@@ -41,27 +45,71 @@ from hpc_gpt.launch.sweep import (
     write_sweep,
 )
 from hpc_gpt.launch.until import parse_until
+from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.plan.table import count_text
+from hpc_gpt.runs.branches import reading
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment_file import gives_way
+from hpc_gpt.settings.grid import parse_grid
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sweep_rows import RowFaults
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
 from hpc_gpt.watch.control import await_measurements, wait_for, wait_for_all
+from hpc_gpt.watch.status import read_folders
 from hpc_gpt.words import counted
 
 _NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
+@dataclass
+class SubmitAnswer:
+    """What `submit --json` prints: what was submitted, or would be; each run with its job, those of a sweep with their
+    rows; the rows that were left out, and why."""
+
+    dry: bool
+    wait: bool
+    sweep: str | None = None
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    folders: list[RunFolder] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object. Of runs that were waited for with their state, as their folders say it."""
+        states = [status.state for status in read_folders(self.folders)] if self.wait else []
+        runs = [{**run, "state": state} for run, state in zip_longest(self.runs, states)]
+        return {"schema": 1, "dry_run": self.dry, "sweep": self.sweep, "runs": runs, "left_out": self.left_out}
+
+    def would(self, resolved: Resolved, prediction: Prediction | None = None) -> None:
+        """Adds a run that would be submitted."""
+        self.runs.append(self._run(resolved, prediction.tables if prediction is not None else None))
+
+    def add(
+        self, run: RunFolder, resolved: Resolved, job: str | None, jobs: Sequence[str] = (), waits: str = ""
+    ) -> None:
+        """Adds a run that was submitted."""
+        self.folders.append(run)
+        own = {"run": run.run_id, "folder": str(run.path), "job": job, "jobs": list(jobs) or [job] if job else []}
+        self.runs.append(self._run(resolved) | own | {"waits": waits or None})
+
+    def _run(self, resolved: Resolved, predicted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        places = dict.fromkeys(("run", "folder", "job"))
+        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": resolved.form.shown_layout or None}
+        of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
+        return {**places, "jobs": [], **of, **sizes, "predicted": predicted, "waits": None}
+
+
 @dataclass(frozen=True)
 class _SubmitOptions:
-    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`."""
+    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`.
+    `answer` gets what became of it."""
 
     dry: bool
     script: bool
     allocation: Allocation | None
+    answer: SubmitAnswer
 
 
 def submit_one(
@@ -74,10 +122,11 @@ def submit_one(
     script: bool,
     yes: bool,
     wait: bool,
+    answer: SubmitAnswer,
 ) -> None:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
-    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None)
+    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None, answer)
     if how.allocation is not None and request.script is not None:
         raise no_script_here(str(request.script.path))
     if script and not dry_run:
@@ -97,18 +146,19 @@ def submit_one(
             _ask_first(prepared, request)
         _print_lines((*prepared.notes, *prepared.faster))
         if prepared.job_script is not None and prepared.job_script.array and not dry_run and how.allocation is None:
-            _submit_array(prepared, wait)
+            _submit_array(prepared, wait, answer)
             return
         submitted = _submit(prepared, None, how)
     if submitted is None:
         return
+    answer.add(submitted.run, submitted.run.resolved(), submitted.job_id, submitted.jobs, submitted.waits)
     interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         _print_record(submitted.run)
 
 
-def _submit_array(prepared: PreparedRun, wait: bool) -> None:
+def _submit_array(prepared: PreparedRun, wait: bool, answer: SubmitAnswer) -> None:
     """Submits an array of a job script as one array; on this machine runs its elements one after the other."""
     here, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
     if here:
@@ -117,9 +167,9 @@ def _submit_array(prepared: PreparedRun, wait: bool) -> None:
         sweep = submit_script_array(prepared, logs_folder())
     click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
     if here:
-        _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
+        _run_here(sweep, rows, answer, [str(row.resolved.row) for row in rows])
     else:
-        _follow_sweep(sweep, wait)
+        _follow_sweep(sweep, wait, answer)
 
 
 def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -> SubmittedRun | None:
@@ -128,6 +178,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     logs = logs_folder()
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
+        how.answer.would(prepared.resolved, prepared.prediction)
         rows = overview(prepared, logs, here=how.allocation is not None)
         _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
         return None
@@ -163,11 +214,13 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
             *of_run(resolved),
             ("would run", f"the run's own {run.job_script}"),
         ]
+        how.answer.would(resolved)
         _show(resolved, text, rows, how)
         return None
     if how.allocation is None:
         return resumption.start()
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
+    how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
     run_in(how.allocation, run, resolved)
     _print_record(run)
     return None
@@ -246,11 +299,14 @@ def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) 
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint. None as of `_submit`."""
     request = _of_a_run(request, "--resume")
-    resumption = choose_resumption(find_run(name, logs_folder()), request, from_start, how.dry)
-    _print_lines(resumption.notes)
-    if isinstance(resumption, NewRun):
-        return _submit(resumption.prepared, resumption.parent, how)
-    return _start(resumption, how)
+    run = find_run(name, logs_folder())
+    # No checkpoint goes until a job, or a note, keeps it; a run in the allocation has the lock until its end.
+    with contextlib.nullcontext() if how.dry or how.allocation is not None else reading(run):
+        resumption = choose_resumption(run, request, from_start, how.dry)
+        _print_lines(resumption.notes)
+        if isinstance(resumption, NewRun):
+            return _submit(resumption.prepared, resumption.parent, how)
+        return _start(resumption, how)
 
 
 def _branch(text: str, request: Request, how: _SubmitOptions) -> SubmittedRun | None:
@@ -269,7 +325,7 @@ def _of_a_run(request: Request, option: str) -> Request:
     others = [
         one.human_readable_name if one.name == "experiment" else option_name(one)
         for one in given
-        if one.name in ("experiment", "row", "sweep", "smoke", "max_parallel", "skip_unfit")
+        if one.name in ("experiment", "row", "sweep", "grid", "smoke", "max_parallel", "skip_unfit")
     ]
     if others:
         raise ConfigError(
@@ -313,14 +369,29 @@ def _print_submitted(submitted: SubmittedRun, wait: bool) -> None:
 # --- sweeps
 
 
+def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
+    """The request with a grid. ConfigError for a fault of it, and for a key that another option gives, too."""
+    axes = parse_grid(texts, most)
+    if request.sweep or request.script is not None:
+        other = "--sweep" if request.sweep else f"{request.script.path}, a job script," if request.script else ""
+        raise ConfigError(f"{other} has rows of its own or none, and --grid makes some", "give one of the two")
+    if twice := [axis.key for axis in axes if axis.key in request.given]:
+        raise ConfigError(f"{', '.join(twice)} is given by --grid and by another option", "give one of the two")
+    keys = {axis.key for axis in axes}
+    given_way = gives_way(keys)
+    overrides = {key: value for key, value in request.overrides.items() if key not in keys and key not in given_way}
+    return replace(request, overrides=overrides, grid=axes)
+
+
 def submit_sweep(
-    request: Request, until: tuple[str, ...], dry_run: bool, wait: bool, max_parallel: int | None, skip_unfit: bool
+    request: Request, until: tuple[str, ...], max_parallel: int | None, skip_unfit: bool, answer: SubmitAnswer
 ) -> None:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
-    request = replace(request, until=parse_until(until))
+    request, dry_run, wait = replace(request, until=parse_until(until)), answer.dry, answer.wait
     if request.here:
-        raise ConfigError("--here runs one run, and --sweep is many", "--row NAME names one of them")
-    if not request.sweep:
+        option = "--grid" if request.grid else "--sweep"
+        raise ConfigError(f"--here runs one run, and {option} is many", "--row NAME names one of them")
+    if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
     prepared, logs = prepare_sweep(request, queueing=not dry_run, skip_unfit=skip_unfit), logs_folder()
@@ -330,32 +401,36 @@ def submit_sweep(
         prepared = prepared.without(refusal, skip_unfit)
         provenance = check_submission(prepared.rows, logs, dry_run)
     rows = prepared.rows
+    answer.left_out = {row.name: str(row.impossible) for row in prepared.impossible}
+    answer.left_out |= {name: str(fault) for name, fault in prepared.unfit.items()}
     here = rows[0].resolved.cluster.scheduler == "local"
     if dry_run:
+        for row in rows:
+            answer.would(row.resolved, row.prediction)
         _print_rows(prepared)
         _show_sweep(rows, here)
         return
-    sweep = write_sweep(prepared.name, rows, logs, provenance)
+    sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
     _print_rows(prepared)
     click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
-        _run_here(sweep, rows)
+        _run_here(sweep, rows, answer)
         return
     try:
         queue_sweep(sweep, rows, max_parallel)
     except UserError:
-        _print_sweep(sweep, wait)
+        _print_sweep(sweep, wait, answer)
         raise
-    _follow_sweep(sweep, wait)
+    _follow_sweep(sweep, wait, answer)
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         words = f"{len(rows) - queued} of {len(rows)} runs were refused"
         raise JobRefused(words, f"hpc-gpt status {sweep.id} says why; change the request and submit those rows")
 
 
-def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+def _follow_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> None:
     """Prints the jobs of a sweep, and with `wait` follows its runs to their ends."""
-    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
+    interrupts = _interrupts(lambda: _print_sweep(sweep, wait, answer), wait)
     if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
@@ -392,27 +467,39 @@ def _on_cluster(run: RunFolder) -> str:
     return f" on cluster {cluster}" if (cluster := run.slurm_cluster()) else ""
 
 
-def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+def _print_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> None:
+    answer.sweep = sweep.id
     for job in sweep.jobs:
+        for run in job.runs:
+            answer.add(run, run.resolved(), newest_submission(run).get("job_id"), waits=job.waits)
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         click.echo(f"submitted {what} {job.id}{_on_cluster(job.runs[0])}")
         _print_waits(job.waits)
+    queued = {run.path for run in answer.folders}
+    for run in sweep.runs:
+        if run.path not in queued and (why := newest_submission(run).get("refused")):
+            answer.left_out[str(run.resolved().row)] = why
     for refusal in sweep.refusals:
         click.echo(f"not queued: {refusal}", err=True)
     if not wait and sweep.jobs:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> None:
+def _run_here(
+    sweep: SubmittedSweep, rows: Sequence[PreparedRun], answer: SubmitAnswer, names: Sequence[str] | None = None
+) -> None:
     """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names`: of
     the links to the runs, their numbers unless given."""
     queue_locally(sweep, names)
+    answer.sweep, answer.wait = sweep.id, True
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):
         submitted = start_queued(run, row)
         if submitted is None:
             click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
+            answer.left_out[str(row.resolved.row)] = "cancelled while it waited"
             continue
+        answer.add(run, row.resolved, submitted.job_id)
         started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
         interrupts = _interrupts(functools.partial(click.echo, started), wait=True)
         try:

@@ -122,7 +122,9 @@ def prepare_row(
     own = None if file.path is DEFAULTS else file
     last = small.experiment if small is not None else experiment
     profile = profile if small is None else replace(profile, stage=None)
-    prepared = finish(last, profile, file=own, row=row, refuse=refuse, template=request.template, inputs=inputs)
+    prepared = finish(
+        last, profile, file=own, sweep=file.name, row=row, refuse=refuse, template=request.template, inputs=inputs
+    )
     # 5. What its user is to know of it.
     resolved = prepared.resolved
     if small is not None:
@@ -251,6 +253,7 @@ def finish(
     title: str = NO_EXPERIMENT,
     *,
     file: ExperimentFile | None = None,
+    sweep: str | None = None,
     row: str | None = None,
     refuse: bool = False,
     template: Path | None = None,
@@ -261,10 +264,10 @@ def finish(
     """The run of an experiment: its prediction, with `inputs` the forecast of its job chain, which decides the signal's
     lead, then its settings and its script. Nothing changes these.
 
-    `file` has the experiment's text, and `row` is one of its rows; without a file it is the settings' text under a
-    `title`. `planner`: the profile with the planner's keys, if `profile` lacks them. `refuse`: LayoutError if it is
-    predicted not to fit. `data_from`: the step of a branch to other data. Raises LayoutError, ConfigError and
-    RenderError as `resolve` and `render_script` do.
+    `file` has the experiment's text; without a file it is the settings' text under a `title`. `row` is one of its rows,
+    or of those of a `sweep` without a file. `planner`: the profile with the planner's keys, if `profile` lacks them.
+    `refuse`: LayoutError if it is predicted not to fit. `data_from`: the step of a branch to other data. Raises
+    LayoutError, ConfigError and RenderError as `resolve` and `render_script` do.
     """
     trial = resolve(experiment, profile, data_from=data_from)
     check_products(trial)
@@ -273,7 +276,7 @@ def finish(
         forecast = forecast_chain(trial, prediction, inputs)
         if forecast.lead_s is not None:
             experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
-    sweep = file.name if file is not None and row is not None else None
+    sweep = (file.name if file is not None else sweep) if row is not None else None
     resolved = resolve(experiment, profile, sweep, row, data_from=data_from)
     return PreparedRun(
         resolved,

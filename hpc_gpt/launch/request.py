@@ -15,6 +15,7 @@ from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Engine, Experiment, Train
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
 from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
+from hpc_gpt.settings.grid import GridAxis, with_grid
 from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
@@ -42,6 +43,7 @@ class Request:
 
     `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
     if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
+    `grid`: what `--grid` varies, over `row` if the file has rows.
     """
 
     experiment: str
@@ -58,6 +60,7 @@ class Request:
     until: Until | None = None
     script: ScriptRequest | None = None
     here: bool = False
+    grid: tuple[GridAxis, ...] = ()
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:
@@ -71,12 +74,17 @@ def with_small(request: Request, profile: ClusterProfile) -> Request:
 
 
 def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None = None) -> ExperimentFile:
-    """The file of EXPERIMENT.
+    """The file of EXPERIMENT, with the rows of the request's grid.
 
     If no EXPERIMENT is named, it is the default experiment's file. With another model or engine it is no file:
     the default of every key applies, with a verb's own tables `under` laid over them, and none of that file's settings.
     Raises ConfigError for another engine without a model, which has no default.
     """
+    file = _without_grid(request, profile, under)
+    return with_grid(file, request.grid, request.row) if request.grid else file
+
+
+def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str, Any] | None) -> ExperimentFile:
     file = read_experiment(request.experiment)
     if request.names_experiment or request.experiment != DEFAULT_EXPERIMENT:
         return file

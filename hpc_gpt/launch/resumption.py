@@ -23,6 +23,7 @@ from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.plan.prediction import Prediction
+from hpc_gpt.runs.branches import ResumptionHold
 from hpc_gpt.runs.checkpoints import checkpoint_folder_name
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import (
@@ -266,7 +267,12 @@ def prepare_resumption(
         )
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
     prepared = prepare_child(run, resolved, title, inputs, profile, template, force)
-    return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside), parent
+    hold = None
+    if parent is not None:
+        name = checkpoint_folder_name(point.step)
+        owners = [source for source, _ in checkpoint_sources(run) if (source.checkpoints / name).is_dir()]
+        hold = ResumptionHold(owners[0], point.step, lambda: False) if owners else None
+    return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside, hold=hold), parent
 
 
 def prepare_child(

@@ -37,17 +37,20 @@ from hpc_gpt.slurm.clients import largest_array
 from hpc_gpt.slurm.directives import directives_but_name
 from hpc_gpt.slurm.sbatch_words import array_variables
 from hpc_gpt.slurm.start_check import NeverStarts
+from hpc_gpt.tables import flat
 from hpc_gpt.words import counted
 
 
 @dataclass(frozen=True)
 class PreparedSweep:
-    """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped."""
+    """A sweep: the prepared rows, those that can never run, and {row: error} of those that were skipped. `varied`: the
+    keys of each row with their values, by dotted key."""
 
     name: str
     rows: list[PreparedRun]
     impossible: list[SweepRow]
     unfit: dict[str, UserError]
+    varied: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def without(self, refusal: RowFaults, skip_unfit: bool) -> PreparedSweep:
         """The sweep without the rows that are refused; raises the refusal if they are not to be skipped, or if no other
@@ -72,10 +75,24 @@ class PreparedSweep:
             if row.forecast:
                 lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
         hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]
+        if not hours:
+            lines += self._predicted()
         if len(hours) > 1:
             unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
             lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {counted(len(self.rows), 'row')}{unknown}")
         return lines
+
+    def _predicted(self) -> list[str]:
+        """The line on what all rows take if each trains its steps at the predicted pace; none if no pace is known."""
+        hours = []
+        for row in self.rows:
+            step = (row.prediction.tables or {}).get("step") if row.prediction else None
+            if step and step.get("step_s"):
+                hours.append(step["step_s"] * row.resolved.train.steps * row.resolved.gpus / 3600)
+        if len(self.rows) < 2 or not hours:
+            return []
+        unknown = f", {len(self.rows) - len(hours)} of them not predicted" if len(hours) < len(self.rows) else ""
+        return [f"predicted: {sum(hours):,.4g} GPU-hours of steps for {counted(len(self.rows), 'row')}{unknown}"]
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
@@ -87,7 +104,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
     file = requested_file(request, profile)
     if file.rows is None:
         raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
-    if request.row is not None:
+    if request.row is not None and not request.grid:
         raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
     if not file.possible:
         raise ConfigError(f"{file.path}: no row can run", "add a row that can")
@@ -99,7 +116,8 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
             prepared.append(prepare_row(request, profile, file, row.name, earlier))
         except UserError as fault:
             faults[row.name] = fault
-    sweep = PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], {})
+    varied = {row.name: flat(row.overrides) for row in file.rows}
+    sweep = PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], {}, varied)
     return sweep.without(faults_of_rows(faults), skip_unfit) if faults else sweep
 
 
@@ -133,14 +151,22 @@ class SubmittedSweep:
         return self.folder.name
 
 
-def write_sweep(name: str, rows: Sequence[PreparedRun], logs: Path, provenance: Mapping[str, Any]) -> SubmittedSweep:
-    """Writes the folder of each run, after `check_submission`, which returns the provenance.
+def write_sweep(
+    name: str,
+    rows: Sequence[PreparedRun],
+    logs: Path,
+    provenance: Mapping[str, Any],
+    varied: Mapping[str, Mapping[str, Any]] | None = None,
+) -> SubmittedSweep:
+    """Writes the folder of each run, after `check_submission`, which returns the provenance. `varied`: as of a
+    PreparedSweep.
 
     Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
     """
     largest = largest_array() if rows[0].resolved.cluster.scheduler == "slurm" else 1
     sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
-    _write_rows(sweep, rows, logs, provenance)
+    more = [{"varied": own} if (own := (varied or {}).get(str(row.resolved.row))) else {} for row in rows]
+    _write_rows(sweep, rows, logs, provenance, more)
     return sweep
 
 

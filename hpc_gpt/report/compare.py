@@ -361,7 +361,8 @@ def flat_settings(record: Record) -> dict[str, Any]:
 def setting_differences(a: Record, b: Record) -> list[SettingDifference]:
     """The settings in which two runs differ, those that affect speed first, those that only one states last."""
     of_a, of_b = flat_settings(a), flat_settings(b)
-    keys = dict.fromkeys((*SETTING_KEYS, *of_a, *of_b))
+    # What a sweep varies is among the settings themselves.
+    keys = [key for key in dict.fromkeys((*SETTING_KEYS, *of_a, *of_b)) if not key.startswith("sweep.varied.")]
     found = [SettingDifference(key, of_a.get(key), of_b.get(key)) for key in keys]
     found = [apart for apart in found if _plain(apart.a) != _plain(apart.b)]
     if a.config_hash and b.config_hash and a.config_hash != b.config_hash:

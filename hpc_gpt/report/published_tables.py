@@ -23,7 +23,7 @@ from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, find_sweep
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.sweep_rows import SweepRow
-from hpc_gpt.tables import merge_tables
+from hpc_gpt.tables import flat, merge_tables, undotted
 from hpc_gpt.typed_tables import check_tables
 from hpc_gpt.words import NOTHING, Grid, as_csv, show_digits, show_whole
 
@@ -176,6 +176,12 @@ def sweep_of(record: Record) -> tuple[str, str] | None:
     return (str(found["name"]), str(found["row"])) if isinstance(found, dict) else None
 
 
+def _row_of(record: Record) -> SweepRow:
+    """A record's row that no file has, as one of a grid: with what it varies."""
+    name = sweep_of(record)
+    return SweepRow(name[1] if name else "", undotted(record.settings["sweep"].get("varied") or {}))
+
+
 def only_sweep(records: Sequence[Record]) -> str | None:
     """The sweep of all records; None if they are of several or of none."""
     names = {found[0] if (found := sweep_of(record)) else None for record in records}
@@ -205,7 +211,7 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     of_rows: dict[str, list[Record]] = {}
     for row_name, record in own:
         of_rows.setdefault(row_name, []).append(record)
-    rows += [SweepRow(row) for row in of_rows if row not in known]
+    rows += [_row_of(of_row[-1]) for row, of_row in of_rows.items() if row not in known]
     lines = []
     for row in rows:
         asked, preset = _asked(sweep, row) if sweep and row.name in known else (Record(), None)
@@ -217,7 +223,7 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         if all(is_smoke(record) for record in runs):
             lines.append(SweepLine(named, asked))
         for record in runs:
-            beside = SweepRow(row.name, published={"notes": SMOKE}) if is_smoke(record) else named
+            beside = replace(row, published={"notes": SMOKE}) if is_smoke(record) else named
             lines.append(SweepLine(beside, record, record))
     return SweepLines(name, lines, [record for _, record in own])
 
@@ -288,18 +294,33 @@ def sweep_text(lines: SweepLines, form: str, width: int | None = None) -> str:
     return "\n".join(Grid(named, table.right, table.lines).block(cells) for cells in table.lines)
 
 
+def _varied(lines: SweepLines, table: PublishedTable) -> list[Column]:
+    """A column for each key that the rows set and that no column of a record shows; a published table has its own."""
+    shown = {f"{name}.{key}" for each in table.columns for key in each.keys for name in ("layout", "model", "engine")}
+    set_ = dict.fromkeys(key for line in lines.lines for key in flat(line.row.overrides))
+    keys = [key for key in set_ if key not in shown and lines.sweep not in PUBLISHED_TABLES]
+    return [_varied_column(key) for key in keys]
+
+
+def _varied_column(key: str) -> Column:
+    return Column(key, (key,), lambda line: flat(line.row.overrides).get(key), str)
+
+
 def _csv(lines: SweepLines) -> str:
     table = _columns(lines)
     keys = list(dict.fromkeys(key for each in table.columns for key in each.keys))
     published = [each.published for each in table.columns if each.published]
+    varied = _varied(lines, table)
     headings = ["sweep", "row", *keys, *(f"seed_{key}" for key in published), "notes", "ended", "run"]
+    headings += [each.heading for each in varied]
     written = []
     for line in lines.lines:
         figures = [look_up(line.figures, key) for key in keys]
         figures = [max(value, default=None) if isinstance(value, list) else value for value in figures]
         printed = [line.row.published.get(key) for key in published]
         run = line.record.run if line.record else None
-        written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run])
+        own = [each.value(line) for each in varied]
+        written.append([lines.sweep, line.row.name, *figures, *printed, line.notes, _ended(line), run, *own])
     return as_csv(headings, written)
 
 
@@ -308,6 +329,7 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     for line in lines.lines:
         name = line.row.name
         found = {"row": name, "seed": line.row.published, "impossible": line.row.impossible}
+        found["varied"] = flat(line.row.overrides)
         rows.setdefault(name, {**found, "contradiction": line.contradiction, "runs": []})
         if line.record:
             rows[name]["runs"].append(line.record.run)
@@ -337,7 +359,7 @@ def _columns(lines: SweepLines) -> PublishedTable:
 
 def _grid(lines: SweepLines) -> Grid:
     table = _columns(lines)
-    columns = [Column(table.row, (), lambda line: line.row.name, right=False)]
+    columns = [Column(table.row, (), lambda line: line.row.name, right=False), *_varied(lines, table)]
     for each in table.columns:
         columns += [_ours(each), *([_published(each.published)] if each.published else [])]
     columns += [

@@ -7,7 +7,7 @@
     after/step-<N>/started    the id again, by the job
     after/step-<N>/log, ended.json, left.json    its output, its exit code, and that it has left the queue
 
-Rank 0 removes checkpoints (`train.checkpoints.folders`), and whoever sees that a job has left (`launch.after`, the job
+Rank 0 removes checkpoints (`runs.retention`), and whoever sees that a job has left (`launch.after`, the job
 itself): each notes what it knows before it reads what the other has noted, so one of them removes it.
 """
 

@@ -2,14 +2,18 @@
 
 `branches/branch.<run id>.json` in the folder of the run that has the checkpoint says which run begins after which step,
 and that run's retention reads it. The code of a run made by an earlier version does not: its checkpoint is then in the
-branch's own folder, too, as hard links.
+branch's own folder, too, as hard links. A resumption as a new run leaves the same note, for `hpc-gpt clean`.
+`branches/reader.<host>.<pid>.json` is of a process that reads the checkpoints, or submits a run that is to read them:
+as long as it lives none is removed.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
@@ -22,12 +26,15 @@ from hpc_gpt.runs.checkpoints import (
     list_complete,
     set_aside,
 )
+from hpc_gpt.runs.lock import holder_in, process_holder, text_of
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.snapshot import read_archive
 from hpc_gpt.runs.stored import read_stored
 
 BRANCHES = "branches"
 _OWN_NAME = "hpc_gpt/runs/branches.py"
+# A reader on a host that cannot be asked counts for so long: no export takes a day.
+_READS_S = 86400.0
 _TO_DELETE = re.compile(rf"{re.escape(DELETING)}(step-(\d+))-\d+")
 
 
@@ -37,13 +44,40 @@ def reserved_steps(run: Path) -> frozenset[int]:
     return frozenset(note["step"] for note in notes if note.get("path") and "step" in note and _waits(note["path"]))
 
 
+@contextlib.contextmanager
+def reading(run: RunFolder) -> Iterator[None]:
+    """Keeps every checkpoint of a run in the block. In a folder that cannot be written nothing is noted."""
+    own = process_holder(os.getpid())
+    note = run.path / BRANCHES / f"reader.{own.host}.{own.pid}.json"
+    with contextlib.suppress(RunFolderError):
+        write_once(note, text_of(own))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            note.unlink(missing_ok=True)
+
+
+def is_read(run: Path) -> bool:
+    """Whether a process reads a run's checkpoints, or may: one of a host that cannot be asked."""
+    for note in run.glob(f"{BRANCHES}/reader.*.json"):
+        reader = holder_in(note)
+        gone = reader.is_gone() if reader is not None else None
+        with contextlib.suppress(OSError):  # it has just ended
+            if gone is False or (gone is None and time.time() - note.stat().st_mtime < _READS_S):
+                return True
+    return False
+
+
 def _waits(branch: str) -> bool:
-    """Whether a branch still needs the checkpoint: it has none, and its folder was not removed. One in a folder that
-    this host does not see may need it; one that Slurm refused does not, as its retry is another run."""
+    """Whether a branch still needs the checkpoint; one in a folder that this host does not see may need it."""
     folder = Path(branch)
-    if not folder.is_dir():
-        return not folder.parent.is_dir()
-    run = RunFolder(folder)
+    return waits_for_parent(RunFolder(folder)) if folder.is_dir() else not folder.parent.is_dir()
+
+
+def waits_for_parent(run: RunFolder) -> bool:
+    """Whether a run that begins from another's checkpoint needs that: it has none. One that Slurm refused does not, as
+    its retry is another run."""
     if any(line.get("refused") for line in run.submissions()[-1:]) and not run.attempts():
         return False
     return not any(has_all_bytes(path) for path in list_complete(run.checkpoints))
@@ -51,16 +85,19 @@ def _waits(branch: str) -> bool:
 
 def set_aside_to_delete(checkpoint: Path) -> Path | None:
     """Renames a checkpoint that is to be removed, and returns its new path; None if a branch has reserved it, which may
-    have been just now: then it has its name again. A branch that reserves it later finds it gone."""
+    have been just now, or if it is read: then it has its name again. A branch that reserves it later finds it gone."""
     aside = set_aside(checkpoint, DELETING)
     return None if put_back(aside) else aside
 
 
 def put_back(aside: Path) -> bool:
-    """Gives what is about to be deleted its name again if it is a whole checkpoint that a branch has reserved; returns
-    whether it did. Whoever deletes asks this last."""
+    """Gives what is about to be deleted its name again if it is a whole checkpoint that a branch has reserved, or that
+    is read; returns whether it did. Whoever deletes asks this last."""
     found = _TO_DELETE.fullmatch(aside.name)
-    if not found or int(found[2]) not in reserved_steps(aside.parent.parent) or not has_all_bytes(aside):
+    if not found or not has_all_bytes(aside):
+        return False
+    run = aside.parent.parent
+    if int(found[2]) not in reserved_steps(run) and not is_read(run):
         return False
     try:
         aside.rename(aside.with_name(found[1]))
@@ -125,3 +162,12 @@ class CheckpointHold:
             shutil.rmtree(aside, ignore_errors=True)
             return str(fault.strerror)
         return ""
+
+
+class ResumptionHold(CheckpointHold):
+    """Keeps it likewise for a new run that resumes from a run that has ended, which alone `hpc-gpt clean` might touch;
+    in a folder that cannot be written without a note."""
+
+    def place(self, folder: Path) -> None:
+        """Notes the new run."""
+        self._reserve(folder)

@@ -26,7 +26,8 @@ from hpc_gpt.settings.program_text import fill
 
 COMPLETE = "complete.json"
 SCHEMA = 1
-DAMAGED, DELETING = ".damaged-", ".deleting-"  # before the name of a checkpoint that was renamed
+# Before the name of a checkpoint that is written, or was renamed.
+WRITING, DAMAGED, DELETING = ".writing-", ".damaged-", ".deleting-"
 _PIECE_BYTES = 1 << 22
 _NAME = re.compile(r"step-([0-9]+)")
 

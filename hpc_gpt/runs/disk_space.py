@@ -1,10 +1,12 @@
-"""How large checkpoints are, how many a run will have at once, and the space on a disk."""
+"""How large checkpoints are, how many a run will have at once, what a run's folder takes, and the space on a disk."""
 
 import contextlib
 import math
 import os
 import shutil
+import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_gpt.engines import engine_named
@@ -83,6 +85,12 @@ def free_gib(folder: Path) -> float | None:
     return None
 
 
+def free_bytes(folder: Path) -> int | None:
+    """The same in bytes."""
+    free = free_gib(folder)
+    return None if free is None else round(free * GIB)
+
+
 def free_space_text(*places: Path) -> str:
     """What is free of the disks that a program writes to, as text: those of the places, and of temporary files."""
     found: dict[int, str] = {}
@@ -99,3 +107,33 @@ def is_full(place: Path) -> bool:
         return shutil.disk_usage(place).free < 4096
     except OSError:
         return False
+
+
+def bytes_in(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
+    """The bytes of a file, or of all files in a folder, each hard link once; without those `seen` before, to which they
+    are added. What cannot be read counts nothing."""
+    seen = set() if seen is None else seen
+    total, left = 0, [path]
+    while left:
+        place = left.pop()
+        with contextlib.suppress(OSError):
+            found = place.lstat()
+            if stat.S_ISDIR(found.st_mode):
+                left += [Path(entry.path) for entry in os.scandir(place)]
+            elif (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                total += found.st_size
+    return total
+
+
+def run_sizes(run: RunFolder, caches: Sequence[Path] = ()) -> dict[str, int]:
+    """The bytes of a run's `checkpoints`, `logs`, `code` (a program's kept folder, too) and `other` files; `caches` are
+    files elsewhere."""
+    of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "code.tar.gz": "code", "work": "code"}
+    sizes = dict.fromkeys(("checkpoints", "logs", "code", "caches", "other"), 0)
+    seen = set[tuple[int, int]]()
+    with contextlib.suppress(OSError):
+        for path in run.path.iterdir():
+            kind = of.get(path.name, "logs" if path.name.startswith("slurm-") else "other")
+            sizes[kind] += bytes_in(path, seen)
+    return {**sizes, "caches": sum(map(bytes_in, caches))}

@@ -39,7 +39,7 @@ from hpc_gpt.words import and_more, some
 
 RESUMED_FROM = "resumed_from.json"
 # A larger checkpoint is not read before a run is submitted: a login node takes a minute for this.
-_MOST_READ_BYTES = 32 << 30
+MOST_READ_BYTES = 32 << 30
 # Keys of [data] that change neither the samples nor their order.
 _OF_ATTENTION = ("mask_documents", "end_token")
 
@@ -141,11 +141,11 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
         return ResumePoint(saved_step(run, command)) if newest_checkpoint(run, command) is not None else None
     notes: list[str] = []
     for each, step in checkpoint_sources(run, only):
-        sound, passed = newest_sound(each.checkpoints, _MOST_READ_BYTES, step)
+        sound, passed = newest_sound(each.checkpoints, MOST_READ_BYTES, step)
         notes += [f"checkpoint {name} is not sound, and is passed over: {fault.text}" for name, fault in passed.items()]
         if sound is None:
             continue
-        if (size := stored_bytes(sound)) > _MOST_READ_BYTES:
+        if (size := stored_bytes(sound)) > MOST_READ_BYTES:
             notes.append(
                 f"of checkpoint {sound.name}, {size / 2**30:.0f} GiB, only the sizes of its files were checked; "
                 f"hpc-gpt verify {run.run_id} reads them"

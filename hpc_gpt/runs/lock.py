@@ -11,13 +11,14 @@ import os
 import platform
 import shlex
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import aside, give_name, json_object, read_text, replace_whole, write_once
+from hpc_gpt.files import json_object, read_text, replace_whole, write_once
 from hpc_gpt.process import is_alive, start_time
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.typed_tables import from_tables
@@ -60,7 +61,12 @@ def job_holder(job_id: str) -> Holder:
 
 def holder(run: RunFolder) -> Holder | None:
     """Who has the lock of a run; None if nobody has, or the lock is damaged."""
-    return _holder(_read(lock_path(run)))
+    return holder_in(lock_path(run))
+
+
+def holder_in(path: Path) -> Holder | None:
+    """The holder that a file names; None if there is no such file, or it is damaged."""
+    return _holder(_read(path))
 
 
 def lock_path(run: RunFolder) -> Path:
@@ -69,8 +75,13 @@ def lock_path(run: RunFolder) -> Path:
 
 def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> None:
     """Takes the lock, even from one that is gone. RunLocked if another has it, RunFolderError if the disk refuses."""
-    path = lock_path(run)
-    text = _text(taker)
+    _take(run, lock_path(run), taker, is_gone)
+
+
+def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder], bool | None]) -> None:
+    """Takes the lock in a file. That of one that is gone is replaced by whoever has the lock of its very text, which is
+    taken likewise: at no moment is there none, and nobody replaces another text than the one that was judged."""
+    text = text_of(taker)
     for _ in range(_TRIES):
         write_once(path, text)
         found = _read(path)
@@ -80,8 +91,16 @@ def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None]
             continue
         other = _holder(found)
         if other != taker and (other is None or not is_gone(other)):
-            raise _locked_by(run, other)
-        _set_aside(path, found)
+            raise _locked_by(run, other, path)
+        claim = path.with_name(f"{path.name}.{zlib.crc32(found.encode()):08x}")
+        _take(run, claim, taker, is_gone)
+        try:
+            if _read(path) == found:
+                replace_whole(path, text)
+                return
+        finally:
+            with contextlib.suppress(OSError):
+                claim.unlink()
     raise RunLocked(f"{path} changes all the time", "does something start this run all the time?")
 
 
@@ -90,14 +109,14 @@ def check_free(run: RunFolder) -> None:
     found = _read(lock_path(run))
     other = _holder(found)
     if found and (other is None or (not other.slurm_job and not other.is_gone())):
-        raise _locked_by(run, other)
+        raise _locked_by(run, other, lock_path(run))
 
 
 @contextlib.contextmanager
-def locked(run: RunFolder) -> Iterator[None]:
+def locked(run: RunFolder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> Iterator[None]:
     """Holds the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
     own = process_holder(os.getpid())
-    take(run, own)
+    take(run, own, is_gone)
     try:
         yield
     finally:
@@ -106,7 +125,7 @@ def locked(run: RunFolder) -> Iterator[None]:
 
 def hand_over(run: RunFolder, taker: Holder) -> None:
     """Makes another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
-    replace_whole(lock_path(run), _text(taker))
+    replace_whole(lock_path(run), text_of(taker))
 
 
 def release(run: RunFolder, taker: Holder) -> None:
@@ -124,17 +143,9 @@ def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> 
     return {**line, "pid": pid, "pid_start": own.pid_start, "host": own.host, "locked": True}
 
 
-def _text(taker: Holder) -> str:
+def text_of(taker: Holder) -> str:
+    """What the file of a lock has of its holder."""
     return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
-
-
-def _set_aside(path: Path, text: str) -> None:
-    """Removes a lock of this text, and no other: another start may have taken it over in between."""
-    with aside(path) as own, contextlib.suppress(FileNotFoundError):
-        path.rename(own)
-        if _read(own) != text:
-            with contextlib.suppress(FileExistsError):
-                give_name(own, path)
 
 
 def _read(path: Path) -> str:
@@ -152,8 +163,8 @@ def _holder(text: str) -> Holder | None:
     return None
 
 
-def _locked_by(run: RunFolder, other: Holder | None) -> RunLocked:
-    path, remove = lock_path(run), f"rm {shlex.quote(str(lock_path(run)))}"
+def _locked_by(run: RunFolder, other: Holder | None, path: Path) -> RunLocked:
+    remove = f"rm {shlex.quote(str(path))}"
     if other is None:
         return RunLocked(
             f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody does: {remove}"

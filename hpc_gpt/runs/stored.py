@@ -40,7 +40,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "metrics": {"step": int, "step_s": float, "time": float},
     "loss": {"time": float},
     "complete": {"step": int, "files": dict, "data": str},
-    "sweep": {"id": str},
+    "sweep": {"id": str, "varied": dict},
     "provenance": {"data_beside": str, "experiment_file": str, "versions": dict, "init": dict},
     "resumed_from": {"path": str, "step": int, "branch": bool},
     "branch": {"path": str, "step": int},

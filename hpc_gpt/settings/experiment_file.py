@@ -285,6 +285,14 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, raw
 
 
+def gives_way(keys: Collection[str]) -> list[str]:
+    """The keys of an experiment whose values give way to those of other `keys`: GPUs to nodes and nodes to GPUs, the
+    sizes of a model to a preset or a file."""
+    away = ["layout.gpus"] if "layout.nodes" in keys else ["layout.nodes"] if "layout.gpus" in keys else []
+    away += ["model.preset", *OF_A_MODEL] if {"model.preset", "model.hf"} & set(keys) else []
+    return [key for key in away if key not in keys]
+
+
 def _wants_text(key: str) -> bool:
     """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
     kind: Any = Experiment

@@ -15,6 +15,7 @@ from torch import Tensor
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.output import outlive_readers
+from hpc_gpt.runs.branches import reading
 from hpc_gpt.runs.checkpoints import list_complete, step_in
 from hpc_gpt.runs.lineage import find_ancestors
 from hpc_gpt.runs.provenance import init_config_of
@@ -113,7 +114,7 @@ def main(arguments: list[str]) -> int:
     run, folder, dtype = RunFolder(Path(arguments[0])), Path(arguments[1]), arguments[2]
     step = int(arguments[3]) if len(arguments) > 3 else None
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), reading(run):
             done = export_hf(run, folder, step, dtype=dtype)
     except UserError as fault:
         print(f"Error: {fault}" + (f"\n\nhint: {fault.hint}" if fault.hint else ""), file=sys.stderr)

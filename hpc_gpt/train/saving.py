@@ -12,11 +12,11 @@ from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib
+from hpc_gpt.runs.retention import describe_removed
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import Refusal
 from hpc_gpt.supervision.signals import Inbox
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.folders import describe_removed
 from hpc_gpt.train.checkpoints.save import SaveOutcome
 from hpc_gpt.train.engines.protocol import TrainingEngine
 from hpc_gpt.train.metrics import Metrics

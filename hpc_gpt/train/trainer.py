@@ -17,6 +17,7 @@ from hpc_gpt.runs.after_jobs import forget_over
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
 from hpc_gpt.runs.provenance import check_weights_of, complete_run, config_notes
+from hpc_gpt.runs.retention import Retention
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
@@ -29,7 +30,6 @@ from hpc_gpt.tokens.run_data import LookedUp, ensure_data, located
 from hpc_gpt.tokens.samples import Samples, open_samples
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
-from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.engines.torch_private import without_compiler

@@ -139,8 +139,9 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
             run.stop_mark(job_id).touch()
 
 
-def await_answer(asked: ControlRequest) -> tuple[bool, str]:
-    """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened."""
+def await_answer(asked: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
+    """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened. `say` gets the run's
+    state every _STATUS_S."""
     looked = time.monotonic()
     while True:
         if (found := _outcome(asked)) is not None:
@@ -148,6 +149,7 @@ def await_answer(asked: ControlRequest) -> tuple[bool, str]:
         if time.monotonic() - looked > _STATUS_S:
             looked = time.monotonic()
             (status,) = read_status([asked.run])
+            say(f"{asked.run.run_id}: {describe(status)}")
             # The attempt may have answered in between.
             if status.is_over and _outcome(asked) is None:
                 return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"

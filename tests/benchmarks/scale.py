@@ -80,7 +80,7 @@ def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
 def checkpoints(folder: Path, count: int) -> Callable[[], int]:
     """keep_last = 3 among so many, half of them with a longer name."""
     from hpc_gpt.runs.checkpoints import checkpoint_folder_name
-    from hpc_gpt.train.checkpoints.folders import Retention
+    from hpc_gpt.runs.retention import Retention
 
     steps = range(LONGER_NAME - count // 2, LONGER_NAME + count // 2)
     for step in steps:

@@ -49,6 +49,11 @@ def in_process(*arguments: object, cwd: Path | None = None, environment: dict[st
     return Done(code, stdout.getvalue().decode(), stderr.getvalue().decode())
 
 
+def said_of(done: Done) -> list[str]:
+    """What a verb with --json has printed for people: the lines of JSON on stderr, as text."""
+    return [json.loads(line)["progress"] for line in done.stderr.splitlines() if line.startswith("{")]
+
+
 def error_of(done: Done) -> tuple[str, str]:
     """(message, hint) of an error, whose shape is checked on the way: `Error: …`, an empty line, `hint: …`."""
     assert "Traceback" not in done.stderr, done.stderr

@@ -19,7 +19,7 @@ from hpc_gpt.files import logs_dir, read_json, read_json_lines
 from hpc_gpt.process import is_alive
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.cli.command import hpc_gpt, in_process
+from tests.cli.command import hpc_gpt, in_process, said_of
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, metrics_line
 
@@ -81,7 +81,7 @@ def test_two_engines_in_two_rounds():
         assert tenth_step_s > sum(step["step_s"] for step in steps), "from the start of the run, not of its training"
         tenth_steps_s.remove(tenth_step_s)
     assert tenth_steps_s == []
-    (command,) = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
+    (command,) = [line for line in said_of(done) if line.startswith("next: ")]
     words = shlex.split(command.removeprefix("next: hpc-gpt "))
     assert words == ["report", str(folder)]
     report = in_process(*words, "--json")

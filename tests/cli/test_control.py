@@ -224,7 +224,7 @@ def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monk
     monkeypatch.setattr(
         "hpc_gpt.cli.requests.ask_runs", lambda runs, verb: [ControlRequest(run, verb, "asked") for run in runs]
     )
-    monkeypatch.setattr("hpc_gpt.cli.requests.await_answer", lambda asked: (happened[asked.run.path], "so"))
+    monkeypatch.setattr("hpc_gpt.cli.requests.await_answer", lambda asked, _: (happened[asked.run.path], "so"))
     names = tuple(map(str, happened))
     if all(outcomes):
         ask_named("save", names, True)

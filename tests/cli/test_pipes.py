@@ -66,6 +66,7 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["save", "--help"],
         ["requeue", "--help"],
         ["cancel", "--help"],
+        ["clean", "--help"],
         ["report", "--format", "csv"],
         ["compare", str(run.path), str(run.path)],
         ["bench", "--help"],

@@ -115,7 +115,9 @@ def test_a_sweeps_rows_are_predicted_each_and_what_is_true_of_all_is_said_once(t
     rows = '[rows]\n"a" = { train.steps = 20 }\n"b" = { train.steps = 21 }\n'
     (tmp_path / "table.toml").write_text('extends = "demo"\n' + rows)
     there = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x", "--cluster", "a100-80g-8")
-    assert [line.split()[:2] for line in there.stderr.splitlines()] == [["a:", "predicted:"], ["b:", "predicted:"]]
+    *lines, last = there.stderr.splitlines()
+    assert [line.split()[:2] for line in lines] == [["a:", "predicted:"], ["b:", "predicted:"]]
+    assert re.fullmatch(r"predicted: [\d.e-]+ GPU-hours of steps for 2 rows", last)
     done = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x")
     assert done.stderr == "not predicted: profile generic-slurm names no device\n"
 

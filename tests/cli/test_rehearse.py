@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import hpc_gpt, in_process, without_slurm
+from tests.cli.command import hpc_gpt, in_process, said_of, without_slurm
 from tests.conftest import REPOSITORY
 
 # As large as a rehearsal leaves a run, so that its few steps last until it is interrupted.
@@ -79,7 +79,7 @@ def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path,
     assert "attempts 3" in said["record"]
     runs = [path.parent for path in kept.glob("*/*/resolved.json")]
     assert sorted(len(list(run.glob("attempts/*"))) for run in runs) == [1, 3]
-    (command,) = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
+    (command,) = [line for line in said_of(done) if line.startswith("next: ")]
     dry = in_process(*shlex.split(command.removeprefix("next: hpc-gpt ")), "--dry-run", "--script",
                      environment=without_slurm(tmp_path))  # fmt: skip
     assert dry.code == 0, dry.stderr

@@ -32,6 +32,7 @@ NOT_RUN = {
     "stop": "the same",
     "requeue": "the same",
     "cancel": "the same",
+    "clean": "needs a run that has ended: tests/watch/test_clean.py",
     "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/tokens",
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",

@@ -16,11 +16,11 @@ from hpc_gpt.errors import ConfigError, JobRefused
 from hpc_gpt.launch.after import CheckpointFollower, ProcessQueue
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.after_jobs import AfterJob, after_table, held_steps, list_after
+from hpc_gpt.runs.retention import Retention
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.train.checkpoints.folders import Retention
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run
 from tests.train.filling import fill

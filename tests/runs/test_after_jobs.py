@@ -15,8 +15,8 @@ from hpc_gpt.runs.after_jobs import (
     note_seen,
     remove_over,
 )
+from hpc_gpt.runs.retention import Retention
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.train.checkpoints.folders import Retention
 from tests.made_runs import add_checkpoint, make_run
 
 

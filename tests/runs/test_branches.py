@@ -24,9 +24,9 @@ from hpc_gpt.runs.lineage import (
     resume_point,
     saved_steps,
 )
+from hpc_gpt.runs.retention import Removal, Retention
 from hpc_gpt.runs.run_folder import RunFolder, create_run
 from hpc_gpt.runs.snapshot import take_snapshot
-from hpc_gpt.train.checkpoints.folders import Removal, Retention
 from tests.made_runs import add_checkpoint, make_run
 
 
@@ -118,6 +118,15 @@ def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
     add_checkpoint(own, 6)
     assert reserved_steps(knowing.path) == set()
     assert keeps_one.apply(knowing.checkpoints, 12) == ["step-00000004"]
+
+
+def test_a_training_removes_nothing_that_an_export_reads(first):
+    with branches.reading(first):
+        assert Retention(keep_last=1).apply(first.checkpoints, 12) == []
+        aside = branches.set_aside(first.checkpoints / "step-00000004", ".deleting-")
+        assert branches.put_back(aside), "whoever deletes asks last"
+    assert Retention(keep_last=1).apply(first.checkpoints, 12) == ["step-00000008", "step-00000004"]
+    assert list((first.path / "branches").iterdir()) == []
 
 
 @pytest.mark.parametrize("remover", ["retention", "after", "deletion"])

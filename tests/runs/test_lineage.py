@@ -287,7 +287,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_refused(t
 
 def test_a_checkpoint_that_is_too_large_to_read_here_is_checked_by_its_sizes(tmp_path, monkeypatch):
     run = run_with(tmp_path / "first", 2)
-    monkeypatch.setattr("hpc_gpt.runs.lineage._MOST_READ_BYTES", 699)
+    monkeypatch.setattr("hpc_gpt.runs.lineage.MOST_READ_BYTES", 699)
     (run.checkpoints / "step-00000002" / "weights").write_bytes(b"Weights" * 100)
     _, point = parent_of(run)
     assert "only the sizes of its files were checked" in point.notes[0]

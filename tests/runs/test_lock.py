@@ -1,5 +1,6 @@
 """The lock of a run: one holder, taken over only from one that is gone."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -80,3 +81,74 @@ def test_of_many_that_take_over_a_dead_lock_at_once_one_has_it(run: RunFolder) -
     holder = lock.holder(run)
     assert holder is not None
     assert [str(number) for number in taken] == [holder.slurm_job]
+
+
+_at: dict[int, str] = {}  # {number of an access to the disk: the start that comes before it}
+_accesses = itertools.count()
+_come: list = []
+
+
+def _interrupt(event: str, _: object) -> None:
+    """Lets another start come before an access of the first one to the disk."""
+    if _come and event in ("open", "os.rename", "os.link", "os.remove", "os.mkdir"):
+        start = _come.pop()
+        if (number := _at.pop(next(_accesses), None)) is not None:
+            start(number)
+        _come.append(start)
+
+
+sys.addaudithook(_interrupt)
+
+
+def _taken(folder: Path, between: dict[int, str]) -> tuple[list[str], int]:
+    """(who took a dead lock, accesses of the first start): start 1, with others before some of its accesses."""
+    global _accesses
+    folder.mkdir()
+    run, won = RunFolder(folder), []
+    lock.take(run, Holder("here", slurm_job="0"))
+
+    def start(number: str) -> None:
+        try:  # the job 0 is gone; those of the starts live
+            lock.take(run, Holder("here", slurm_job=number), lambda other: other.slurm_job == "0")
+        except RunLocked:
+            return
+        won.append(number)
+
+    _accesses = itertools.count()
+    _at.clear()
+    _at.update(between)
+    _come.append(start)
+    try:
+        start("1")
+    finally:
+        _come.clear()
+    assert (holder := lock.holder(run)) is not None
+    assert [holder.slurm_job] == won, between
+    return won, next(_accesses)
+
+
+def test_a_dead_lock_is_given_to_one_start_wherever_others_come_between(tmp_path: Path) -> None:
+    """A start that had read the dead lock took away the lock of the one that had taken over, for as long as it needed
+    to see what it had: a third start found none, and had it, too."""
+    _, accesses = _taken(tmp_path / "alone", {})
+    assert accesses > 5
+    for second, third in itertools.combinations(range(accesses + 3), 2):
+        _taken(tmp_path / f"{second}-{third}", {second: "2", third: "3"})
+    left = {path.name for folder in tmp_path.iterdir() for path in folder.iterdir()}
+    assert left == {"lock.json"}
+
+
+def test_one_that_is_killed_while_it_takes_over_leaves_the_lock_to_the_next(tmp_path: Path) -> None:
+    for access in range(_taken(tmp_path / "alone", {})[1]):
+        run = RunFolder(tmp_path / str(access))
+        run.path.mkdir()
+        lock.take(run, Holder("here", slurm_job="0"))
+        if (child := os.fork()) == 0:
+            _come.append(lambda _: os._exit(0))
+            _at.update({access: "ends"})
+            globals()["_accesses"] = itertools.count()
+            lock.take(run, Holder("here", slurm_job="00"), lambda other: other.slurm_job == "0")
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        lock.take(run, Holder("here", slurm_job="1"), lambda other: other.slurm_job in ("0", "00"))
+        assert lock.holder(run) == Holder("here", slurm_job="1")

@@ -15,11 +15,11 @@ import torch
 
 from hpc_gpt.ends.end_policy import REASONS, SIGNALS, End, end_for
 from hpc_gpt.runs.requests import answer_of, write_request
+from hpc_gpt.runs.retention import Retention
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.tokens.samples import Samples
 from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.folders import Retention
 from hpc_gpt.train.engines.megatron_lm import MegatronRank
 from hpc_gpt.train.engines.protocol import StepResult
 from hpc_gpt.train.loop import Loop, Supervision

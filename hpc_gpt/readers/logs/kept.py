@@ -108,17 +108,33 @@ def kept_file(
     `about`: device, inode, size and time of the last write in ns. `bytes_at`: as in KeptFile.
     """
     device, inode, size, changed_ns = about
-    named = os.environ.get("HPC_GPT_CACHE")
-    if named == "off" or size < (LEAST_BYTES if least is None else least):
+    if size < (LEAST_BYTES if least is None else least):
         return None
+    place = _place(path, device, inode)
+    return KeptFile(place, size, changed_ns, bytes_at) if place is not None else None
+
+
+def kept_of(path: Path) -> Path | None:
+    """The file that has what is kept of the file at a path; None if there is none of this user's own."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        place = _place(path, found.st_dev, found.st_ino)
+        return place if place is not None and _is_own(place) else None
+    return None
+
+
+def _place(path: Path, device: int, inode: int) -> Path | None:
+    named = os.environ.get("HPC_GPT_CACHE")
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # no home
         return None
+    if named == "off":
+        return None
     # Every place in what is kept has the path as it was given.
     key = f"{path}\0{os.path.realpath(path)}\0{device}\0{inode}".encode("utf-8", "surrogateescape")
     folder = (Path(named) if named else caches / "hpc-gpt") / "report"
-    return KeptFile(folder / f"{hashlib.sha256(key).hexdigest()[:32]}.kept", size, changed_ns, bytes_at)
+    return folder / f"{hashlib.sha256(key).hexdigest()[:32]}.kept"
 
 
 @cache

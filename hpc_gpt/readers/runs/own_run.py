@@ -120,7 +120,8 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     if resolved.data_from:
         settings["data_from"] = resolved.data_from
     if resolved.sweep is not None:
-        settings["sweep"] = {"name": resolved.sweep, "row": resolved.row}
+        varied = read_stored(run.path / "sweep.json").get("varied")
+        settings["sweep"] = {"name": resolved.sweep, "row": resolved.row} | ({"varied": varied} if varied else {})
     facts = engine_named(resolved.engine.name)
     stage_that_runs = facts.stage_that_runs(resolved.engine.zero_stage or 0, resolved.train.dtype)
     given = {

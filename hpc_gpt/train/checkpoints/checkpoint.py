@@ -17,6 +17,7 @@ from hpc_gpt.errors import CheckpointError
 from hpc_gpt.runs.checkpoints import (
     COMPLETE,
     SCHEMA,
+    WRITING,
     CheckpointFault,
     check_file,
     checkpoint_folder_name,
@@ -24,9 +25,10 @@ from hpc_gpt.runs.checkpoints import (
     read_marker,
     set_aside,
 )
+from hpc_gpt.runs.retention import Removal, Retention, describe_removed
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import Refusal, disk_refusal, find_disk_space
-from hpc_gpt.train.checkpoints.folders import REMOVE_IT, WRITING, Removal, Retention, describe_removed
+from hpc_gpt.train.checkpoints.folders import REMOVE_IT
 from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.train.checkpoints.save import Save, SaveOutcome
 from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions

@@ -1,5 +1,5 @@
-"""The folders of checkpoints on the disk: their names, completion, retention and removal; and how their files are read.
-Whether one is sound is in `hpc_gpt.runs.checkpoints`.
+"""The folders of checkpoints on the disk: their names and completion; and how their files are read. Whether one is
+sound is in `hpc_gpt.runs.checkpoints`, which stay and which go in `hpc_gpt.runs.retention`.
 
     checkpoints/.writing-step-00000020/    being written; not to be read
     checkpoints/step-00000020/             complete: what the engine wrote, and complete.json, written last
@@ -13,14 +13,10 @@ containers and the classes named here are made. torch's own restricted reader re
 DeepSpeed's files have objects of a few classes of its own, which are made by setting their fields.
 """
 
-import contextlib
 import json
 import pickle
-import shutil
 import sys
-import threading
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +25,8 @@ import torch
 
 from hpc_gpt.errors import CheckpointError
 from hpc_gpt.files import json_in, sync
-from hpc_gpt.runs.after_jobs import held_steps, hold_back
-from hpc_gpt.runs.branches import put_back, reserved_steps, set_aside_to_delete
-from hpc_gpt.runs.checkpoints import COMPLETE, DAMAGED, DELETING, has_all_bytes, list_complete, set_aside, step_in
+from hpc_gpt.runs.checkpoints import COMPLETE, set_aside
 
-WRITING = ".writing-"
 # Hints for a checkpoint that cannot be loaded.
 REMOVE_IT = "remove the checkpoint, and the one before is used"
 IT_IS_DAMAGED = "the checkpoint is damaged; remove it, and the one before is used"
@@ -66,109 +59,6 @@ def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:
         set_aside(final)
     aside.rename(final)
     sync(final.parent)
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Keeps the last `keep_last` checkpoints (0: all), those whose step is a multiple of `keep_every` (0: none), those
-    of the steps `keep_at`, those that branches of the run begin from, and those that a job of `[after]` needs: of a
-    `followed` run also those that may get one."""
-
-    keep_last: int = 0
-    keep_every: int = 0
-    keep_at: tuple[int, ...] = ()
-    followed: bool = False
-
-    def apply(self, folder: Path, newest: int | None) -> list[str]:
-        """Renames the others for `Removal`, if `keep_last` newer ones have all their bytes; returns their names.
-
-        `newest` is the step of the one that was just written, None without one. A resume skipped those of later steps:
-        they do not count, and stay.
-        """
-        if not self.keep_last or newest is None:
-            return []
-        sound = 0
-        gone = []
-        reserved = reserved_steps(folder.parent)
-        found = [(step, path) for path in list_complete(folder) if (step := step_in(path.name)) <= newest]
-        held = held_steps(folder.parent, [step for step, _ in found], self.followed)
-        for step, path in found:
-            if sound < self.keep_last:
-                # One that lacks bytes does not count, and stays: a resume renames it.
-                sound += has_all_bytes(path)
-            elif not self._is_kept(step, reserved):
-                if step in held and hold_back(folder.parent, step, self.followed):
-                    continue
-                with contextlib.suppress(FileNotFoundError):  # the job has just removed it
-                    if set_aside_to_delete(path) is not None:
-                        gone.append(path.name)
-        if sound == self.keep_last:
-            oldest, _ = found[self.keep_last - 1]
-            for path in folder.glob(f"{DAMAGED}step-*"):
-                if 0 <= step_in(path.name.removeprefix(DAMAGED).rpartition("-")[0]) < oldest:
-                    set_aside(path, DELETING)
-                    gone.append(path.name)
-        return gone
-
-    def _is_kept(self, step: int, reserved: Collection[int]) -> bool:
-        return step in self.keep_at or step in reserved or bool(self.keep_every and step % self.keep_every == 0)
-
-
-def describe_removed(removed: Sequence[str]) -> str:
-    """The line of the log on removed checkpoints."""
-    return f"removed {', '.join(removed)}, as train.keep_last says"
-
-
-class Removal:
-    """Removes checkpoints in `folder` on a thread of rank 0, because that may take minutes.
-
-    A folder is renamed at once, so that a half removed one is never taken for a checkpoint. The next save removes what
-    is left of it when the process ends.
-    """
-
-    def __init__(self, folder: Path, retention: Retention) -> None:
-        self._folder, self._retention = folder, retention
-        self._thread: threading.Thread | None = None
-
-    def retain(self, newest: int | None) -> list[str]:
-        """Removes the checkpoints that need not be kept beside that of the step `newest` (None: removes none); returns
-        their names."""
-        removed: list[str] = []
-        try:
-            removed = self._retention.apply(self._folder, newest)
-        except OSError as fault:
-            print(f"cannot remove an old checkpoint: {fault.strerror}: {fault.filename}", flush=True)
-        self.begin()
-        return removed
-
-    def discard(self, *paths: Path) -> None:
-        """Removes folders that were never completed. One that cannot be renamed stays."""
-        for path in paths:
-            with contextlib.suppress(OSError):
-                set_aside(path, DELETING)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begins to remove all renamed folders."""
-        found = list(self._folder.glob(f"{DELETING}*"))
-        before = self._thread
-        if not found:
-            return
-
-        def remove() -> None:
-            if before is not None:
-                before.join()
-            for path in found:
-                if not put_back(path):
-                    shutil.rmtree(path, ignore_errors=True)
-
-        self._thread = threading.Thread(target=remove, name="removal", daemon=True)
-        self._thread.start()
-
-    def wait(self, patience_s: float | None = None) -> None:
-        """Waits until the removal is over, at most `patience_s`."""
-        if self._thread is not None:
-            self._thread.join(patience_s)
 
 
 # DeepSpeed's classes in its files: module -> names.

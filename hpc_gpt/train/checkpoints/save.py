@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.runs.checkpoints import checkpoint_folder_name, read_through
+from hpc_gpt.runs.checkpoints import WRITING, checkpoint_folder_name, read_through
+from hpc_gpt.runs.retention import Removal
 from hpc_gpt.supervision.full_disk import Refusal, disk_refusal
-from hpc_gpt.train.checkpoints.folders import WRITING, Removal, Sums, complete, list_files
+from hpc_gpt.train.checkpoints.folders import Sums, complete, list_files
 from hpc_gpt.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.train.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.train.ranks import Peers

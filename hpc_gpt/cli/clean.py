@@ -1,0 +1,111 @@
+"""hpc-gpt clean"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from hpc_gpt.cli import completers
+from hpc_gpt.ends.failures import LIVE
+from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.files import logs_folder
+from hpc_gpt.output import progress_as_json
+from hpc_gpt.runs.disk_space import free_bytes
+from hpc_gpt.runs.find_runs import find_runs, singles_out
+from hpc_gpt.terminal import ProgressLine
+from hpc_gpt.words import counted, plain, show_bytes
+
+if TYPE_CHECKING:
+    from hpc_gpt.watch.clean import RunRoom
+
+PLACE = 175
+_SECONDS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
+@click.option("--keep", default="last", show_default=True, metavar="last|none|N", help="The newest that stay.")
+@click.option("--older", metavar="TIME", help="Only of runs that ended so long ago: 30d, 12h, 2w.")
+@click.option("--yes", "-y", is_flag=True, help="Remove; without it the list is all.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, removed, bytes, free_bytes, runs.")
+def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_json: bool) -> None:
+    """List what may go of runs that have ended, and with --yes remove it.
+
+    Checkpoints but for the newest sound one, and what report keeps of their logs; with the size of each, and why it may
+    go. What never goes: records, logs, scripts, data; a checkpoint from which another run began that has none of its
+    own, that a job of [after] needs, or that an export reads; and anything of a run that trains, waits or may: if Slurm
+    does not answer, that is not known. What train.save_at and keep_every name goes, too. RUN is as for stop, or a
+    folder of runs. Exit 2 if a RUN that is named trains, waits or may; 1 if something of a run could not be removed.
+    """
+    from hpc_gpt.watch.clean import CleanRules, look
+    from hpc_gpt.watch.clean import clean as remove
+
+    rules = CleanRules(_kept(keep), _seconds(older))
+    progress = ProgressLine()
+    runs = find_runs(names, logs_folder())
+    of_names = [find_runs([name], logs_folder()) for name in names if singles_out(name)]
+    named = {found[0].path for found in of_names if len(found) == 1}  # not as one of a sweep
+    rooms = look(runs, rules)
+    for room in rooms:
+        if room.lives and room.run.path in named:
+            again = f"hpc-gpt status {room.run.run_id} once Slurm answers says whether it has ended"
+            hint = f"hpc-gpt stop {room.run.run_id} first, or wait for its end" if room.state in LIVE else again
+            raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}", hint)
+    done: list[RunRoom] = []
+    with progress_as_json(as_json):
+        for room in rooms:
+            if yes and room.goes and not room.refused:
+                progress.show(f"{room.run.run_id}: removing {len(room.goes)} of its files, {show_bytes(room.bytes)}")
+                room = remove(room.run, rules, progress.show)
+            done.append(room)
+    if yes:
+        progress.end()
+    total, free = sum(room.bytes for room in done if not room.refused), free_bytes(logs_folder())
+    if as_json:
+        rows = [room.to_dict() for room in done]
+        click.echo(
+            json.dumps({"schema": 1, "removed": yes, "bytes": total, "free_bytes": free, "runs": rows}, indent=1)
+        )
+    else:
+        for room in done:
+            _print(room, yes)
+        words = f"{'removed' if yes else 'could be removed'}: {show_bytes(total)} of {counted(len(done), 'run')}"
+        click.echo(words + ("" if free is None else f"; {show_bytes(free)} free"))
+        if total and not yes:
+            click.echo("nothing was removed: --yes removes what may go", err=True)
+    for room in done:
+        if room.fault:
+            click.echo(plain(f"{room.run.run_id}: {room.fault}"), err=True)
+    if any(room.fault for room in done):
+        sys.exit(1)
+
+
+def _print(room: RunRoom, removed: bool) -> None:
+    if room.refused:
+        click.echo(plain(f"{room.run.run_id}  nothing goes: {room.refused}"))
+        return
+    click.echo(f"{room.run.run_id}  {room.state}  {show_bytes(room.bytes)} {'gone' if removed else 'may go'}")
+    for verb, pieces in (("gone" if removed else "may go", room.goes), ("stays", room.stays)):
+        for piece in pieces:
+            click.echo(plain(f"  {verb:6}  {piece.path.name}  {show_bytes(piece.bytes)}: {piece.why}"))
+
+
+def _kept(text: str) -> int:
+    if text in ("last", "none"):
+        return int(text == "last")
+    if not text.isdecimal() or text == "0":
+        raise ConfigError(f"--keep is {text!r}", "give last, none, or a number above 0")
+    return int(text)
+
+
+def _seconds(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    found = re.fullmatch(r"(\d{1,6})([hdw])", text)
+    if found is None:
+        raise ConfigError(f"--older is {text!r}", "give hours, days or weeks, as 12h, 30d or 2w")
+    return int(found[1]) * _SECONDS[found[2]]

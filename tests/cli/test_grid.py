@@ -1,0 +1,72 @@
+"""`submit --grid` as a command, and its runs in status, report and compare."""
+
+import json
+
+import pytest
+
+from hpc_gpt.runs.find_runs import list_runs
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.test_sweep import TABLE
+
+GRID = ("--grid", "train.lr=1e-4,3e-4", "--grid", "layout.tp=1,2,3")
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    path = tmp_path / "exp.toml"
+    path.write_text(TABLE.partition("[rows]")[0].replace('"ddp"', '"deepspeed-3d"').replace("gpus = 1", "gpus = 4"))
+    return path
+
+
+def test_a_dry_run_lists_the_rows_with_predictions_and_their_sum(experiment, tmp_path):
+    asked = ("submit", experiment, *GRID, "--cluster", "a100-80g-8", "--dry-run")
+    message, hint = error_of(in_process(*asked, environment=without_slurm(tmp_path)))
+    assert message.startswith("rows 'lr1e-4-tp3', 'lr3e-4-tp3': layout tp3-pp1-dp1 needs 3 GPUs")
+    assert hint.endswith("--skip-unfit submits the other 4")
+    done = in_process(*asked, "--skip-unfit", environment=without_slurm(tmp_path))
+    assert done.stdout == "array of 4, 4 GPUs: lr1e-4-tp1 lr1e-4-tp2 lr3e-4-tp1 lr3e-4-tp2\n"
+    assert [line.split(":")[0] for line in done.stderr.splitlines() if "GiB" in line] == done.stdout.split()[5:]
+    assert "GPU-hours of steps for 4 rows\n" in done.stderr
+    assert "\nnot lr1e-4-tp3: layout tp3" in done.stderr
+    more = in_process(*asked, "--max-rows", "5", environment=without_slurm(tmp_path))
+    assert (more.code, error_of(more)[1]) == (2, "--max-rows 6")
+
+
+def test_what_excludes_a_grid(experiment, tmp_path):
+    table = tmp_path / "table.toml"
+    table.write_text(TABLE)
+    for words in (
+        [table, *GRID],
+        [experiment, *GRID, "--tp", "2"],
+        [experiment, *GRID, "--set", "train.lr=1.0"],
+        [table, *GRID, "--sweep"],
+        [experiment, *GRID, "--here"],
+        ["--resume", "run", *GRID],
+        [experiment, "--grid", "train.lrr=1"],
+        [experiment, "--grid", "train.lr="],
+        [experiment, "--grid", "train.lr=x"],
+        [experiment, "--grid", "train.lr=1,1"],
+    ):
+        done = in_process("submit", *words)
+        assert (done.code, len(error_of(done)[0].splitlines())) == (2, 1), done.stderr
+
+
+def test_its_runs_are_a_sweep_whose_table_has_what_varies(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    table = tmp_path / "table.toml"
+    table.write_text(TABLE)
+    done = hpc_gpt("submit", table, "--row", "good", "--grid", "train.lr=1e-4,3e-4", "--cluster", "local", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    page = json.loads(in_process("report", "--json").stdout)
+    assert [(row["row"], row["varied"]) for row in page["rows"]] == [
+        ("lr1e-4", {"train.lr": 1e-4}),
+        ("lr3e-4", {"train.lr": 3e-4}),
+    ]
+    heading, *lines = in_process("report").stdout.splitlines()
+    assert heading.split()[:2] == ["Row", "train.lr"]
+    assert [line.split()[:2] for line in lines] == [["lr1e-4", "0.0001"], ["lr3e-4", "0.0003"]]
+    runs = list_runs(tmp_path / "logs")
+    assert len({run.sweep_id for run in runs}) == 1
+    assert "  2 runs  " in in_process("status").stdout
+    differ = in_process("compare", runs[0].path, runs[1].path).stdout.partition("settings that differ:")[2]
+    assert [line.split()[0] for line in differ.splitlines()[1:]] == ["train.lr", "sweep.row", "config_hash"]
