@@ -277,7 +277,7 @@ def _of_a_run(request: Request, option: str) -> Request:
             "leave them out, or submit a new run",
         )
     if "cluster" not in [one.name for one in given]:
-        request = replace(request, cluster=None)  # HPC_GPT_* variables were read when the run was submitted
+        request = replace(request, cluster=None)  # HPC_GPT_CLUSTER was read when the run was submitted
     return request
 
 

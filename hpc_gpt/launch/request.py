@@ -38,7 +38,7 @@ class ScriptRequest:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
+    """What the command line asks for; `overrides` has what is `given` there, and what follows from it.
 
     `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
     if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
