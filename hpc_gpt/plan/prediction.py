@@ -13,8 +13,8 @@ from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.layout import solve_batch
-from hpc_gpt.settings.resolve import experiment_of, resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.resolve import experiment_of, size_run
+from hpc_gpt.settings.sized import Sized, runs_program
 from hpc_gpt.words import counted, show_short
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Predicted:
     host_gib: float
 
 
-def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> Searched | None:
+def search_layouts(resolved: Sized, profile: ClusterProfile, given: Collection[str]) -> Searched | None:
     """Every layout of the run's GPUs with its global batch: what `plan_open` and `faster_notes` choose from.
 
     None if tp and pp are `given` (dotted keys), as no other layout is of interest then, if the profile says too little,
@@ -69,7 +69,7 @@ def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collectio
     """
     from hpc_gpt.plan.machine import machine_of
 
-    if resolved.form.no_prediction or {"layout.tp", "layout.pp"} <= set(given):
+    if runs_program(resolved) or {"layout.tp", "layout.pp"} <= set(given):
         return None
     try:
         return _search(resolved, profile, machine_of(profile), _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S)
@@ -78,7 +78,7 @@ def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collectio
 
 
 def plan_open(
-    resolved: Resolved, profile: ClusterProfile, given: Collection[str], searched: Searched | None = None
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], searched: Searched | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """({dotted key: the planner's value} of what is open and better not as in `resolved`, a line that says so).
 
@@ -89,7 +89,7 @@ def plan_open(
     from hpc_gpt.plan.machine import machine_of
     from hpc_gpt.plan.training import engine_for
 
-    if resolved.form.no_prediction:
+    if runs_program(resolved):
         return {}, ()
     try:
         picked = _pick(resolved, profile, machine_of(profile), given, searched)
@@ -117,19 +117,19 @@ def plan_open(
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys |= {f"layout.{name}": size for name, size in sizes.items()}
     try:
-        resolve(with_keys(experiment_of(resolved), keys), profile)
+        size_run(with_keys(experiment_of(resolved), keys), profile)
     except UserError:
         return {}, ()  # a given switch runs only with the rules' choice
     return keys, (f"from plan: {words}, which neither flags nor experiment give",)
 
 
-def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Prediction:
+def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Prediction:
     """The prediction for a run on its profile.
 
     `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
-    if resolved.form.no_prediction:
-        return Prediction(f"not predicted: {resolved.form.no_prediction}")
+    if runs_program(resolved):
+        return Prediction("not predicted: a program of your own")
     try:
         found = _predict(resolved, profile)
     except UserError as fault:
@@ -139,7 +139,7 @@ def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Predic
     return Prediction(_line(resolved, found), found, _tables(found))
 
 
-def _predict(resolved: Resolved, profile: ClusterProfile) -> Predicted:
+def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
     from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
 
     machine = machine_of(profile)
@@ -174,7 +174,7 @@ def constants_of(profile: ClusterProfile) -> Constants:
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
-def _line(resolved: Resolved, found: Predicted) -> str:
+def _line(resolved: Sized, found: Predicted) -> str:
     deciding = found.memory.deciding
     need, card = found.memory.stages[deciding].nvidia_smi, found.machine.memory_gib
     where = f" on stage {deciding}" if resolved.layout.pp > 1 else ""
@@ -206,7 +206,7 @@ def _tables(found: Predicted) -> dict[str, Any]:
     }
 
 
-def _refusal(resolved: Resolved, found: Predicted) -> LayoutError:
+def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
     deciding = found.memory.deciding
     need = found.memory.stages[deciding].nvidia_smi
     card, host_has = found.machine.memory_gib, found.machine.host_memory_gib
@@ -248,7 +248,7 @@ _KEPT = ("engine.cp_exchange", "engine.compile", "engine.loss_chunks", "engine.a
 _LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
 
 
-def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
+def _nearest(resolved: Sized, found: Predicted) -> Candidate | None:
     """The fastest candidate that fits after the smallest change of settings; None if none fits."""
     for open_keys in _NEARER:
         try:
@@ -261,7 +261,7 @@ def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
 
 
 def _pick(
-    resolved: Resolved, profile: ClusterProfile, machine: Machine, given: Collection[str], searched: Searched | None
+    resolved: Sized, profile: ClusterProfile, machine: Machine, given: Collection[str], searched: Searched | None
 ) -> Candidate | None:
     """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
     the rules' choice is as good."""
@@ -287,7 +287,7 @@ def _pick(
     return found[0]
 
 
-def _with_values(candidates: Iterable[Candidate], resolved: Resolved, holds: Collection[str]) -> list[Candidate]:
+def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collection[str]) -> list[Candidate]:
     """The candidates with the run's values of the keys `holds`, best first among themselves."""
     from hpc_gpt.plan.search import ranked
     from hpc_gpt.plan.training import training_of
@@ -299,7 +299,7 @@ def _with_values(candidates: Iterable[Candidate], resolved: Resolved, holds: Col
 
 
 def faster_notes(
-    prediction: Prediction | None, resolved: Resolved, given: Collection[str], searched: Searched | None
+    prediction: Prediction | None, resolved: Sized, given: Collection[str], searched: Searched | None
 ) -> list[str]:
     """Lines on what is predicted to make the run faster: another layout of `searched`, that of `search_layouts`, and
     compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
@@ -320,7 +320,7 @@ def faster_notes(
     return [note for note in notes if note]
 
 
-def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime, best: Candidate) -> str:
+def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Candidate) -> str:
     """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
     faster by more than both error bands."""
     theirs = best.step
@@ -344,7 +344,7 @@ def compiled_step(training: Training, machine: Machine, constants: Constants) ->
 
 
 def _search(
-    resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
+    resolved: Sized, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
 ) -> Searched:
     """What fits with the run's values of the keys `holds` and of the global batch. `limits` are those of `search`."""
     from hpc_gpt.plan.question import question_of

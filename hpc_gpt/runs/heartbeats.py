@@ -17,7 +17,7 @@ from pathlib import Path
 from hpc_gpt.files import read_bytes
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.runs.stored import read_as
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
@@ -127,7 +127,7 @@ def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
     return sorted(found, key=lambda slow: slow.median_s / slow.probe_s)
 
 
-def gpus_of(resolved: Resolved) -> int:
+def gpus_of(resolved: Sized) -> int:
     """The GPUs of a job of the run, with those of spare nodes."""
     return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, raise_faults
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import decay_steps_of
+from hpc_gpt.settings.sized import Sized
 
 VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
 # The parser since March 2024, and before.
@@ -28,7 +28,7 @@ _CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
-def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[str] | None) -> list[str]:
+def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] | None) -> list[str]:
     """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data` is the
     path before .bin and .idx, of a mixture a weight and such a path for each source, None for mock data.
 
@@ -138,7 +138,7 @@ def option_names(arguments: Sequence[str]) -> list[str]:
     return [word.split("=")[0] for word in arguments if word.startswith("--")]
 
 
-def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
+def checkout_of(resolved: Sized, environment: Mapping[str, str]) -> Path:
     """The checkout that a run uses, as its job finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
 
     ConfigError if neither names one, or if its path is not absolute.
