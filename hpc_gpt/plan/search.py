@@ -157,6 +157,12 @@ class Searched:
         first = self.candidates[0] if self.candidates else None
         return None if first is None or first.needs_unknown_host else first
 
+    def figures(self, candidate: Candidate, budget_tokens: float) -> "Figures | None":
+        """The figures of one of them; None if it does not fit."""
+        if candidate.step is None:
+            return None
+        return figures_of(candidate.training, candidate.step, self.machine, budget_tokens)
+
     @property
     def best_of_layouts(self) -> list[Candidate]:
         """The best candidate of each layout, best first."""

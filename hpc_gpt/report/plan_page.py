@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt import __version__
 from hpc_gpt.columns import filled
 from hpc_gpt.files import replace_whole
-from hpc_gpt.plan.search import Candidate, Figures, Searched
+from hpc_gpt.plan.search import Candidate, Searched
 from hpc_gpt.plan.table import (
     COLUMNS,
     PARTS,
@@ -46,17 +46,16 @@ def check_page(path: Path) -> None:
     check_page_target(path, _MARKER, "plan")
 
 
-def write_plan_page(
-    path: Path, searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str
-) -> None:
-    """Writes the page, whole or not at all. `figures` are of the candidates, in order."""
+def write_plan_page(path: Path, searched: Searched, budget_tokens: float, name: str, params: int, command: str) -> None:
+    """Writes the page, whole or not at all."""
     check_page(path)
-    replace_whole(path, build_plan_page(searched, figures, name, params, command))
+    replace_whole(path, build_plan_page(searched, budget_tokens, name, params, command))
 
 
-def build_plan_page(searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str) -> str:
+def build_plan_page(searched: Searched, budget_tokens: float, name: str, params: int, command: str) -> str:
     """The page's text: a pure function of the search and this version."""
     best = searched.best_of_layouts
+    figures = searched.figures(searched.candidates[0], budget_tokens) if searched.candidates else None
     shown = [*best[:_LINES], *searched.too_large[: _LINES // 2]]
     charted = [*best[:CHARTED], *searched.too_large[:1]]
     style = asset("page.css") + asset("plan.css")
@@ -74,7 +73,7 @@ def build_plan_page(searched: Searched, figures: Sequence[Figures], name: str, p
         rows=[(PlanRow(candidate, best[0] if best else candidate), _memory_bar(candidate)) for candidate in shown],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
-        figures=figures_lines(figures[0], searched.question.gpus) if figures else [],
+        figures=figures_lines(figures, searched.question.gpus) if figures else [],
         command=command,
         memories=memory_section(charted),
         times=time_section(best[:_LINES]),
