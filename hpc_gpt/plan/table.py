@@ -209,10 +209,10 @@ def search_table(
     rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
     if overlap is not None and overlap[1]:
         rows.insert(1, PlanRow(overlap[0], best[0], blocks, overlap[1]))
-    whole = grid(COLUMNS, rows)
+    whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
         return whole.aligned()
-    narrow = grid([each for each in COLUMNS if each.keys[0] in _NARROW], rows)
+    narrow = grid([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows)
     if narrow.width <= width:
         head, *lines = narrow.aligned().splitlines()
         both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
@@ -244,14 +244,14 @@ class PlanRow(NamedTuple):
     @property
     def texts(self) -> dict[str, str]:
         """Its cells by column; `-` for what it has not."""
-        return {each.keys[0]: each.show(self) for each in COLUMNS}
+        return {each.keys[0]: each.show(self) for each in PLAN_COLUMNS}
 
 
 def _left(heading: str, key: str, text: Callable[[PlanRow], str | None]) -> Column:
     return Column(heading, (key,), text, str, right=False)
 
 
-COLUMNS = (
+PLAN_COLUMNS = (
     _left("Layout", "layout", lambda line: str(line.candidate.layout)),
     _left("Engine", "engine", lambda line: line.candidate.training.engine),
     Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),

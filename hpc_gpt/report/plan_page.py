@@ -12,8 +12,8 @@ from hpc_gpt.columns import filled
 from hpc_gpt.files import replace_whole
 from hpc_gpt.plan.search import Candidate, Searched
 from hpc_gpt.plan.table import (
-    COLUMNS,
     PARTS,
+    PLAN_COLUMNS,
     STAGE_COLUMNS,
     PlanRow,
     figures_lines,
@@ -69,7 +69,7 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
         style_hash=csp_hash(style),
         hatches=hatches(),
         summary=heading(searched, name, params),
-        columns=[each for each in COLUMNS if each.keys[0] not in _DRAWN],
+        columns=[each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN],
         rows=[(PlanRow(candidate, best[0] if best else candidate), _memory_bar(candidate)) for candidate in shown],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
