@@ -219,7 +219,7 @@ VALUE_TYPES = {
     "settings.program_text",
     "settings.schedule",
     "settings.command",
-    "settings.forms",
+    "settings.sized",
     "settings.cluster",
     "settings.resolved",
 }

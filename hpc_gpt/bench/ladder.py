@@ -18,7 +18,7 @@ from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.cluster import FALLBACK, load_profile
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.requirements import check_requirements
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolve import size_run
 from hpc_gpt.settings.sweep_rows import SweepRow, choose_row
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.words import cut, plain, show_digits, show_params
@@ -128,7 +128,7 @@ def _rung(asked: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, 
         wanted = None
         with contextlib.suppress(UserError):  # as on a cluster with enough GPUs, unless it cannot run there either
             experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
-            wanted = resolve(cut_warmup(experiment)[0], load_profile(FALLBACK))
+            wanted = size_run(cut_warmup(experiment)[0], load_profile(FALLBACK))
             asked_for = figures_asked(wanted)
         asked_for["settings"] = {"sweep": {"name": sweep, "row": row.name}}
         reason = hide_secrets("; ".join(str(fault).splitlines()))

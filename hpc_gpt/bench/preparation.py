@@ -30,8 +30,9 @@ from hpc_gpt.settings.experiment import Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.fast import FAST_SETTINGS, PLAIN, with_fast_settings
 from hpc_gpt.settings.mixture import MIX
-from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolve import resolve_shape, size_run
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.settings.sized import Sized
 from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.tables import close_matches
@@ -66,7 +67,7 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
-def with_predicted_memory(record: Record, resolved: Resolved) -> Record:
+def with_predicted_memory(record: Record, resolved: Sized) -> Record:
     """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
     not depend on the device, so none need be known."""
     if record.predicted_memory_gib:
@@ -240,7 +241,7 @@ def prepare_cell(
         experiment = replace(experiment, name=f"{_name(asked, file, experiment)}-{folder_name(name)}")
     whole, cut = cut_warmup(replace(experiment, **AROUND))
     if asked.smoke:
-        real = resolve(whole, load_profile(FALLBACK))
+        real = size_run(whole, load_profile(FALLBACK))
         small = shrink(experiment, real, asked.has_gpu)
         last = _as_asked(small.experiment, experiment, asked, "layout.micro_batch" in over)
         prepared = finish(last, asked.profile, file=file, row=row)

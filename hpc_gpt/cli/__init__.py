@@ -217,8 +217,7 @@ def _variable_of(fault: click.BadParameter) -> str:
         return ""
     if ctx.get_parameter_source(parameter.name) is not click.core.ParameterSource.ENVIRONMENT:
         return ""
-    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
-    return next((name for name in names if os.environ.get(name)), "")
+    return str(parameter.envvar)
 
 
 def _is_here_deleted() -> bool:

@@ -23,7 +23,7 @@ from hpc_gpt.bench.preparation import (
     profile_here,
 )
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import bench_options, on_command_line, variables_of
+from hpc_gpt.cli.experiment_options import bench_options, on_command_line
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
@@ -50,7 +50,6 @@ _ROUNDS = 3
     "--engine",
     "engines",
     metavar="ENGINE[:STAGE],...",
-    envvar=variables_of(("--engines", "--engine")),
     shell_complete=completers.complete_engines,
     help="Engines to compare, each with its ZeRO stage if needed: ddp,deepspeed-zero:3,fsdp.",
 )
@@ -59,7 +58,6 @@ _ROUNDS = 3
     "--mbs",
     "micro_batches",
     metavar="N,...",
-    envvar=variables_of(("--micro-batch-size", "--mbs")),
     help="Micro-batches to try, as 1,2,4,8. One that runs out of memory is marked.",
 )
 @click.option("--steps", type=int, metavar="N", help="Steps of each run; the first few are warm-up.")

@@ -1,7 +1,7 @@
-"""The options of an experiment, which several verbs share, their HPC_GPT_* variables, and the request they make.
+"""The options of an experiment, which several verbs share, and the request they make.
 
-Precedence: option, HPC_GPT_* variable, experiment, cluster profile, default. `submit --help` has 0.15 s, so what makes
-the request is imported in the function that does.
+Precedence: option, experiment, cluster profile, default. `submit --help` has 0.15 s, so what makes the request is
+imported in the function that does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import difflib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "HPC_GPT_"
-# The verbs that read settings, and with them the variables of their options.
-_VERBS = ("plan", "render", "submit", "rehearse", "bench")
 
-# (names, key, type, help). Each long name has its variable, as `variables_of` makes it.
+# (names, key, type, help).
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--model",), "model.preset", str,
      "Model preset: gpt2, 48b, llama3.1-8b, …; or transformers' config.json or its folder."),
@@ -79,23 +78,21 @@ PLANNING_OPTIONS = (
 def experiment_options(function: F) -> F:
     """Adds EXPERIMENT and every option above to a verb, which gets them as one keyword, `request`."""
     more = (
-        click.option("--exclusive", "job__exclusive", is_flag=True, default=None, envvar="HPC_GPT_EXCLUSIVE",
-                     help="Take whole nodes."),
+        click.option("--exclusive", "job__exclusive", is_flag=True, default=None, help="Take whole nodes."),
         _ACROSS_NODES,
         click.option("-n", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
         _SET,
         click.option("--checkpoints", "command__checkpoints", metavar="PATTERN",
                      help="Of a program of your own: its checkpoints, by which its job chain sees progress."),
-        click.option("--template", type=click.Path(path_type=Path), envvar="HPC_GPT_TEMPLATE",
+        click.option("--template", type=click.Path(path_type=Path),
                      help="A template of your own that extends base.sh.j2."),
         _CLUSTER,
-        click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
+        click.option("--smoke", is_flag=True,
                      help="Shrink it to 5 steps of a tiny model on at most 8 ranks; runs here without --cluster."),
-        click.option("--force", is_flag=True, envvar="HPC_GPT_FORCE",
-                     help="Accept what is predicted not to fit in memory."),
-        click.option("--sweep", is_flag=True, envvar="HPC_GPT_SWEEP",
+        click.option("--force", is_flag=True, help="Accept what is predicted not to fit in memory."),
+        click.option("--sweep", is_flag=True,
                      help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),
-        click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completers.rows,
+        click.option("--row", metavar="NAME", shell_complete=completers.rows,
                      help="A row of EXPERIMENT; the first that can run unless --row or --sweep is given."),
         _EXPERIMENT,
     )  # fmt: skip
@@ -118,8 +115,7 @@ def bench_options(function: F) -> F:
     and micro-batches."""
     own = ("engine.name", "layout.micro_batch", "layout.nodes")
     shared = [option for option in _OPTIONS if not option[1].startswith("job.") and option[1] not in own]
-    smoke = click.option("--smoke", is_flag=True, envvar="HPC_GPT_SMOKE",
-                         help="A tiny model, and 5 steps without --steps.")  # fmt: skip
+    smoke = click.option("--smoke", is_flag=True, help="A tiny model, and 5 steps without --steps.")
     return _with_options(function, shared, smoke, *_SHARED)
 
 
@@ -130,10 +126,7 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
 
     command: Any = call
     for names, key, kind, text in reversed(options):
-        variables = variables_of(names)
-        decorate = click.option(
-            *names, key.replace(".", "__"), type=kind, envvar=variables, shell_complete=completers.values, help=text
-        )
+        decorate = click.option(*names, key.replace(".", "__"), type=kind, shell_complete=completers.values, help=text)
         command = decorate(command)
     for decorate in more:
         command = decorate(command)
@@ -142,9 +135,9 @@ def _with_options(function: F, options: Sequence[Any], *more: Callable[[Any], An
 
 _ACROSS_NODES = click.option(
     "--allow-tp-across-nodes", "layout__allow_tp_across_nodes", is_flag=True, default=None,
-    envvar="HPC_GPT_ALLOW_TP_ACROSS_NODES", help="Let tensor parallelism span nodes.",
+    help="Let tensor parallelism span nodes.",
 )  # fmt: skip
-_SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", envvar="HPC_GPT_SET",
+_SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
                     shell_complete=completers.complete_keys,
                     help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
 _EXPERIMENT = click.argument(
@@ -157,7 +150,7 @@ _CLUSTER = click.option(
 _SHARED = (
     _SET,
     _CLUSTER,
-    click.option("--row", metavar="NAME", envvar="HPC_GPT_ROW", shell_complete=completers.rows,
+    click.option("--row", metavar="NAME", shell_complete=completers.rows,
                  help="A row of EXPERIMENT; the first that can run unless given."),
     _EXPERIMENT,
 )  # fmt: skip
@@ -176,33 +169,20 @@ def _request(values: dict[str, Any]) -> Request:
 
     ctx = click.get_current_context()
     check_variables(ctx)
-    given = {name: values.pop(name) for name in list(values) if "__" in name}
+    given = {name.replace("__", "."): values.pop(name) for name in list(values) if "__" in name}
+    by_option = _with_file({key: value for key, value in given.items() if value is not None})
     named = values.setdefault("experiment", None) is not None
     texts = values.pop("settings")
     settings = dict(parse_override(text) for text in texts)
     for key in settings:
         if (said := [text for text in texts if parse_override(text)[0] == key])[1:]:
             click.echo(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
-    keys: dict[bool, dict[str, Any]] = {False: {}, True: {}}  # by whether a variable gives their values
-    for option, value in given.items():
-        if value is not None:
-            keys[_is_by_variable(ctx, option)][option.replace("__", ".")] = value
-    by_option, by_variable = map(_with_file, keys.values())
-    on_line = by_option
-    # Any option on the command line, --set included, wins over a variable; a key's own option wins over --set.
-    if _is_by_variable(ctx, "settings"):
-        by_variable = settings | by_variable
-    else:
-        on_line = settings | by_option
-    overrides = by_variable | on_line
-    # Before anything can fail: an error may be of such a value, and names its key.
-    if said := _by_environment(ctx, [key for key in by_variable if key not in on_line]):
-        click.echo(f"from the environment: {', '.join(said)}", err=True)
+    overrides = settings | by_option  # a key's own option wins over --set
     if not named and overrides.get("train.init") and not {"model.preset", "model.hf", "model.hidden"} & set(overrides):
         overrides["model.hf"] = overrides["train.init"]  # which gives the shape, as no EXPERIMENT does
     overrides = dict.fromkeys(gives_way(overrides)) | overrides
     sized = bool(
-        _SIZES & {*by_option, *by_variable}
+        _SIZES & {*by_option}
         or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
         or any(values.get(name) for name in ("row", "sweep", "smoke"))
     )
@@ -215,7 +195,7 @@ def _request(values: dict[str, Any]) -> Request:
         values.pop("cluster"),
         values.pop("template", None),
         overrides,
-        given=on_line,
+        given=settings | by_option,
         names_experiment=named,
         sized=sized,
         script=script,
@@ -235,10 +215,6 @@ def small_options(overrides: Mapping[str, Any]) -> list[str]:
     return [SMALL_EXPERIMENT, *(word for name, size in sizes if size for word in (f"--{name}", str(size)))]
 
 
-def _is_by_variable(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
-
-
 def _with_file(given: dict[str, Any]) -> dict[str, Any]:
     """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
     from hpc_gpt.settings.presets import PRESETS
@@ -249,43 +225,6 @@ def _with_file(given: dict[str, Any]) -> dict[str, Any]:
     if not (Path(name).exists() or "/" in name or name.endswith(".json")):
         return given
     return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
-
-
-# --- HPC_GPT_* variables
-
-
-def _by_environment(ctx: click.Context, keys: Sequence[str]) -> list[str]:
-    """`NAME=value` of each variable that gives one of the keys its value, or an option of the verb; of those that say
-    which experiment and profile, only one that is not found."""
-    from hpc_gpt.settings.cluster import find_profile
-    from hpc_gpt.settings.experiment_file import find_experiment
-
-    find = {"cluster": find_profile, "experiment": find_experiment}
-    found = []
-    for parameter in ctx.command.params:
-        name = str(parameter.name)
-        if name in find:
-            gives = not _is_found(find[name], ctx.params.get(name))
-        else:
-            gives = name.replace("__", ".") in keys if "__" in name else name != "settings" or bool(keys)
-        if gives and _is_by_variable(ctx, name):
-            found += [f"{each}={os.environ[each]}" for each in _variables_for(parameter) if os.environ.get(each)][:1]
-    return found
-
-
-def _is_found(find: Callable[[str], Path], name: str | None) -> bool:
-    with contextlib.suppress(ConfigError):
-        return name is None or bool(find(name))
-    return False
-
-
-def variables_of(names: Iterable[str]) -> list[str]:
-    """The variables of an option, one for each of its long names.
-
-    >>> variables_of(("--nodes", "-N")), variables_of(("--micro-batch-size", "--mbs"))
-    (['HPC_GPT_NODES'], ['HPC_GPT_MICRO_BATCH_SIZE', 'HPC_GPT_MBS'])
-    """
-    return [PREFIX + name[2:].replace("-", "_").upper() for name in names if name.startswith("--")]
 
 
 def option_name(parameter: click.Parameter) -> str:
@@ -301,52 +240,58 @@ def on_command_line(*but: str) -> list[click.Parameter]:
 
 
 def check_variables(ctx: click.Context) -> None:
-    """Prints each HPC_GPT_* variable that nothing reads; ConfigError if two variables of one option differ."""
-    for parameter in ctx.command.params:
-        first, *others = [name for name in _variables_for(parameter) if os.environ.get(name)] or [""]
-        for other in others:
-            if _value(parameter, ctx, other) != _value(parameter, ctx, first):
-                both = f"{first}={os.environ[first]} and {other}={os.environ[other]}"
-                words = f"{both} both set {option_name(parameter)}, and differ"
-                raise ConfigError(words, f"unset {first}, or {other}")
-    for line in _unread(ctx):
-        click.echo(line, err=True)
+    """Prints each HPC_GPT_* variable that nothing reads, and `NAME=value` of HPC_GPT_YES, or of a profile or an
+    experiment that is not found: an error may be of it.
 
-
-def _variables_for(parameter: click.Parameter) -> Sequence[str]:
-    """The variables that an option or an argument reads."""
-    return [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
-
-
-def _value(parameter: click.Parameter, ctx: click.Context, variable: str) -> Any:
-    """What a variable gives its option; the text itself if the option refuses it."""
-    try:
-        return parameter.type.convert(os.environ[variable], parameter, ctx)
-    except click.BadParameter:
-        return os.environ[variable]
-
-
-def _unread(ctx: click.Context) -> list[str]:
+    ConfigError for variables with the names of the verb's options, which earlier versions read: without their values
+    the run would be another. The command line's own option replaces its variable.
+    """
     from hpc_gpt.slurm.environment import OWN_VARIABLES
 
-    known = OWN_VARIABLES | _of_options(ctx.command)
-    unread = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
-    if not unread:
-        return []
-    group = ctx.find_root().command
-    assert isinstance(group, click.Group)
-    for command in (group.get_command(ctx, verb) for verb in _VERBS):
-        assert command is not None
-        known |= _of_options(command)
-    ends = sorted(name.removeprefix(PREFIX) for name in known)  # the common prefix would make all alike
-    lines = []
-    for name in unread:
-        if name not in known:
-            nearest = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1)
-            hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
-            lines.append(f"nothing reads the variable {ascii(name)[1:-1]}; {hint}")
-    return lines
+    own = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
+    left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    left = {name: text for name, text in left.items() if text and name not in own}
+    line, refused, instead = on_command_line(), list[str](), dict[str, list[list[str]]]()
+    for parameter in ctx.command.params:
+        if isinstance(parameter, click.Option):
+            names = [name for name in variables_of(parameter) if name in left]
+            texts = [left.pop(name) for name in names]
+            if texts and parameter not in line:
+                refused += [f"{PREFIX}{name}" for name in names]
+                instead[option_name(parameter)] = _values(parameter, texts[0])
+    for name in left:
+        nearest = difflib.get_close_matches(name, sorted(own), n=1)
+        hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
+        click.echo(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
+    if refused:
+        typed = " ".join(shlex.join([option, *value]) for option, values in instead.items() for value in values)
+        listed = " and ".join(filter(None, [", ".join(refused[:-1]), refused[-1]]))
+        verb = "are set, but are" if refused[1:] else "is set, but is"
+        raise ConfigError(f"{listed} {verb} no longer read", f"use {typed}")
+    for parameter in ctx.command.params:
+        name, by = str(parameter.name), ctx.get_parameter_source(str(parameter.name))
+        if by is click.core.ParameterSource.ENVIRONMENT and not _is_found(name, ctx.params[name]):
+            click.echo(f"from the environment: {parameter.envvar}={os.environ[str(parameter.envvar)]}", err=True)
 
 
-def _of_options(command: click.Command) -> set[str]:
-    return {name for parameter in command.params for name in _variables_for(parameter)}
+def variables_of(option: click.Option) -> list[str]:
+    """The names without their prefix of the variables that an option had, one for each of its long names."""
+    return [name[2:].replace("-", "_").upper() for name in option.opts if name.startswith("--")]
+
+
+def _values(option: click.Option, text: str) -> list[list[str]]:
+    """What follows an option on the command line for the text of its variable, each time that it is given."""
+    if option.is_flag:
+        return [[]]
+    return [[value] for value in text.split()] if option.multiple else [[text]]
+
+
+def _is_found(kind: str, name: str) -> bool:
+    """Whether a profile or an experiment is there."""
+    from hpc_gpt.settings.cluster import find_profile
+    from hpc_gpt.settings.experiment_file import find_experiment
+
+    find = {"cluster": find_profile, "experiment": find_experiment}
+    with contextlib.suppress(ConfigError):
+        return kind in find and bool(find[kind](name))
+    return False

@@ -38,7 +38,7 @@ micro_batch = 1
 # A row takes any key of an experiment (hpc-gpt help keys), and these:
 #   published.<column>   a figure to compare with, a number or a text; report prints it beside ours
 #   impossible      why no such layout can exist: the row is listed and never run
-# Order: the base, then the row, then HPC_GPT_* and options, which apply to every row. A run is named <sweep>-<row>.
+# Order: the base, then the row, then options, which apply to every row. A run is named <sweep>-<row>.
 #
 #   hpc-gpt submit NAME                the first row that can run
 #   hpc-gpt submit NAME --row b8       another row

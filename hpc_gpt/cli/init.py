@@ -66,7 +66,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.plan.search import figures_of
     from hpc_gpt.plan.table import unchecked
     from hpc_gpt.settings.experiment import Experiment
-    from hpc_gpt.settings.resolve import resolve
+    from hpc_gpt.settings.resolve import size_run
     from hpc_gpt.typed_tables import check_tables
 
     if not any(request.overrides.get(f"model.{key}") is not None for key in ("preset", "hf", "hidden")):
@@ -87,7 +87,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
         if (file := given.get(key)) is not None and Path(file).exists():
             given[key] = str(Path(file).absolute())  # the new file may be in another folder
     tables = planned_tables(best, asked.experiment, given)
-    resolve(check_tables({"name": name, **tables}, Experiment, str(path)), asked.profile)
+    size_run(check_tables({"name": name, **tables}, Experiment, str(path)), asked.profile)
     figures = figures_of(best.training, best.step, asked.machine, _TOKENS)
     write_new({path: planned_text(name, tables, searched, figures, (asked.name, asked.model), asked.source)})
     click.echo(f"wrote {path}: {best.layout} on {best.training.engine}")

@@ -20,13 +20,7 @@ from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.largest import FAMILY, largest, longest
 from hpc_gpt.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
 from hpc_gpt.plan.prediction import compiled_step
-from hpc_gpt.plan.search import (
-    Candidate,
-    Figures,
-    Searched,
-    figures_of,
-    search,
-)
+from hpc_gpt.plan.search import Candidate, Searched, figures_of, search
 from hpc_gpt.plan.search_tables import search_tables
 from hpc_gpt.plan.table import (
     can_draw_blocks,
@@ -170,7 +164,6 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
 def _print(
     asked: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None, calibration: str | None
 ) -> None:
-    figures = [_figures(asked, candidate) for candidate in searched.candidates]
     best = searched.candidates[0] if searched.candidates else None
     command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
     more = fewest_gpus(searched.question, asked.machine) if searched.best is None and why is None else None
@@ -189,21 +182,23 @@ def _print(
     elif searched.best is not None:
         overlap = overlapped(searched.best, asked.machine, asked.constants)
     slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""
-    _write_page(html, asked, searched, figures, command)
+    _write_page(html, asked, searched, command)
     if as_json:
         hidden: dict[str, Any] = {}
         if overlap is not None and overlap[1]:
             with_them = command and _with_arguments(asked, *overlap)
-            figures_of_it = asdict(_figures(asked, overlap[0]))
-            hidden = {"overlapped": {"arguments": overlap[1], "next": with_them, "figures": figures_of_it}}
-        _print_json(asked, searched, figures, command, hidden)
+            figures = searched.figures(overlap[0], asked.tokens)
+            assert figures is not None
+            hidden = {"overlapped": {"arguments": overlap[1], "next": with_them, "figures": asdict(figures)}}
+        _print_json(asked, searched, command, hidden)
     elif why is not None:
         others = by_micro_batch(searched, asked.constants)
-        text = explain_plan(best or searched.too_large[0], asked.machine, figures[0] if figures else None, others)
+        one = best or searched.too_large[0]
+        text = explain_plan(one, asked.machine, searched.figures(one, asked.tokens), others)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:
-        _print_table(asked, searched, figures[0], slow, more, overlap)
+        _print_table(asked, searched, slow, more, overlap)
         assert best is not None
         assert best.step is not None
         if compiled := compiled_step(best.training, asked.machine, asked.constants):
@@ -226,7 +221,6 @@ def _without_offload(asked: PlanRequest) -> Candidate | None:
 def _print_table(
     asked: PlanRequest,
     searched: Searched,
-    figures: Figures,
     slow: str,
     more: int | None = None,
     overlap: tuple[Candidate, tuple[str, ...]] | None = None,
@@ -239,6 +233,8 @@ def _print_table(
         click.echo("\n" + "\n".join(wrapped(unchecked(searched) + hint, columns)))
     click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap))
     best = searched.candidates[0]
+    figures = searched.figures(best, asked.tokens)
+    assert figures is not None
     words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
     words += [
@@ -255,28 +251,19 @@ def _print_table(
             click.echo(line)
 
 
-def _print_json(
-    asked: PlanRequest, searched: Searched, figures: list[Figures], command: str, more: dict[str, Any] | None = None
-) -> None:
+def _print_json(asked: PlanRequest, searched: Searched, command: str, more: dict[str, Any] | None = None) -> None:
     model = {"name": asked.name, **asked.model.table(), "params": asked.model.params}
-    tables = search_tables(searched, figures, model, command, {"source": asked.source, **asdict(asked.constants)})
+    tables = search_tables(searched, asked.tokens, model, command, {"source": asked.source, **asdict(asked.constants)})
     click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
 
-def _write_page(
-    html: Path | None, asked: PlanRequest, searched: Searched, figures: list[Figures], command: str
-) -> None:
+def _write_page(html: Path | None, asked: PlanRequest, searched: Searched, command: str) -> None:
     if html is None:
         return
     from hpc_gpt.report.plan_page import write_plan_page
 
-    write_plan_page(html, searched, figures, asked.name, asked.model.params, command)
+    write_plan_page(html, searched, asked.tokens, asked.name, asked.model.params, command)
     click.echo(f"wrote {html}", err=True)
-
-
-def _figures(asked: PlanRequest, candidate: Candidate) -> Figures:
-    assert candidate.step is not None
-    return figures_of(candidate.training, candidate.step, asked.machine, asked.tokens)
 
 
 def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: Path | None, of_seq: bool) -> None:
@@ -288,17 +275,16 @@ def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: P
         name = f"{found.model.layers} x {found.model.hidden}"
     model = found.model
     asked = replace(asked, model=model, name=name)
-    figures = [_figures(asked, candidate) for candidate in found.searched.candidates]
     days = "" if of_seq else _days_of_20(asked, found.searched)
     command = _largest_command(asked, calibration, of_seq)
     offload = asked.question.fixed["offload"]
-    _write_page(html, asked, found.searched, figures, command)
+    _write_page(html, asked, found.searched, command)
     if as_json:
         next_larger = {**found.next_larger.table(), "params": found.next_larger.params} if found.next_larger else None
         more: dict[str, Any] = {"family": FAMILY, "next_larger": next_larger}
         if of_seq:
             more = {"longest_seq": model.seq, "next_longer": found.next_larger.seq if found.next_larger else None}
-        _print_json(asked, found.searched, figures, command, more)
+        _print_json(asked, found.searched, command, more)
         return
     how = "without offload" if offload == "none" else f"with offload {offload}"
     if of_seq:
@@ -315,7 +301,7 @@ def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: P
             click.echo("--offload optimizer or full finds the largest of which a part is in the host's memory")
         click.echo(f"family: {FAMILY}")
         click.echo("\n".join([*wrapped(days, width()), ""]))
-    _print_table(asked, found.searched, figures[0], slow)
+    _print_table(asked, found.searched, slow)
     click.echo(f"next: {command}", err=True)
 
 

@@ -21,34 +21,34 @@ PLACE = 50
 
 @click.command(cls=ScriptCommand)
 @experiment_options
-@click.option("--dry-run", is_flag=True, envvar="HPC_GPT_DRY_RUN",
+@click.option("--dry-run", is_flag=True,
               help="Print what would be requested, ask sbatch --test-only, write nothing. Refuses what submit refuses, "
               "unless only Slurm cannot be reached.")  # fmt: skip
-@click.option("--script", is_flag=True, envvar="HPC_GPT_SCRIPT", help="With --dry-run: print the job script.")
+@click.option("--script", is_flag=True, help="With --dry-run: print the job script.")
 @click.option("--yes", "-y", is_flag=True, envvar="HPC_GPT_YES",
               help="Queue the default experiment without asking.")  # fmt: skip
-@click.option("--wait", is_flag=True, envvar="HPC_GPT_WAIT",
+@click.option("--wait", is_flag=True,
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
-@click.option("--here", is_flag=True, envvar="HPC_GPT_HERE",
+@click.option("--here", is_flag=True,
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
-@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", envvar="HPC_GPT_GRID",
+@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE",
               help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
 @click.option("--max-rows", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-              envvar="HPC_GPT_MAX_ROWS",              help="With --grid: the most rows.")  # fmt: skip
-@click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", envvar="HPC_GPT_MAX_PARALLEL",
+              help="With --grid: the most rows.")  # fmt: skip
+@click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
               help="With --sweep or --grid: run at most N jobs of an array at a time.")  # fmt: skip
-@click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
+@click.option("--skip-unfit", is_flag=True,
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, envvar="HPC_GPT_JSON",
+@click.option("--json", "as_json", is_flag=True,
               help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
-@click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
+@click.option("--until", "until", multiple=True, metavar="WHAT",
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
-@click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completers.runs,
+@click.option("--resume", metavar="RUN", shell_complete=completers.runs,
               help="Resume from RUN's checkpoint: the same run, or with other options a new run.")  # fmt: skip
-@click.option("--branch", metavar="RUN[@STEP]", envvar="HPC_GPT_BRANCH", shell_complete=completers.runs,
+@click.option("--branch", metavar="RUN[@STEP]", shell_complete=completers.runs,
               help="A new run from RUN's checkpoint of that step, or its newest; it may have another learning rate, "
               "schedule, weight decay and [data]. RUN may be training.")  # fmt: skip
-@click.option("--from-start", is_flag=True, envvar="HPC_GPT_FROM_START",
+@click.option("--from-start", is_flag=True,
               help="With --resume: train RUN's experiment again from step 0, as a new run.")  # fmt: skip
 def submit(
     request: Request,

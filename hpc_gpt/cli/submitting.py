@@ -54,6 +54,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment_file import gives_way
 from hpc_gpt.settings.grid import parse_grid
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import shown_layout
 from hpc_gpt.settings.sweep_rows import RowFaults
 from hpc_gpt.slurm.start_check import ExpectedStart
 from hpc_gpt.terminal import can_ask
@@ -96,7 +97,7 @@ class SubmitAnswer:
 
     def _run(self, resolved: Resolved, predicted: Mapping[str, Any] | None = None) -> dict[str, Any]:
         places = dict.fromkeys(("run", "folder", "job"))
-        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": resolved.form.shown_layout or None}
+        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": shown_layout(resolved) or None}
         of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
         return {**places, "jobs": [], **of, **sizes, "predicted": predicted, "waits": None}
 
@@ -333,7 +334,7 @@ def _of_a_run(request: Request, option: str) -> Request:
             "leave them out, or submit a new run",
         )
     if "cluster" not in [one.name for one in given]:
-        request = replace(request, cluster=None)  # HPC_GPT_* variables were read when the run was submitted
+        request = replace(request, cluster=None)  # HPC_GPT_CLUSTER was read when the run was submitted
     return request
 
 

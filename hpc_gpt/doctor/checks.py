@@ -35,6 +35,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import runs_program
 from hpc_gpt.slurm.clients import ask, check_reachable
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted, show_bytes
@@ -187,7 +188,7 @@ def check_network(resolved: Resolved) -> Check:
 
 def check_files(resolved: Resolved) -> list[Check]:
     """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known."""
-    if not resolved.form.needs_files:
+    if runs_program(resolved):
         return []
     try:
         return [Check("files", "ok", check_open_files(resolved.gpus))]
@@ -205,7 +206,8 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     if resolved.data.source == MIX:
         return [Check("inputs", "ok", line.removeprefix("data: ")) for line in lines_on_data(resolved, beside)]
     if path is None:
-        return [Check("inputs", "ok", resolved.form.inputs)]
+        inputs = "the program of your own reads them" if runs_program(resolved) else "random tokens"
+        return [Check("inputs", "ok", inputs)]
     # The path of Megatron's pair of files is the common beginning of their names.
     there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
     return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]
@@ -257,8 +259,10 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
     found = judge_space(free, one, every, str(logs))
     if not found:
-        words = f"{show_bytes(free * 2**30)} free{resolved.form.checkpoints_take(every * 2**30)}"
-        return [Check("space", "ok", words)]
+        words = f", checkpoints to come take about {show_bytes(every * 2**30)}"
+        if runs_program(resolved) and not every:
+            words = "; what the program's own checkpoints take is not known"
+        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{words}")]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
 

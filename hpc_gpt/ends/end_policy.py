@@ -24,6 +24,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 from hpc_gpt.slurm.requeue import way_of
 
 # slurmctld repeats a signal that was not answered within MessageTimeout 60 s later (`doctor.checks.check_signals`).
@@ -240,7 +241,7 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
 # --- whether the job requeues
 
 
-def cannot_continue(resolved: Resolved) -> str:
+def cannot_continue(resolved: Sized) -> str:
     """Why no job of a run can follow another one; empty if one can."""
     if why := way_of(resolved.cluster).why_not(resolved.cluster):
         return why

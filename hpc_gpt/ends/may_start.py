@@ -45,6 +45,7 @@ from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import runs_program
 from hpc_gpt.slurm.clients import REVOKED
 from hpc_gpt.slurm.hosts import first_host
 from hpc_gpt.words import class_and_cause
@@ -129,7 +130,7 @@ def may_start(
     left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
     if why:
         return refuse("budget", why, 0)
-    if resolved.form.needs_files:
+    if not runs_program(resolved):
         try:
             check_open_files(resolved.gpus)
         except ConfigError as fault:

@@ -81,7 +81,7 @@ class CommandEngine(EngineFacts):
                     raise ConfigError(f"command.link has {name}, which is not in {command.workdir}", "correct its name")
 
     def why_not(self, verb: str, resolved: Resolved) -> str:
-        if verb in ("stop", "requeue") and resolved.form.stop_signal == "none":
+        if verb in ("stop", "requeue") and resolved.program.stop_signal == "none":
             return f"command.stop_signal is none: nothing tells this program to {verb}; hpc-gpt cancel ends it"
         return super().why_not(verb, resolved)
 

@@ -22,6 +22,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import Obstacle, context_obstacle
+from hpc_gpt.settings.sized import Sized
 
 
 class MegatronLm(EngineFacts):
@@ -123,7 +124,7 @@ class MegatronLm(EngineFacts):
             if given:
                 raise ConfigError(f"train.{key} is {given}, but Megatron-LM {why}", "leave it out")
 
-    def check_resolved(self, resolved: Resolved) -> None:
+    def check_sized(self, resolved: Sized) -> None:
         """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
         attention that does not run under cp."""
         own = resolved.engine.megatron_args

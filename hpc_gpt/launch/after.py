@@ -27,6 +27,7 @@ from hpc_gpt.runs.checkpoints import checkpoints_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import runs_program
 from hpc_gpt.slurm.clients import Answer, accounted_states, queued_jobs, sbatch_failed
 from hpc_gpt.slurm.environment import leaked_variables
 from hpc_gpt.supervision.full_disk import install_patient_output, is_disk_full
@@ -141,7 +142,7 @@ class CheckpointFollower:
         """Starts what is due, and notes which jobs have left the queue."""
         self._settle(_ASK_S)
         self._submit_again(_AGAIN_S)
-        every, wait_s = self._resolved.after.every, _POLL_S if self._resolved.form.saves_by_train else _PROGRAM_POLL_S
+        every, wait_s = self._resolved.after.every, _PROGRAM_POLL_S if runs_program(self._resolved) else _POLL_S
         if not every or time.monotonic() < self._looked_at + wait_s:
             return
         self._looked_at = time.monotonic()

@@ -18,7 +18,7 @@ from hpc_gpt.runs.disk_space import checkpoint_bytes, steps_between_saves
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 from hpc_gpt.slurm.requeue import way_of, ways
 from hpc_gpt.words import counted, show_duration
 
@@ -153,7 +153,7 @@ class _Figures:
     save_is_measured: bool
 
 
-def make_forecast(resolved: Resolved, known: ForecastFacts, lead_is_given: bool, now: float | None = None) -> Forecast:
+def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, now: float | None = None) -> Forecast:
     """The forecast of a run.
 
     `lead_is_given`: the user has set the signal's lead, which stays. Raises ConfigError, with the numbers, if the run
@@ -200,7 +200,7 @@ def make_forecast(resolved: Resolved, known: ForecastFacts, lead_is_given: bool,
     return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
-def _figures(resolved: Resolved, known: ForecastFacts) -> _Figures | None:
+def _figures(resolved: Sized, known: ForecastFacts) -> _Figures | None:
     """Every figure from the best source; None without a step time."""
     train, alike, parent = resolved.train, known.alike, known.parent
     runs = [run for run in (alike, parent) if run is not None]
@@ -257,7 +257,7 @@ def _slower(figures: _Figures, sign: int) -> Pace:
     return replace(figures.pace, step_s=figures.pace.step_s * max(0.05, 1 + sign * figures.band))
 
 
-def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
+def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
     """(the signal's lead in seconds, a line on it): what a measured save needs, else at least the profile's lead."""
     own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), limit_s(resolved.job.time)
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
@@ -273,7 +273,7 @@ def _lead(resolved: Resolved, figures: _Figures, is_given: bool) -> tuple[int, l
     return own, [f"signal {own} s ahead of the limit, as the profile says; no save is measured"]
 
 
-def _too_short_for_a_step(resolved: Resolved, pace: Pace, lead_s: int) -> ConfigError:
+def _too_short_for_a_step(resolved: Sized, pace: Pace, lead_s: int) -> ConfigError:
     needed = pace.start_s + pace.train_s(1) + lead_s
     return ConfigError(
         f"job.time {resolved.job.time} ({limit_s(resolved.job.time)} s) has no room for a step: "
@@ -283,7 +283,7 @@ def _too_short_for_a_step(resolved: Resolved, pace: Pace, lead_s: int) -> Config
     )
 
 
-def _check_budget(resolved: Resolved, known: ForecastFacts, pace: Pace | None, lead_s: int) -> None:
+def _check_budget(resolved: Sized, known: ForecastFacts, pace: Pace | None, lead_s: int) -> None:
     """ConfigError for a budget that is too small for one step. The last `lead_s` of a job are for saving."""
     budget = resolved.job.max_gpu_hours
     if budget is None:
@@ -301,7 +301,7 @@ def _check_budget(resolved: Resolved, known: ForecastFacts, pace: Pace | None, l
         )
 
 
-def _warnings(resolved: Resolved, known: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
+def _warnings(resolved: Sized, known: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
     said = []
     train, budget = resolved.train, resolved.job.max_gpu_hours
     if budget is not None and total.gpu_hours > budget - known.spent:
@@ -326,7 +326,7 @@ def _warnings(resolved: Resolved, known: ForecastFacts, figures: _Figures, total
     return said
 
 
-def _sum_line(resolved: Resolved, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
+def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
     how = way_of(resolved.cluster).words
     jobs = counted(total.jobs, "job")

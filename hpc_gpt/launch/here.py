@@ -26,6 +26,7 @@ from hpc_gpt.files import read_text
 from hpc_gpt.runs.lock import locked, submission_line
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import shown_layout
 from hpc_gpt.slurm.clients import KILL_WAIT_S, ask, gpus_in
 from hpc_gpt.slurm.directives import allocated_nodes, cpus_per_task
 from hpc_gpt.slurm.environment import job_python, submission_environment
@@ -79,7 +80,7 @@ class Allocation:
             most += f" and {counted(max(node.gpus for node in self.nodes), 'GPU')}" if by_gpu else ""
             spares = f", {resolved.job.spare_nodes} of them spare," if resolved.job.spare_nodes else ""
             raise ConfigError(
-                f"{resolved.form.shown_layout or resolved.name} needs {counted(wanted, 'node')}{spares} "
+                f"{shown_layout(resolved) or resolved.name} needs {counted(wanted, 'node')}{spares} "
                 f"for {counted(ranks, 'rank')} each, and allocation {self.job_id} has {len(self.nodes)} "
                 f"({some([node.name for node in self.nodes], 4)}) with at most {most} each: {len(fit)} can hold them",
                 "a smaller --gpus or --nodes, or a larger allocation; without --here a job of its own is queued",

@@ -13,7 +13,8 @@ from hpc_gpt.files import within_time
 from hpc_gpt.readers.runs.attempts import AttemptRead, read_attempt
 from hpc_gpt.readers.steps import StepTable, time_steps
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolved import Resolved, speed_hash
+from hpc_gpt.settings.resolved import speed_hash
+from hpc_gpt.settings.sized import Sized
 
 _LOOKED_AT = 500  # the newest runs: reading the settings of one takes about 1 ms
 _LEAST_STEPS = 3
@@ -46,7 +47,7 @@ class PastTimings:
         self._runs = runs
         self._found: dict[str, MeasuredRun | None] = {}
 
-    def newest_alike(self, resolved: Resolved) -> MeasuredRun | None:
+    def newest_alike(self, resolved: Sized) -> MeasuredRun | None:
         """The measurements of the newest run with the same settings and enough steps; None without one."""
         wanted = speed_hash(resolved)
         if wanted not in self._found:

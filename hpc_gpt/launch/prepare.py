@@ -22,7 +22,6 @@ from hpc_gpt.launch.request import (
     DEFAULTS,
     Request,
     choose_profile,
-    default_batch,
     defaults_note,
     of_full_size,
     requested_file,
@@ -35,8 +34,9 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume, check_products
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
-from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve
+from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 from hpc_gpt.settings.smoke import shrink, sizes_beside
 from hpc_gpt.words import counted
 
@@ -93,13 +93,9 @@ def prepare_row(
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
     meant_for, batch = of_full_size(request, profile), ""
     if file.path is DEFAULTS:
-        experiment = with_defaults(experiment, meant_for, request.overrides)
+        experiment, batch = with_defaults(experiment, meant_for, request.overrides, given)
         given -= {"engine.compile"} - {*request.overrides}  # it is by default, too
-    sized = resolve(cut_warmup(experiment)[0], meant_for)
-    if file.path is DEFAULTS:
-        keys, batch = default_batch(sized, meant_for, given)
-        experiment = with_keys(experiment, keys)
-        sized = resolve(cut_warmup(experiment)[0], meant_for)
+    sized = size_run(cut_warmup(experiment)[0], meant_for)
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
@@ -111,8 +107,7 @@ def prepare_row(
     else:
         searched = search_layouts(sized, profile, given) if faster else None
         keys, planned = plan_open(sized, profile, given, searched)
-        experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given)
-        experiment = with_keys(experiment, automatic_saves(experiment, given))
+        experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
         notes += [*planned, *length]
         if request.until is not None:
             inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given)
@@ -191,7 +186,7 @@ def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
     return tuple(filter(None, lines))
 
 
-def automatic_saves(experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
+def _automatic_saves(experiment: Experiment, given: Collection[str]) -> dict[str, Any]:
     """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, of which the newest AUTOMATIC_KEPT stay; empty if
     one of the keys `given` says when to save, or its engine cannot save by the clock or resume."""
     says = {"train.save_every", "train.save_minutes"} & set(given) or not experiment.train.save_last
@@ -235,16 +230,17 @@ def load_row(
 
 
 def lengthen(
-    experiment: Experiment, until: Until, sized: Resolved, on_line: Mapping[str, Any]
+    experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given: Collection[str]
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """(the experiment with the length that `until` asks for, and a warm-up that fits it; notes).
+    """(the experiment with the length that `until` asks for, a warm-up that fits it, and when it saves; notes).
 
-    `sized` has its batch, and `on_line` is what the command line gives beside `until`. Raises ConfigError.
+    `sized` has its batch, `on_line` is what the command line gives beside `until`, and `given` has the keys that are
+    given anywhere. Raises ConfigError.
     """
     length = length_settings(until, sized, on_line)
     whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
     words = until.words(sized.batch, sized.model.seq)
-    return whole, (*([f"until: {words}"] if words else []), *cut)
+    return with_keys(whole, _automatic_saves(whole, given)), (*([f"until: {words}"] if words else []), *cut)
 
 
 def finish(
@@ -269,11 +265,11 @@ def finish(
     `refuse`: LayoutError if it is predicted not to fit. `data_from`: the step of a branch to other data. Raises
     LayoutError, ConfigError and RenderError as `resolve` and `render_script` do.
     """
-    trial = resolve(experiment, profile, data_from=data_from)
-    check_products(trial)
-    prediction, forecast = predict(trial, planner or profile, refuse), None
-    if inputs is not None and wants_forecast(trial, inputs.until):
-        forecast = forecast_chain(trial, prediction, inputs)
+    sized = size_run(experiment, profile)
+    check_products(sized)
+    prediction, forecast = predict(sized, planner or profile, refuse), None
+    if inputs is not None and wants_forecast(sized, inputs.until):
+        forecast = forecast_chain(replace(sized, data_from=data_from), prediction, inputs)
         if forecast.lead_s is not None:
             experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
     sweep = (file.name if file is not None else sweep) if row is not None else None

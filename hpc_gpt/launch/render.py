@@ -18,6 +18,7 @@ from hpc_gpt.files import templates_dir
 from hpc_gpt.launch.tracker import tracked_packages
 from hpc_gpt.settings.program_text import fill, fill_line
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.settings.sized import command_lines, script_title, stop_signal
 from hpc_gpt.slurm.directives import (
     JOB_NAME,
     after_options,
@@ -160,7 +161,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
     return {
         "resolved": resolved,
         "resolved_json": resolved.to_json(),
-        "title": f"{resolved.slug}: {resolved.form.title(counted(resolved.asked_gpus or 0, 'GPU'))}",
+        "title": f"{resolved.slug}: {script_title(resolved, counted(resolved.asked_gpus or 0, 'GPU'))}",
         "slug": resolved.slug,
         "version": resolved.version,
         "scheduler": profile.scheduler,
@@ -175,8 +176,8 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "notify": resolved.notify if resolved.notify.is_asked and profile.scheduler == "slurm" else None,
         "track": bool(tracked_packages(resolved)) and profile.scheduler == "slurm",
         "ranks_per_node": resolved.ranks_per_node,
-        "command": resolved.form.command_lines,
-        "signal": resolved.form.stop_signal,
+        "command": command_lines(resolved),
+        "signal": stop_signal(resolved),
         "tasks": resolved.tasks,
         "tasks_per_node": resolved.tasks_per_node,
         "directives": sbatch_directives(resolved) if profile.scheduler == "slurm" else [],

@@ -12,12 +12,19 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
-from hpc_gpt.settings.experiment import Engine, Experiment, Train
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
+from hpc_gpt.settings.experiment import Engine, Experiment, Train, with_keys
+from hpc_gpt.settings.experiment_file import (
+    DEFAULT_EXPERIMENT,
+    SMALL_EXPERIMENT,
+    ExperimentFile,
+    cut_warmup,
+    read_experiment,
+)
 from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.grid import GridAxis, with_grid
-from hpc_gpt.settings.resolve import resolve_shape
+from hpc_gpt.settings.resolve import resolve_shape, size_run
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.words import counted
@@ -39,7 +46,7 @@ class ScriptRequest:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line and HPC_GPT_* ask for; `given` is the command line's part of `overrides`.
+    """What the command line asks for; `overrides` has what is `given` there, and what follows from it.
 
     `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
     if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
@@ -128,13 +135,21 @@ def compiles(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
     )
 
 
-def with_defaults(experiment: Experiment, profile: ClusterProfile, asked: Mapping[str, Any]) -> Experiment:
-    """The experiment of a run without one: if it is compiled, by default and for CUDA, with the fast settings that its
-    model and engine take, but for the options `asked`."""
-    if not is_fast(profile, asked):
-        return experiment
-    shape, train = resolve_shape(experiment.model), experiment.train
-    return replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, asked))
+def with_defaults(
+    experiment: Experiment, profile: ClusterProfile, asked: Mapping[str, Any], given: Collection[str]
+) -> tuple[Experiment, str]:
+    """(the experiment of a run without one, why its batch is that).
+
+    If it is compiled, by default and for CUDA, it has the fast settings that its model and engine take, but for the
+    options `asked`. It has a global batch unless any size of the batch is `given`.
+    """
+    if is_fast(profile, asked):
+        shape, train = resolve_shape(experiment.model), experiment.train
+        experiment = replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, asked))
+    if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
+        return experiment, ""
+    size, why = _default_batch(size_run(cut_warmup(experiment)[0], profile), profile)
+    return with_keys(experiment, {"layout.global_batch": size}), why
 
 
 def is_fast(profile: ClusterProfile, asked: Mapping[str, Any]) -> bool:
@@ -152,14 +167,12 @@ def usual_batch(seq: int, gpus: int) -> int:
     return max(1, round(usual / replicas)) * replicas
 
 
-def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> tuple[dict[str, int], str]:
-    """({dotted key: the global batch}, why it is that); empty if any size of the batch is given.
+def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
+    """(the global batch of a run without one, why it is that).
 
     It is the batch that `plan` takes; ranks without a GPU have one sample each, so that a step ends.
     """
-    if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
-        return {}, ""
-    dp, usual = resolved.layout.dp, usual_batch(resolved.model.seq, resolved.gpus)
+    dp, usual = sized.layout.dp, usual_batch(sized.model.seq, sized.gpus)
     has_gpus = profile.device is not None or profile.gpu_flag != "none"
     if not has_gpus and profile.scheduler == "local":
         from hpc_gpt.runs.provenance import list_gpus  # loads much that a job script does not need
@@ -167,7 +180,7 @@ def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection
         has_gpus = bool(list_gpus())
     if not has_gpus:
         reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"
-        size, why = resolved.gpus, f", one sample a rank as {reason}"
+        size, why = sized.gpus, f", one sample a rank as {reason}"
     elif usual % dp == 0:
         size, why = usual, " as in plan"
     else:
@@ -177,7 +190,7 @@ def default_batch(resolved: Resolved, profile: ClusterProfile, given: Collection
             if size < usual
             else f", one sample for each of dp {dp}"
         )
-    return {"layout.global_batch": size}, why
+    return size, why
 
 
 def _lacks_bf16(profile: ClusterProfile) -> bool:

@@ -25,6 +25,7 @@ from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import run_rows, runs_program
 from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
 from hpc_gpt.slurm.directives import script_directives
@@ -92,13 +93,13 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
     """Model, layout, batch and engine of a run, or the command that it starts."""
     gpus = "no GPU asked for," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
     where = f"{gpus} on {counted(run.nodes, 'node')} of {run.cluster.name}"
-    return list(run.form.rows(where))
+    return list(run_rows(run, where))
 
 
 def saves(run: Resolved, logs: Path) -> list[str]:
     """When a run saves, what it keeps, and the space for that; empty if another program saves."""
     train = run.train
-    if not run.form.saves_by_train:
+    if runs_program(run):
         return []
     when = [f"every {train.save_minutes:g} min"] if train.save_minutes else []
     when += [f"every {counted(train.save_every, 'step')}"] if train.save_every else []
@@ -188,7 +189,7 @@ def check_inputs(
     Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         check_requirements(resolved, has_gpu)
-        if resolved.form.needs_files:
+        if not runs_program(resolved):
             check_open_files(resolved.gpus)
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):

@@ -30,7 +30,6 @@ from hpc_gpt.launch.submission import (
 )
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
-from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.settings.sweep_rows import RowFaults, SweepRow, faults_of_rows
 from hpc_gpt.slurm.clients import largest_array
@@ -236,10 +235,7 @@ def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSwee
     provenance = check_submission([prepared], logs)
     sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
     own = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(asked.array)}
-    experiment, of_all = experiment_of(resolved), (resolved.cluster, resolved.name)
-    rows = []
-    for number in map(str, asked.array):
-        rows.append(replace(prepared, resolved=resolve(experiment, *of_all, number, resolved.script)))
+    rows = [replace(prepared, resolved=resolved.as_row(resolved.name, str(number))) for number in asked.array]
     here = resolved.cluster.scheduler == "local"
     notes = [{"array": {**own, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if here else {} for row in rows]
     _write_rows(sweep, rows, logs, provenance, notes)

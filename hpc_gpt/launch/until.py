@@ -12,7 +12,7 @@ from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.layout import Batch
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized, runs_program
 from hpc_gpt.slurm.requeue import way_of
 from hpc_gpt.words import counted
 
@@ -90,7 +90,7 @@ def _number(name: str, raw: str) -> float:
     return value
 
 
-def length_settings(until: Until, resolved: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
+def length_settings(until: Until, resolved: Sized, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of [train] that `until` sets for a run.
 
     ConfigError if the command line also gives another value for one of them (`given`, {dotted key: value}).
@@ -127,15 +127,15 @@ class ForecastInputs:
     spent: float = 0.0
 
 
-def wants_forecast(resolved: Resolved, until: Until) -> bool:
+def wants_forecast(resolved: Sized, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
-    if resolved.form.no_prediction:
+    if runs_program(resolved):
         return False  # nobody knows how many steps it takes, or how long
     counted = resolved.cluster.scheduler == "slurm" and way_of(resolved.cluster).at_once
     return until != Until() or resolved.job.max_gpu_hours is not None or counted
 
 
-def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
+def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
     """The forecast of a run's job chain. Raises ConfigError if the training cannot reach its end."""
     from hpc_gpt.launch.forecast import ForecastFacts, make_forecast
     from hpc_gpt.launch.past_timings import measure_run
@@ -158,7 +158,7 @@ def forecast_chain(resolved: Resolved, prediction: Prediction, inputs: ForecastI
     return make_forecast(resolved, known, inputs.lead_is_given)
 
 
-def short_of_time(resolved: Resolved, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
+def short_of_time(resolved: Sized, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
     """A warning if the signal leaves a job less than half of its time, or less than a start and a few steps took in a
     run of the same settings."""
     limit, lead = limit_s(resolved.job.time), resolved.job.signal_lead_s or 0

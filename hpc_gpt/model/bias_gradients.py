@@ -79,14 +79,14 @@ def _column_sums(gradient: Tensor) -> Tensor:
 def _(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     from hpc_gpt.model import triton_kernels
 
-    return triton_kernels.gelu_gradient(slopes, outputs)
+    return triton_kernels.fused_gelu_gradient(slopes, outputs)
 
 
 @join_gradients.register_kernel("cuda")
 def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     from hpc_gpt.model import triton_kernels
 
-    return triton_kernels.join_gradients(query, key, value)
+    return triton_kernels.fused_join_gradients(query, key, value)
 
 
 @gelu_gradient.register_fake

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.model.collectives import apply
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding
-from hpc_gpt.model.vocab_loss import VocabParallelLoss, losses_of, overwrite_with_gradient
+from hpc_gpt.model.vocab_loss import VocabParallelLoss, plain_losses, plain_overwrite
 from hpc_gpt.settings.experiment import Engine, Matmul
 
 # fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from
@@ -203,8 +203,8 @@ class _OnePass(torch.autograd.Function):
 class _Plain:
     """The element-wise work in plain PyTorch; `triton_kernels` has the same functions."""
 
-    overwrite_with_gradient = staticmethod(overwrite_with_gradient)
-    losses_of = staticmethod(losses_of)
+    overwrite_with_gradient = staticmethod(plain_overwrite)
+    losses_of = staticmethod(plain_losses)
 
     @staticmethod
     def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -198,7 +198,7 @@ _LOSS = {"BLOCK": 2048, "STAGES": 4, "num_warps": 4}
 
 
 def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
-    """As `vocab_loss.overwrite_with_gradient`, for contiguous logits.
+    """As `vocab_loss.plain_overwrite`, for contiguous logits.
 
     Without tensor parallelism a logit is read and written once in memory: the second read of a row finds it in the
     cache. With it, the group's largest and total come between two kernels.
@@ -207,7 +207,7 @@ def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: Tens
 
 
 def losses_of(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
-    """As `vocab_loss.losses_of`, for contiguous logits. They are read once and stay as they are."""
+    """As `vocab_loss.plain_losses`, for contiguous logits. They are read once and stay as they are."""
     return _losses(logits, targets, real, tp, None)
 
 
@@ -243,7 +243,7 @@ def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 _TILE = {"SPAN": 512, "ROWS": 16, "COLUMNS": 128, "num_warps": 4}
 
 
-def gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def fused_gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """As `bias_gradients.gelu_gradient`. The columns are summed before the gradient is rounded."""
     slopes, outputs = slopes.contiguous(), outputs.contiguous()
     width, gradient = outputs.shape[-1], torch.empty_like(outputs)
@@ -252,7 +252,7 @@ def gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
     return gradient, sums.sum(0)
 
 
-def join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def fused_join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """As `bias_gradients.join_gradients`. A gradient whose rows are not evenly spaced is copied first."""
     width = query.shape[-1]
     parts = [_rows(each) for each in (query, key, value)]

@@ -97,7 +97,7 @@ def split_softmax(
     return total.log() - target_score, weights, total, index, here
 
 
-def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
+def plain_overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
     """Overwrites logits with `slope` times the gradient of the summed losses: [tokens, rows / tp], [tokens] -> losses.
 
     Computed in fp32, whatever the logits' dtype; the losses are in fp32. Arguments as of `split_softmax`.
@@ -105,7 +105,7 @@ def overwrite_with_gradient(logits: Tensor, targets: Tensor, real: int, tp: Tens
     return torch.cat([_overwrite(*piece, real, tp, slope) for piece in _in_pieces(logits, targets)])
 
 
-def losses_of(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
+def plain_losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
     """The losses in fp32 without gradients: [tokens, rows / tp], [tokens] -> [tokens]. Logits in fp32 are overwritten.
 
     Arguments as of `split_softmax`.

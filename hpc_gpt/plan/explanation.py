@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from hpc_gpt.columns import filled
 from hpc_gpt.engines import engine_of, states_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.constants import constant_lines
@@ -13,8 +14,9 @@ from hpc_gpt.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.table import (
     PARTS,
+    STAGE_COLUMNS,
+    PlanRow,
     as_done_lines,
-    candidate_texts,
     does_not_fit,
     engine_text,
     figures_lines,
@@ -31,10 +33,6 @@ from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import layer_params, outer_params
 from hpc_gpt.tables import set_dotted, toml_lines
 from hpc_gpt.words import Grid, show_rate
-
-_MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "allocated", "reserved",
-           "nvidia_smi", "host", "evaluation")  # fmt: skip
-_OPTIONAL = ("host", "evaluation")
 
 
 def explain_plan(
@@ -152,9 +150,7 @@ def _activations(run: Training, stage: int) -> str:
 def _memory(candidate: Candidate) -> str:
     stages = candidate.memory.stages
     shown = sorted({0, candidate.memory.deciding, len(stages) // 2, len(stages) - 1})
-    used = [name for name in _MEMORY if name not in _OPTIONAL or any(getattr(stage, name) for stage in stages)]
-    lines = [[name, *(f"{getattr(stages[place], name):.2f}" for place in shown)] for name in used]
-    lines.append(["peak in", *(stages[place].moment for place in shown)])
+    lines = [[each.heading, *(each.show(stages[place]) for place in shown)] for each in filled(STAGE_COLUMNS, stages)]
     headings = ["", *(f"stage {place}" + "*" * (place == candidate.memory.deciding) for place in shown)]
     return Grid(headings, [False, *(True for _ in shown)], lines).aligned().rstrip("\n")
 
@@ -291,7 +287,7 @@ def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterat
     if others:
         yield "Against the best, the next layouts lose:"
     for other in others:
-        texts = candidate_texts(other, best)
+        texts = PlanRow(other, best).texts
         yield f"  {texts['layout']} on {texts['engine']}, {texts['step']} s, {texts['memory']} GiB: {texts['why']}"
     if words := left_out_text(searched):
         yield f"{words[0].upper()}{words[1:]}."

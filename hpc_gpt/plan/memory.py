@@ -217,11 +217,6 @@ def _extremes(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({0, len(layers) - 1, *first_of.values()}))
 
 
-def fits_in_memory(memory: Memory, machine: Machine) -> bool:
-    """Whether the deciding stage fits on the machine's card, by what nvidia-smi would show of it."""
-    return memory.stages[memory.deciding].nvidia_smi <= machine.memory_gib
-
-
 def host_need_gib(training: Training, memory: Memory, machine: Machine) -> float:
     """GiB that a host must hold of what its GPUs offload; 0 if nothing is offloaded, or to NVMe."""
     if not training.activations_on_host and (training.offload == "none" or training.on_nvme):

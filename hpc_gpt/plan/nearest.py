@@ -14,7 +14,7 @@ from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.layout import AXES, Layout, check_nodes, nodes_for
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.resolve import size_run
 from hpc_gpt.settings.shape_split import check_split
 from hpc_gpt.words import counted
 
@@ -120,7 +120,7 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     if any(question.can_run(layout) for layout in unobstructed):
         return
     if not question.engines:
-        _resolve_with(question, experiment, profile, Layout(1, 1, question.gpus))
+        _size_with(question, experiment, profile, Layout(1, 1, question.gpus))
         raise ConfigError(
             "no engine takes all the switches of [engine] that are set together", "hpc-gpt help engines lists them"
         )
@@ -129,10 +129,10 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
         check_split(question.shape, layout)
         check_nodes(layout, nodes_for(question.gpus, per_node), per_node, question.tp_across_nodes)
     if unobstructed:  # an engine's switches are in the way, and its own message says which
-        _resolve_with(question, experiment, profile, unobstructed[0])
+        _size_with(question, experiment, profile, unobstructed[0])
     fixed = {axis: question.fixed[axis] for axis in AXES if axis in question.fixed}
     if not layouts and {"tp", "pp", "dp"} <= set(fixed):
-        _resolve_with(question, experiment, profile, Layout(**fixed))
+        _size_with(question, experiment, profile, Layout(**fixed))
     given = " with " + ", ".join(f"{axis} {size}" for axis, size in fixed.items()) if fixed else ""
     reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
     if not layouts:
@@ -174,10 +174,10 @@ def working_counts(question: Question) -> list[int]:
     return sorted(found)
 
 
-def _resolve_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
-    """Raises what `resolve` raises for the experiment's own engine under the layout."""
+def _size_with(question: Question, experiment: Experiment, profile: ClusterProfile, layout: Layout) -> None:
+    """Raises what `size_run` raises for the experiment's own engine under the layout."""
     asked = replace(experiment.layout, gpus=question.gpus, nodes=None, **vars(layout))
     engine = experiment.engine
     if "zero_stage" not in question.fixed:
         engine = replace(engine, zero_stage=None)
-    resolve(replace(experiment, layout=asked, engine=engine), profile)
+    size_run(replace(experiment, layout=asked, engine=engine), profile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,13 @@ from hpc_gpt.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.layout import solve_batch
-from hpc_gpt.settings.resolve import experiment_of, resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.resolve import experiment_of, size_run
+from hpc_gpt.settings.sized import Sized, runs_program
 from hpc_gpt.words import counted, show_short
 
 if TYPE_CHECKING:
     from hpc_gpt.engines.base.training import Training
     from hpc_gpt.plan.machine import Constants, Machine
-    from hpc_gpt.plan.memory import Memory
     from hpc_gpt.plan.search import Candidate, Searched
     from hpc_gpt.plan.step_time import StepTime
 
@@ -47,21 +45,17 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a run is predicted to need on the nodes of a profile; `step` is None, with the reason, if its time is not
-    predicted. `may_run`: it fits but for what its offloaded activations take of a host."""
+    """What a run is predicted to need on the nodes of a profile; its `run` has no step, with the reason, if its time is
+    not predicted. `may_run`: it fits but for what its offloaded activations take of a host."""
 
     profile: ClusterProfile
-    training: Training
     machine: Machine
-    memory: Memory
-    step: StepTime | None
+    run: Candidate
     no_time: str
-    fits: bool
     may_run: bool
-    host_gib: float
 
 
-def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collection[str]) -> Searched | None:
+def search_layouts(resolved: Sized, profile: ClusterProfile, given: Collection[str]) -> Searched | None:
     """Every layout of the run's GPUs with its global batch: what `plan_open` and `faster_notes` choose from.
 
     None if tp and pp are `given` (dotted keys), as no other layout is of interest then, if the profile says too little,
@@ -69,7 +63,7 @@ def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collectio
     """
     from hpc_gpt.plan.machine import machine_of
 
-    if resolved.form.no_prediction or {"layout.tp", "layout.pp"} <= set(given):
+    if runs_program(resolved) or {"layout.tp", "layout.pp"} <= set(given):
         return None
     try:
         return _search(resolved, profile, machine_of(profile), _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S)
@@ -78,7 +72,7 @@ def search_layouts(resolved: Resolved, profile: ClusterProfile, given: Collectio
 
 
 def plan_open(
-    resolved: Resolved, profile: ClusterProfile, given: Collection[str], searched: Searched | None = None
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], searched: Searched | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """({dotted key: the planner's value} of what is open and better not as in `resolved`, a line that says so).
 
@@ -89,7 +83,7 @@ def plan_open(
     from hpc_gpt.plan.machine import machine_of
     from hpc_gpt.plan.training import engine_for
 
-    if resolved.form.no_prediction:
+    if runs_program(resolved):
         return {}, ()
     try:
         picked = _pick(resolved, profile, machine_of(profile), given, searched)
@@ -117,19 +111,19 @@ def plan_open(
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys |= {f"layout.{name}": size for name, size in sizes.items()}
     try:
-        resolve(with_keys(experiment_of(resolved), keys), profile)
+        size_run(with_keys(experiment_of(resolved), keys), profile)
     except UserError:
         return {}, ()  # a given switch runs only with the rules' choice
     return keys, (f"from plan: {words}, which neither flags nor experiment give",)
 
 
-def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Prediction:
+def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Prediction:
     """The prediction for a run on its profile.
 
     `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
-    if resolved.form.no_prediction:
-        return Prediction(f"not predicted: {resolved.form.no_prediction}")
+    if runs_program(resolved):
+        return Prediction("not predicted: a program of your own")
     try:
         found = _predict(resolved, profile)
     except UserError as fault:
@@ -139,32 +133,26 @@ def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Predic
     return Prediction(_line(resolved, found), found, _tables(found))
 
 
-def _predict(resolved: Resolved, profile: ClusterProfile) -> Predicted:
+def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
     from hpc_gpt.plan.machine import check_dtype, check_reach, machine_of
 
     machine = machine_of(profile)
     check_reach(machine, resolved.gpus)
     # Many profiles name no device: a render then loads no more of the planner.
-    from hpc_gpt.plan.memory import fits_in_memory, host_need_gib, predict_memory
+    from hpc_gpt.plan.search import candidate_of
     from hpc_gpt.plan.step_time import predict_step
     from hpc_gpt.plan.training import training_of
 
-    training = training_of(resolved)
-    memory = predict_memory(training, machine)
-    step, no_time = None, ""
+    run, no_time = candidate_of(training_of(resolved), machine), ""
     try:
-        check_dtype(training.dtype, machine)
-        step = predict_step(training, machine, constants_of(profile))
+        check_dtype(run.training.dtype, machine)
+        run = replace(run, step=predict_step(run.training, machine, constants_of(profile)))
     except ConfigError as fault:
         no_time = str(fault)
-    host = host_need_gib(training, memory, machine)
-    limit = machine.host_memory_gib or math.inf
-    fit = fits_in_memory(memory, machine)
     # Megatron-DeepSpeed's rows had more activations than this on such nodes: those are no reason to refuse a run.
-    stored = replace(training, activations_on_host=False)
-    states = host_need_gib(stored, predict_memory(stored), machine)
-    fits, may_run = fit and host <= limit, fit and states <= limit
-    return Predicted(profile, training, machine, memory, step, no_time, fits, may_run, host)
+    states = candidate_of(replace(run.training, activations_on_host=False), machine)
+    may_run = run.need_gib <= run.card_gib and states.host_share <= 1
+    return Predicted(profile, machine, run, no_time, may_run)
 
 
 def constants_of(profile: ClusterProfile) -> Constants:
@@ -174,45 +162,45 @@ def constants_of(profile: ClusterProfile) -> Constants:
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
-def _line(resolved: Resolved, found: Predicted) -> str:
-    deciding = found.memory.deciding
-    need, card = found.memory.stages[deciding].nvidia_smi, found.machine.memory_gib
-    where = f" on stage {deciding}" if resolved.layout.pp > 1 else ""
-    memory = f"{need:.1f} of {card:.1f} GiB{where}"
-    if found.host_gib:
-        known = found.machine.host_memory_gib
+def _line(resolved: Sized, found: Predicted) -> str:
+    run = found.run
+    where = f" on stage {run.memory.deciding}" if resolved.layout.pp > 1 else ""
+    memory = f"{run.need_gib:.1f} of {run.card_gib:.1f} GiB{where}"
+    if run.host_gib:
+        known = run.host_memory_gib
         has = f"{known:,.4g} GiB of a host" if known is not None else "a host, whose memory the profile does not give"
-        memory += f", and {found.host_gib:.1f} of {has}"
-    if found.step is None:
+        memory += f", and {run.host_gib:.1f} of {has}"
+    if run.step is None:
         time = f"no time: {found.no_time}"
     else:
-        time = f"{show_short(found.step.step_s)} s a step, give or take {found.step.band:.0%}"
-    fits = "" if found.fits else ": does not fit"
+        time = f"{show_short(run.step.step_s)} s a step, give or take {run.step.band:.0%}"
+    fits = "" if run.fits else ": does not fit"
     return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
 
 
 def _tables(found: Predicted) -> dict[str, Any]:
     """The tables of predicted.json."""
-    stages = [{**asdict(stage), "allocated": stage.allocated} for stage in found.memory.stages]
-    step = {**asdict(found.step), "step_s": found.step.step_s} if found.step else None
+    memory, step = found.run.memory, found.run.step
+    stages = [{**asdict(stage), "allocated": stage.allocated} for stage in memory.stages]
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "fits": found.fits,
-        "memory_gib": {"card": found.machine.memory_gib, "deciding": found.memory.deciding, "stages": stages},
-        "step": step,
+        "fits": found.run.fits,
+        "memory_gib": {"card": found.machine.memory_gib, "deciding": memory.deciding, "stages": stages},
+        "step": {**asdict(step), "step_s": step.step_s} if step else None,
         "calibrated": bool(found.profile.calibration and found.profile.calibration.constants),
         "machine": asdict(found.machine),
     }
 
 
-def _refusal(resolved: Resolved, found: Predicted) -> LayoutError:
-    deciding = found.memory.deciding
-    need = found.memory.stages[deciding].nvidia_smi
-    card, host_has = found.machine.memory_gib, found.machine.host_memory_gib
-    short = f"stage {deciding} needs {need:.1f} GiB, but a {found.machine.device} has {card:.1f}"
-    if need <= card:
-        short = f"a host must hold {found.host_gib:.1f} GiB of what its GPUs offload, but it has {host_has:,.4g}"
+def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
+    run = found.run
+    short = (
+        f"stage {run.memory.deciding} needs {run.need_gib:.1f} GiB, but a {found.machine.device} has {run.card_gib:.1f}"
+    )
+    if run.need_gib <= run.card_gib:
+        has = f"but it has {run.host_memory_gib:,.4g}"
+        short = f"a host must hold {run.host_gib:.1f} GiB of what its GPUs offload, {has}"
     message = f"{resolved.layout} is predicted not to fit: {short}"
     nearest = _nearest(resolved, found)
     if nearest is None:
@@ -221,10 +209,10 @@ def _refusal(resolved: Resolved, found: Predicted) -> LayoutError:
             f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
             "more GPUs, a smaller model, or --force to run it anyway",
         )
-    step = f", {show_short(nearest.step.step_s)} s a step" if nearest.step and found.step else ""
+    step = f", {show_short(nearest.step.step_s)} s a step" if nearest.step and run.step else ""
     host = f", {nearest.host_gib:.1f} GiB of a host" if nearest.host_gib else ""
     what = f"{nearest.layout}: {nearest.need_gib:.1f} GiB{host}{step}"
-    return LayoutError(message, f"use {_flags(found.training, nearest.training)} ({what}), or --force to run it anyway")
+    return LayoutError(message, f"use {_flags(run.training, nearest.training)} ({what}), or --force to run it anyway")
 
 
 # The keys that may change to make a run fit, smallest changes first. All other keys stay.
@@ -248,7 +236,7 @@ _KEPT = ("engine.cp_exchange", "engine.compile", "engine.loss_chunks", "engine.a
 _LAYOUTS = frozenset((*_SMALL, *_SPLITS, "engine.sequence_parallel"))
 
 
-def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
+def _nearest(resolved: Sized, found: Predicted) -> Candidate | None:
     """The fastest candidate that fits after the smallest change of settings; None if none fits."""
     for open_keys in _NEARER:
         try:
@@ -261,7 +249,7 @@ def _nearest(resolved: Resolved, found: Predicted) -> Candidate | None:
 
 
 def _pick(
-    resolved: Resolved, profile: ClusterProfile, machine: Machine, given: Collection[str], searched: Searched | None
+    resolved: Sized, profile: ClusterProfile, machine: Machine, given: Collection[str], searched: Searched | None
 ) -> Candidate | None:
     """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
     the rules' choice is as good."""
@@ -287,7 +275,7 @@ def _pick(
     return found[0]
 
 
-def _with_values(candidates: Iterable[Candidate], resolved: Resolved, holds: Collection[str]) -> list[Candidate]:
+def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collection[str]) -> list[Candidate]:
     """The candidates with the run's values of the keys `holds`, best first among themselves."""
     from hpc_gpt.plan.search import ranked
     from hpc_gpt.plan.training import training_of
@@ -299,28 +287,28 @@ def _with_values(candidates: Iterable[Candidate], resolved: Resolved, holds: Col
 
 
 def faster_notes(
-    prediction: Prediction | None, resolved: Resolved, given: Collection[str], searched: Searched | None
+    prediction: Prediction | None, resolved: Sized, given: Collection[str], searched: Searched | None
 ) -> list[str]:
     """Lines on what is predicted to make the run faster: another layout of `searched`, that of `search_layouts`, and
     compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
     found = prediction.found if prediction is not None else None
-    if found is None or found.step is None:
+    if found is None or (step := found.run.step) is None:
         return []
     notes = []
     if searched is not None and searched.best is not None:
-        notes.append(_faster_layout(resolved, found, found.step, searched.best))
+        notes.append(_faster_layout(resolved, found, step, searched.best))
     if "engine.compile" not in given and (
-        compiled := compiled_step(found.training, found.machine, constants_of(found.profile))
+        compiled := compiled_step(found.run.training, found.machine, constants_of(found.profile))
     ):
         notes.append(
-            f"note: engine.compile = block is predicted {found.step.step_s / compiled.step_s:.2f} times as fast: "
-            f"{show_short(compiled.step_s)} instead of {show_short(found.step.step_s)} s a step; use "
+            f"note: engine.compile = block is predicted {step.step_s / compiled.step_s:.2f} times as fast: "
+            f"{show_short(compiled.step_s)} instead of {show_short(step.step_s)} s a step; use "
             "--set engine.compile=block"
         )
     return [note for note in notes if note]
 
 
-def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime, best: Candidate) -> str:
+def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Candidate) -> str:
     """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
     faster by more than both error bands."""
     theirs = best.step
@@ -329,7 +317,7 @@ def _faster_layout(resolved: Resolved, found: Predicted, ours: StepTime, best: C
     bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
     return (
         f"note: {best.layout} is predicted faster than {resolved.layout}: {show_short(theirs.step_s)} instead of "
-        f"{show_short(ours.step_s)} s a step, {bands}; use {_flags(found.training, best.training)}"
+        f"{show_short(ours.step_s)} s a step, {bands}; use {_flags(found.run.training, best.training)}"
     )
 
 
@@ -344,7 +332,7 @@ def compiled_step(training: Training, machine: Machine, constants: Constants) ->
 
 
 def _search(
-    resolved: Resolved, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
+    resolved: Sized, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
 ) -> Searched:
     """What fits with the run's values of the keys `holds` and of the global batch. `limits` are those of `search`."""
     from hpc_gpt.plan.question import question_of

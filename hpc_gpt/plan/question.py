@@ -18,7 +18,7 @@ from hpc_gpt.settings.experiment import CpExchange, Engine, Experiment, Matmul, 
 from hpc_gpt.settings.fast import with_fast_settings
 from hpc_gpt.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolve import resolve_shape, size_run
 from hpc_gpt.settings.shape_split import partition_layers, split_obstacle
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
@@ -318,7 +318,7 @@ def question_of(
 
 
 def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
-    """The number of GPUs, as `resolve` counts them: all nodes have equally many."""
+    """The number of GPUs, as `size_run` counts them: all nodes have equally many."""
     asked, per_node = experiment.layout, profile.gpus_per_node
     gpus = asked.gpus or (asked.nodes * per_node if asked.nodes else per_node)
     nodes = asked.nodes or nodes_for(gpus, per_node)
@@ -348,7 +348,7 @@ def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _own_batch(experiment: Experiment, profile: ClusterProfile) -> int:
     """The global batch under the experiment's own layout; under one replica if that layout cannot run here."""
     try:
-        return resolve(experiment, profile).batch.global_batch
+        return size_run(experiment, profile).batch.global_batch
     except UserError:
         return (experiment.layout.micro_batch or 1) * (experiment.layout.micro_batches or 1)
 

@@ -18,7 +18,7 @@ from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.facts import RECOMPUTES
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine
-from hpc_gpt.plan.memory import Memory, StageMemory, fits_in_memory, host_need_gib, predict_memory
+from hpc_gpt.plan.memory import Memory, StageMemory, host_need_gib, predict_memory
 from hpc_gpt.plan.question import NO_ENGINE, NO_GAIN, OFFLOADS, Question
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.devices import units_of
@@ -81,6 +81,11 @@ class Candidate:
     def share(self) -> float:
         """The share of the card or of the host's memory that it needs, whichever is larger; above 1 it does not fit."""
         return max(self.need_gib / self.card_gib, self.host_share)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on the card, and in the host's memory as far as that is known."""
+        return self.need_gib <= self.card_gib and self.host_share <= 1
 
     @property
     def is_tight(self) -> bool:
@@ -151,6 +156,12 @@ class Searched:
         """The best candidate; None if nothing fits, or nothing without a host's memory that is not known."""
         first = self.candidates[0] if self.candidates else None
         return None if first is None or first.needs_unknown_host else first
+
+    def figures(self, candidate: Candidate, budget_tokens: float) -> "Figures | None":
+        """The figures of one of them; None if it does not fit."""
+        if candidate.step is None:
+            return None
+        return figures_of(candidate.training, candidate.step, self.machine, budget_tokens)
 
     @property
     def best_of_layouts(self) -> list[Candidate]:
@@ -253,8 +264,8 @@ def _search_layout(
     for way in ways:
         if first and way.vp > min(each.vp for each in ways):
             continue  # more chunks need more memory
-        for candidate, fit in _tried(found, way, batches, first):
-            if not fit:
+        for candidate in _tried(found, way, batches, first):
+            if not candidate.fits:
                 if nearest is None or candidate.share < nearest.share:
                     nearest = candidate
                 continue
@@ -274,10 +285,8 @@ def _search_layout(
     return sorted((entry[2] for entry in heap), key=lambda candidate: candidate.rank), nearest
 
 
-def _tried(
-    found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool
-) -> Iterator[tuple[Candidate, bool]]:
-    """Each setting of a way with whether it fits: all that do, and of every series of growing micro-batches the first
+def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:
+    """Each setting of a way: all that fit, and of every series of growing micro-batches the first
     that does not. `first`: the setting alone that needs the least, as the others do not fit if it does not.
 
     A larger micro-batch never needs less memory; parameters, gradients and optimizer states depend on neither the
@@ -297,17 +306,19 @@ def _tried(
                 recompute=recompute,
                 sequence_parallel=parallel,
             )
-            candidate, fit = _settings(found, training)
+            candidate = candidate_of(training, machine)
+            found.asked += 1
             states = candidate.deciding
             too_many = states.parameters + states.gradients + states.optimizer > machine.memory_gib
-            if not fit and not too_many:
+            if not candidate.fits and not too_many:
                 for saved in found.question.saved(training):
-                    candidate, fit = _settings(found, saved)
-                    if fit:
+                    candidate = candidate_of(saved, machine)
+                    found.asked += 1
+                    if candidate.fits:
                         break
-            found.fitting += fit
-            yield candidate, fit
-            if fit:
+            found.fitting += candidate.fits
+            yield candidate
+            if candidate.fits:
                 continue
             found.not_fitting += len(batches) - number
             if too_many:
@@ -317,14 +328,11 @@ def _tried(
             break
 
 
-def _settings(found: Searched, training: Training) -> tuple[Candidate, bool]:
-    """A candidate without its time, and whether it fits. Counts in `found`."""
-    machine = found.machine
+def candidate_of(training: Training, machine: Machine) -> Candidate:
+    """A candidate without its time."""
     memory = predict_memory(training, machine)
-    found.asked += 1
     host = host_need_gib(training, memory, machine)
-    candidate = Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
-    return candidate, fits_in_memory(memory, machine) and candidate.host_share <= 1
+    return Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
 
 
 @dataclass(frozen=True)

@@ -206,24 +206,24 @@ def search_table(
     If it is wider than `width` (None: any width), a layout's texts get their own line, or each layout becomes a block
     of lines."""
     best = searched.shown(LINES)
-    lines = [_Line(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
+    rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
     if overlap is not None and overlap[1]:
-        lines.insert(1, _Line(overlap[0], best[0], blocks, overlap[1]))
-    whole = grid(_COLUMNS, lines)
+        rows.insert(1, PlanRow(overlap[0], best[0], blocks, overlap[1]))
+    whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
         return whole.aligned()
-    narrow = grid([each for each in _COLUMNS if each.keys[0] in _NARROW], lines)
+    narrow = grid([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows)
     if narrow.width <= width:
-        head, *rows = narrow.aligned().splitlines()
-        both = [f"{row}\n{_words(line, width)}\n" for row, line in zip(rows, lines, strict=True)]
+        head, *lines = narrow.aligned().splitlines()
+        both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
         return f"{head}\n" + "".join(both)
     margin = max(map(len, whole.headings[1:]))
     return "\n".join(_block(whole.headings, cells, margin, width) for cells in whole.lines)
 
 
-class _Line(NamedTuple):
-    """A line of the table: a candidate, the best one, whether bars are drawn in blocks, and arguments that it has more
-    than the best."""
+class PlanRow(NamedTuple):
+    """A row of a plan, in a terminal, a page or a file: a candidate, the best one, whether bars are drawn in blocks,
+    and arguments that it has more than the best."""
 
     candidate: Candidate
     best: Candidate
@@ -241,12 +241,17 @@ class _Line(NamedTuple):
         faster = self.candidate.tokens_per_s / self.best.tokens_per_s
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Its cells by column; `-` for what it has not."""
+        return {each.keys[0]: each.show(self) for each in PLAN_COLUMNS}
 
-def _left(heading: str, key: str, text: Callable[[_Line], str | None]) -> Column:
+
+def _left(heading: str, key: str, text: Callable[[PlanRow], str | None]) -> Column:
     return Column(heading, (key,), text, str, right=False)
 
 
-_COLUMNS = (
+PLAN_COLUMNS = (
     _left("Layout", "layout", lambda line: str(line.candidate.layout)),
     _left("Engine", "engine", lambda line: line.candidate.training.engine),
     Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
@@ -261,14 +266,25 @@ _COLUMNS = (
 _NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
 
 
-def candidate_texts(candidate: Candidate, best: Candidate) -> dict[str, str]:
-    """The texts of a candidate in a table, by column; `-` for what it has not."""
-    line = _Line(candidate, best)
-    return {each.keys[0]: each.show(line) for each in _COLUMNS}
+def _amount(name: str, heading: str = "", optional: bool = False) -> Column:
+    return Column(
+        heading or name, (name,), lambda stage: getattr(stage, name) or (None if optional else 0.0), "{:.2f}".format,
+        optional=optional,
+    )  # fmt: skip
 
 
-def _words(line: _Line, width: int) -> str:
-    texts = {each.keys[0]: each.show(line) for each in _COLUMNS}
+# The memory of one GPU of a stage, in GiB: what the deciding moment holds, and what is taken of the card and the host.
+STAGE_COLUMNS = (
+    *map(_amount, ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")),
+    *map(_amount, ("allocated", "reserved", "nvidia_smi")),
+    _amount("host", optional=True),
+    _amount("evaluation", optional=True),
+    Column("peak in", ("moment",), lambda stage: stage.moment, str),
+)
+
+
+def _below(row: PlanRow, width: int) -> str:
+    texts = row.texts
     settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
     text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
     return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)

@@ -12,8 +12,8 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.devices import peaks_of
 from hpc_gpt.settings.experiment import Data, Engine, Train
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import partition_layers
+from hpc_gpt.settings.sized import Sized
 
 # Keys of [engine] that a Training has under the same name.
 _SHARED = ("recompute", "offload", "offload_ratio", "sequence_parallel", "sharded_optimizer", "cp_exchange")
@@ -26,7 +26,7 @@ PLANNED = (
 )
 
 
-def training_of(resolved: Resolved) -> Training:
+def training_of(resolved: Sized) -> Training:
     """The training of a resolved experiment. Offload to NVMe counts as being as fast as the host's memory."""
     engine, model, batch, dtype = resolved.engine, resolved.model, resolved.batch, resolved.train.dtype
     pp, facts = resolved.layout.pp, engine_named(engine.name)

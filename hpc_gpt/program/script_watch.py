@@ -35,6 +35,7 @@ from hpc_gpt.readers.runs.slurm_script import globs_of
 from hpc_gpt.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
 from hpc_gpt.runs.provenance import complete_run, list_gpus
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.sized import params
 from hpc_gpt.supervision.full_disk import release_reserve, reserve
 from hpc_gpt.supervision.heartbeat import LEAVING
 from hpc_gpt.supervision.signals import Inbox
@@ -186,7 +187,7 @@ class ScriptWatch:
                 "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
                 "resumed_step": step,
                 "resumed_from": checkpoint and str(checkpoint),
-                "params": self._resolved.form.params,
+                "params": params(self._resolved),
             }
             write_once(path, json.dumps(start) + "\n")
             self._attempt.folder.joinpath(ForeignLog.TRAINS).touch()

@@ -28,6 +28,7 @@ from hpc_gpt.runs.snapshot import Archive
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.experiment import Command
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import runs_program
 from hpc_gpt.words import counted, show_bytes
 
 WORK_ARCHIVE = "work.tar.gz"
@@ -84,8 +85,7 @@ def link_line(names: Sequence[str]) -> str:
 
 def snapshot_of(resolved: Resolved) -> WorkArchive | None:
     """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too large."""
-    folder = resolved.form.copied
-    return take_work(folder) if folder else None
+    return take_work(resolved.program.workdir) if runs_program(resolved) and resolved.program.snapshot else None
 
 
 @functools.cache

@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt import __version__
+from hpc_gpt.columns import filled
 from hpc_gpt.files import replace_whole
-from hpc_gpt.plan.search import Candidate, Figures, Searched
-from hpc_gpt.plan.table import PARTS, candidate_texts, figures_lines, heading, left_out_text, unchecked
+from hpc_gpt.plan.search import Candidate, Searched
+from hpc_gpt.plan.table import (
+    PARTS,
+    PLAN_COLUMNS,
+    STAGE_COLUMNS,
+    PlanRow,
+    figures_lines,
+    heading,
+    left_out_text,
+    unchecked,
+)
 from hpc_gpt.report.page import asset, check_page_target, csp_hash, page_environment
 from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
 
 _LINES = 40
+_DRAWN = ("card", "time")  # columns of a terminal that the page draws
 CHARTED = 6
 _MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -35,17 +46,16 @@ def check_page(path: Path) -> None:
     check_page_target(path, _MARKER, "plan")
 
 
-def write_plan_page(
-    path: Path, searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str
-) -> None:
-    """Writes the page, whole or not at all. `figures` are of the candidates, in order."""
+def write_plan_page(path: Path, searched: Searched, budget_tokens: float, name: str, params: int, command: str) -> None:
+    """Writes the page, whole or not at all."""
     check_page(path)
-    replace_whole(path, build_plan_page(searched, figures, name, params, command))
+    replace_whole(path, build_plan_page(searched, budget_tokens, name, params, command))
 
 
-def build_plan_page(searched: Searched, figures: Sequence[Figures], name: str, params: int, command: str) -> str:
+def build_plan_page(searched: Searched, budget_tokens: float, name: str, params: int, command: str) -> str:
     """The page's text: a pure function of the search and this version."""
     best = searched.best_of_layouts
+    figures = searched.figures(searched.candidates[0], budget_tokens) if searched.candidates else None
     shown = [*best[:_LINES], *searched.too_large[: _LINES // 2]]
     charted = [*best[:CHARTED], *searched.too_large[:1]]
     style = asset("page.css") + asset("plan.css")
@@ -59,13 +69,11 @@ def build_plan_page(searched: Searched, figures: Sequence[Figures], name: str, p
         style_hash=csp_hash(style),
         hatches=hatches(),
         summary=heading(searched, name, params),
-        lines=[
-            candidate_texts(candidate, best[0] if best else candidate) | {"bar": _memory_bar(candidate)}
-            for candidate in shown
-        ],
+        columns=[each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN],
+        rows=[(PlanRow(candidate, best[0] if best else candidate), _memory_bar(candidate)) for candidate in shown],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
-        figures=figures_lines(figures[0], searched.question.gpus) if figures else [],
+        figures=figures_lines(figures, searched.question.gpus) if figures else [],
         command=command,
         memories=memory_section(charted),
         times=time_section(best[:_LINES]),
@@ -138,7 +146,7 @@ def time_section(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
 
 
 def _memory_chart(candidate: Candidate, place: int) -> dict[str, Any]:
-    stages = candidate.memory.stages
+    stages, columns = candidate.memory.stages, filled(STAGE_COLUMNS, candidate.memory.stages)
     shown = _shown(len(stages), candidate.memory.deciding)
     rows, figures = [], []
     for number in shown:
@@ -147,14 +155,13 @@ def _memory_chart(candidate: Candidate, place: int) -> dict[str, Any]:
         rest = max(0.0, stage.nvidia_smi - stage.allocated)
         mark = " (decides)" if number == candidate.memory.deciding else ""
         rows.append((f"stage {number}{mark}", [*sizes, rest]))
-        cells = [*sizes, stage.allocated, stage.reserved, stage.nvidia_smi, stage.host]
-        figures.append([f"{number}", *(f"{size:.2f}" for size in cells)])
+        figures.append([f"{number}", *(each.show(stage) for each in columns)])
     name = f"Memory of {candidate.layout}"
     if len(shown) < len(stages):
         name += f", {len(shown)} of {len(stages)} stages"
     parts = list(enumerate((*MEMORY_PARTS, _REST)))
     picture = _bars(name, rows, parts, candidate.card_gib, "GiB", f"memory-{place}")
-    headings = ["Stage", *MEMORY_PARTS, "allocated", "reserved", "nvidia-smi", "host"]
+    headings = ["Stage", *(each.heading for each in columns)]
     return {"drawing": picture, "caption": f"{name}, GiB", "headings": headings, "rows": figures}
 
 

@@ -21,7 +21,8 @@ from hpc_gpt.runs.record import SCHEMA, Record
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.experiment_file import SWEEP_FILE, ExperimentFile, find_sweep
-from hpc_gpt.settings.resolve import resolve, resolve_shape
+from hpc_gpt.settings.resolve import resolve_shape, size_run
+from hpc_gpt.settings.sized import known_shape
 from hpc_gpt.settings.sweep_rows import SweepRow
 from hpc_gpt.tables import flat, merge_tables, undotted
 from hpc_gpt.typed_tables import check_tables
@@ -247,9 +248,9 @@ def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     """(what the file asks for in a row as a record, its preset). A node has 4 GPUs, as in the tables."""
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     try:
-        resolved = resolve(experiment, ClusterProfile("report"))
-        found, shape = figures_asked(resolved), resolved.model
-        if resolved.form.shape is None:
+        sized = size_run(experiment, ClusterProfile("report"))
+        found, shape = figures_asked(sized), sized.model
+        if known_shape(sized) is None:
             return Record(**{key: found[key] for key in (*_SIZES[:4], "global_batch")}), None
     except UserError:  # of a row that cannot run, what its file says
         sizes, shape = experiment.layout, resolve_shape(experiment.model)

@@ -17,12 +17,13 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import Train
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 
 # Bytes of the optimizer's fp32 moments for each parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
 
 
-def checkpoint_bytes(resolved: Resolved) -> int:
+def checkpoint_bytes(resolved: Sized) -> int:
     """The expected size of a checkpoint of a run.
 
     Bytes of a parameter, measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d),

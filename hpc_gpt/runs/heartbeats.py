@@ -18,7 +18,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_bytes, write_once
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.runs.stored import read_as, read_lines_as
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 
 _PACKED = "all.jsonl"
 # Bytes of the line, with blanks and newline.
@@ -161,7 +161,7 @@ def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
     return sorted(found, key=lambda slow: slow.median_s / slow.probe_s)
 
 
-def gpus_of(resolved: Resolved) -> int:
+def gpus_of(resolved: Sized) -> int:
     """The GPUs of a job of the run, with those of spare nodes."""
     return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
 

@@ -10,7 +10,7 @@ from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 
 _FP8_MULTIPLE = 16  # each dimension of an FP8 product (torch._scaled_mm)
 _OTHER_FP8 = frozenset({"mi300x"})  # whose FP8 is fnuz: other largest values, not tested here
@@ -164,12 +164,12 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
                     "leave train.optimizer_mode or engine.sharded_optimizer out")  # fmt: skip
 
 
-def check_products(resolved: Resolved) -> None:
+def check_products(resolved: Sized) -> None:
     """ConfigError if a run cannot train with the products that `train.matmul` asks for, which `plan` may know."""
     raise_faults({fault.message: fault.hint for fault in _matmul_faults(resolved)}, ConfigError)
 
 
-def _matmul_faults(resolved: Resolved) -> Iterator[Fault]:
+def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
     train, engine, layout, shape = resolved.train, resolved.engine, resolved.layout, resolved.model
     words = f"train.matmul is {train.matmul}"
     if train.matmul in engine_named(engine.name).matmuls:

@@ -1,4 +1,5 @@
-"""Resolve an experiment: decide every value, refuse every contradiction; and turn the result into one again."""
+"""Resolve an experiment: decide every value in five steps, refuse every contradiction; and turn the result into one
+again."""
 
 import contextlib
 import math
@@ -8,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.engines import engine_named, trainers
+from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.settings.around import AROUND, changed_keys, check_around
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
 from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, ScriptFacts, Train
-from hpc_gpt.settings.forms import NO_BATCH, NO_MODEL
 from hpc_gpt.settings.key_rules import key_rules
-from hpc_gpt.settings.layout import AXES, Layout, check_gpus, check_nodes, nodes_for, solve_batch
+from hpc_gpt.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.settings.mixture import MIX, mixture_faults
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import excess_of
 from hpc_gpt.settings.shape_split import check_split, default_tp
+from hpc_gpt.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables
 from hpc_gpt.tables import toml_lines
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
@@ -46,31 +48,89 @@ def resolve(
     script: ScriptFacts | None = None,
     data_from: int = 0,
 ) -> Resolved:
-    """The experiment with a value for every key, for one cluster profile; nothing changes it afterwards.
+    """The run of an experiment, once all of its keys are decided; nothing changes it afterwards.
 
     `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
-    branch to other data. Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
+    branch to other data. Raises as `size_run`.
     """
-    command = engine_named(experiment.engine.name).program_of(experiment.command)
-    shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
-    if "pad_token_id" in engine_named(experiment.engine.name).unfollowed:
-        shape = replace(shape, pad_token=None)
-    layout, nodes = _resolve_layout(experiment.layout, experiment.engine, shape, profile)
+    sized = size_run(experiment, profile, script)
+    return Resolved(**{**vars(sized), "sweep": sweep, "row": row, "data_from": data_from})
+
+
+def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts | None = None) -> Sized:
+    """The experiment with a value for every key, for one cluster profile.
+
+    Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
+    """
+    facts = engine_named(experiment.engine.name)
+    command = facts.program_of(experiment.command)
+    shape = _size_model(experiment.model, facts, command)
+    layout, nodes, batch = _size_layout(experiment, shape, profile, command)
+    train, engine = _size_engine(experiment, layout, shape, command)
+    data = _size_data(experiment.data, facts, layout, engine)
+    _check_tables(experiment, facts, layout, shape)
+    of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
+    sized = Sized(
+        name=experiment.name,
+        preset=experiment.model.preset,
+        model=shape,
+        data=data,
+        engine=engine,
+        layout=layout,
+        batch=batch,
+        gpus=layout.gpus,
+        nodes=nodes,
+        ranks_per_node=-(-layout.gpus // nodes),
+        train=train,
+        job=_job_over_profile(experiment, profile, script is not None),
+        cluster=replace(profile, **of_the_planner),
+        command=command,
+        **{name: getattr(experiment, name) for name in AROUND},
+        script=script,
+    )
+    facts.check_sized(sized)
+    _check_after(sized)
+    return sized
+
+
+# --- the steps of it
+
+
+def _size_model(model: Model, facts: EngineFacts, command: Command | None) -> ModelShape:
+    """The model's shape. A program's may be unknown."""
+    shape = NO_MODEL if command is not None and model == Model() else resolve_shape(model)
+    return replace(shape, pad_token=None) if "pad_token_id" in facts.unfollowed else shape
+
+
+def _size_layout(
+    experiment: Experiment, shape: ModelShape, profile: ClusterProfile, command: Command | None
+) -> tuple[Layout, int, Batch]:
+    """(layout, nodes, batch). A program's batch may be unknown."""
     asked = experiment.layout
+    layout, nodes = _resolve_layout(asked, experiment.engine, shape, profile)
     sizes = asked.micro_batch, asked.micro_batches, asked.global_batch
     batch = NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes)
     if shape != NO_MODEL:
         check_split(shape, layout)
-    train = experiment.train
-    _check_train(train, {"steps"} if command is not None else set())
+    return layout, nodes, batch
+
+
+def _size_engine(
+    experiment: Experiment, layout: Layout, shape: ModelShape, command: Command | None
+) -> tuple[Train, Engine]:
+    """[train] and [engine]. A program's steps may be unknown."""
+    _check_train(experiment.train, {"steps"} if command is not None else set())
     _check_budget(experiment.job.max_gpu_hours)
-    engine = resolve_engine(experiment.engine, layout, shape, train)
-    asked_data = experiment.data
-    if asked_data.mix is not None and asked_data.source == Data.source:  # nothing else was asked for
-        asked_data = replace(asked_data, source=MIX)
-    _check_data(asked_data)
-    facts = engine_named(engine.name)
-    data = facts.data_of(asked_data)
+    engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
+    return resolve_optimizer(experiment.train, engine), engine
+
+
+def _size_data(asked: Data, facts: EngineFacts, layout: Layout, engine: Engine) -> Data:
+    """[data] as the engine reads it."""
+    if asked.mix is not None and asked.source == Data.source:  # nothing else was asked for
+        asked = replace(asked, source=MIX)
+    _check_data(asked)
+    data = facts.data_of(asked)
     if data.mask_documents and not facts.trains_our_model:
         able = " or ".join(name for name, other in trainers().items() if other.trains_our_model)
         raise ConfigError(
@@ -83,51 +143,28 @@ def resolve(
             "chunks of a sample and no mask of documents",
             'use engine.cp_exchange = "heads", or data.mask_documents = false',
         )
-    facts.check_run(layout, shape, train)
+    return data
+
+
+def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, shape: ModelShape) -> None:
+    """Refuses what the engine does not follow, and faults of the tables beside the training."""
+    facts.check_run(layout, shape, experiment.train)
     check_around(experiment.notify, experiment.after, experiment.track)
     facts.check_plan(experiment.plan)
     for key in key_rules(Train):
-        if not facts.follows(key) and (value := getattr(train, key)) not in (None, ()):
+        if not facts.follows(key) and (value := getattr(experiment.train, key)) not in (None, ()):
             raise ConfigError(
-                f"train.{key} is {value}, but engine {engine.name} is another program, which runs none of our code",
+                f"train.{key} is {value}, but engine {facts.name} is another program, which runs none of our code",
                 "use another engine, or give the program its own arguments",
             )
     if "pad_token_id" in facts.unfollowed and (pad := experiment.model.pad_token) is not None:
         raise ConfigError(
-            f"model.pad_token is {pad}, but engine {engine.name} trains every row of the embedding",
+            f"model.pad_token is {pad}, but engine {facts.name} trains every row of the embedding",
             "leave model.pad_token out, or use another engine",
         )
-    of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
-    resolved = Resolved(
-        name=experiment.name,
-        preset=experiment.model.preset,
-        model=shape,
-        data=data,
-        engine=engine,
-        layout=layout,
-        batch=batch,
-        gpus=layout.gpus,
-        nodes=nodes,
-        ranks_per_node=-(-layout.gpus // nodes),
-        train=resolve_optimizer(train, engine),
-        job=_job_over_profile(experiment, profile, script is not None),
-        cluster=replace(profile, **of_the_planner),
-        sweep=sweep,
-        row=row,
-        command=command,
-        notify=experiment.notify,
-        after=experiment.after,
-        track=experiment.track,
-        plan=experiment.plan,
-        script=script,
-        data_from=data_from,
-    )
-    facts.check_resolved(resolved)
-    _check_after(resolved)
-    return resolved
 
 
-def _check_after(resolved: Resolved) -> None:
+def _check_after(resolved: Sized) -> None:
     """ConfigError if `[after]` asks for what its jobs cannot have of such a run."""
     after, command = resolved.after, resolved.command
     if not after.is_asked:
@@ -350,7 +387,7 @@ def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_scri
 # --- back to an experiment
 
 
-def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
+def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
     """The tables of an experiment that resolves to `resolved` under the same profile; None for open keys."""
     profile = resolved.cluster
     job = asdict(resolved.job)
@@ -370,21 +407,21 @@ def experiment_tables(resolved: Resolved) -> dict[str, dict[str, Any]]:
         "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
     }
     return {
-        "model": {"preset": resolved.preset, **resolved.form.model_table},
+        "model": {"preset": resolved.preset, **model_table(resolved)},
         "data": asdict(resolved.data),
         "engine": engine,
         "layout": layout,
         "train": train,
         "job": job,
-        **resolved.form.tables,
+        **program_tables(resolved),
         **{name: changed_keys(getattr(resolved, name)) for name in AROUND},
     }
 
 
-def experiment_of(resolved: Resolved) -> Experiment:
+def experiment_of(resolved: Sized) -> Experiment:
     """The experiment that resolves to `resolved` under the same profile."""
     tables = experiment_tables(resolved)
-    sizes = {name: getattr(resolved.model, name) for name in resolved.form.model_table}
+    sizes = {name: getattr(resolved.model, name) for name in model_table(resolved)}
     model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
     command = resolved.command or Command()
     around = {name: getattr(resolved, name) for name in AROUND}

@@ -11,9 +11,9 @@ from hpc_gpt.settings.experiment import Data, Dtype, Experiment, LayoutRequest, 
 from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT, load_experiment
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.resolve import size_run
 from hpc_gpt.settings.schedule import cut_notes, cut_schedule
+from hpc_gpt.settings.sized import Sized
 from hpc_gpt.words import counted
 
 SMOKE_STEPS = 5
@@ -43,14 +43,14 @@ def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int
         if ranks % (tp * pp) or ranks > (gpus or ranks):
             continue
         try:
-            resolve(load_experiment(SMALL_EXPERIMENT, sizes), profile)
+            size_run(load_experiment(SMALL_EXPERIMENT, sizes), profile)
         except UserError:
             continue
         return {} if (ranks, tp, pp) == (most, most_tp, most_pp) else sizes
     return {}
 
 
-def shrink(experiment: Experiment, real: Resolved, has_gpu: bool) -> SmallExperiment:
+def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperiment:
     """The experiment made small, `real` being what it resolves to at full size.
 
     Sizes of the layout above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it
@@ -105,7 +105,7 @@ def small_layout(real: Layout) -> Layout:
     return Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
 
 
-def sizes_beside(real: Resolved, small: Resolved) -> list[str]:
+def sizes_beside(real: Sized, small: Sized) -> list[str]:
     """The shrunken run beside the real one, a line for each of layout, model and batch."""
     return [
         f"{name:<7} {before}  ->  {after}"
@@ -113,7 +113,7 @@ def sizes_beside(real: Resolved, small: Resolved) -> list[str]:
     ]
 
 
-def _sizes(resolved: Resolved) -> dict[str, str]:
+def _sizes(resolved: Sized) -> dict[str, str]:
     shape, batch = resolved.model, resolved.batch
     return {
         "layout": f"{resolved.layout} on {counted(resolved.gpus, 'GPU')}",

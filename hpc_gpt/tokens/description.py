@@ -2,6 +2,7 @@
 
 from hpc_gpt.settings.mixture import MIX, mixture_shares, phase_steps
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import runs_program
 from hpc_gpt.tokens.build import STDLIB_SHARDS, stdlib_length
 from hpc_gpt.tokens.end_token import end_token
 from hpc_gpt.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, split_tokens
@@ -25,7 +26,8 @@ def describe_data(resolved: Resolved) -> tuple[str, ...]:
 def _lines(resolved: Resolved) -> tuple[str, ...]:
     data, vocab = resolved.data, resolved.model.vocab
     if data.source == "random":
-        return resolved.form.data_lines
+        random = "data: random tokens, to measure speed; nothing is learnt from them"
+        return () if runs_program(resolved) else (random,)
     if data.source == MIX:
         return _describe_mixture(resolved)
     path = data_path(resolved)

@@ -25,6 +25,7 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.settings.engines import can_resume
+from hpc_gpt.settings.sized import does
 from hpc_gpt.slurm.clients import cancel_job, scancel_command
 from hpc_gpt.terminal import ProgressLine
 from hpc_gpt.watch.status import (
@@ -99,7 +100,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | Non
         request = written or write_request(open_, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         return ControlRequest(
-            run, verb, f"asked to {run.resolved().form.does(verb)}{doubt}", attempt=open_, request=request
+            run, verb, f"asked to {does(run.resolved(), verb)}{doubt}", attempt=open_, request=request
         )
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
     if verb == "stop":

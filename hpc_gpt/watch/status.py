@@ -36,6 +36,7 @@ from hpc_gpt.runs.lock import lock_path
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
+from hpc_gpt.settings.sized import shown_layout
 from hpc_gpt.slurm.clients import (
     TIMEOUT_S,
     Answer,
@@ -335,7 +336,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         loss=metrics.get("loss") if metrics else losses[-1] if losses else None,
         tokens_per_s=metrics.get("tokens_per_s"),
         gpus=resolved.asked_gpus,
-        layout=resolved.form.shown_layout or "-",
+        layout=shown_layout(resolved) or "-",
         folder=str(run.path),
         sweep=resolved.sweep,
         row=resolved.row,

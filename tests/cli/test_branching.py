@@ -50,7 +50,7 @@ def test_both_schedules_are_printed_first():
 
 def test_the_newest_checkpoint_is_meant_without_a_step_and_the_run_may_be_training():
     run = saved(4, 8, ended=None, **WSD)
-    done = in_process("submit", "--branch", run.run_id, "--dry-run", environment={"HPC_GPT_UNTIL": "steps=12"})
+    done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12")
     assert done.code == 0, done.stderr
     assert f"branches from {run.run_id} after step 8, as " in done.stderr
 

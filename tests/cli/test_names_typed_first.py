@@ -27,19 +27,6 @@ def test_a_key_that_is_set_twice_is_said():
     assert '"steps": 4' in done.stdout
 
 
-def test_what_the_environment_sets_is_said_at_submit(monkeypatch):
-    monkeypatch.setenv("HPC_GPT_GPUS", "2")
-    monkeypatch.setenv("HPC_GPT_SET", "train.steps=7")
-    words = ("submit", "demo", "--cluster", "generic-slurm", "--tp", "2", "--pp", "1", "--dry-run")
-    said = in_process(*words).stderr
-    assert "from the environment: HPC_GPT_SET=train.steps=7" in said or "HPC_GPT_GPUS=2" in said
-    assert "HPC_GPT_GPUS=2" in said
-    assert "HPC_GPT_GPUS" not in in_process(*words, "--gpus", "2").stderr
-    monkeypatch.delenv("HPC_GPT_GPUS")
-    monkeypatch.delenv("HPC_GPT_SET")
-    assert "from the environment" not in in_process(*words, "--gpus", "2").stderr
-
-
 def test_status_fits_80_columns():
     run = unsubmitted_run("local")
     code, shown = on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="80", NO_COLOR="1")

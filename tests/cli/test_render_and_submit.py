@@ -25,16 +25,14 @@ def test_no_experiment_means_the_source_own_run():
     assert resolved["nodes"] == 16
 
 
-def test_a_flag_wins_over_the_variable_over_the_experiment_over_the_profile(tmp_path):
-    ours = {"HPC_GPT_TIME": "3:00:00"}
+def test_an_option_wins_over_the_experiment_over_the_profile(tmp_path):
     assert resolved_of(in_process("render", "demo"))["job"]["time"] == "01:00:00"  # the profile's
     (tmp_path / "timed.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n[job]\ntime = "2:00:00"\n')
     given = ("render", str(tmp_path / "timed.toml"))
     assert resolved_of(in_process(*given))["job"]["time"] == "2:00:00"
-    assert resolved_of(in_process(*given, environment=ours))["job"]["time"] == "3:00:00"
     by_set = (*given, "--set", "job.time=3:30:00")
-    assert resolved_of(in_process(*by_set, environment=ours))["job"]["time"] == "3:30:00"
-    assert resolved_of(in_process(*by_set, "-t", "4:00:00", environment=ours))["job"]["time"] == "4:00:00"
+    assert resolved_of(in_process(*by_set))["job"]["time"] == "3:30:00"
+    assert resolved_of(in_process(*by_set, "-t", "4:00:00"))["job"]["time"] == "4:00:00"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ def row_of(script: str) -> str:
 def test_render_takes_a_row_or_the_first_possible_one(table):
     assert row_of(in_process("render", table).stdout) == "bad"
     assert row_of(in_process("render", table, "--row", "good").stdout) == "good"
-    assert row_of(in_process("render", table, environment={"HPC_GPT_ROW": "two"}).stdout) == "two"
     message, hint = error_of(in_process("render", table, "--row", "god"))
     assert ("no row 'god'" in message, "good" in hint) == (True, True)
 

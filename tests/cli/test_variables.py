@@ -1,4 +1,4 @@
-"""HPC_GPT_*: any long option's variable is read; two that differ are refused; one that nothing reads is named."""
+"""HPC_GPT_*: the name of an option is refused; one that nothing reads is named."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,11 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.experiment_options import variables_of
+from hpc_gpt.cli.experiment_options import PREFIX, option_name, variables_of
 from hpc_gpt.slurm.environment import OWN_VARIABLES
-from tests.cli.command import in_process, resolved_of
+from tests.cli.command import error_of, in_process, resolved_of
 from tests.conftest import REPOSITORY
 
-SHORT, LONG = "HPC_GPT_TP", "HPC_GPT_TENSOR_MODEL_PARALLEL_SIZE"
 # No variables: the mark of a here-document, and what click makes of the command's name.
 NO_VARIABLES = {"HPC_GPT_RESOLVED", "HPC_GPT_COMPLETE"}
 
@@ -22,54 +21,51 @@ def options_of(verb):
     return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
 
 
-def test_the_long_name_is_read_like_the_short_one():
-    assert resolved_of(in_process("render", "demo", environment={LONG: "1", "HPC_GPT_PP": "4"}))["layout"]["tp"] == 1
-    both = {SHORT: "1", LONG: "01", "HPC_GPT_PIPELINE_MODEL_PARALLEL_SIZE": "4"}
-    assert resolved_of(in_process("render", "demo", environment=both))["layout"] == {"tp": 1, "pp": 4, "dp": 1}
-    done = in_process("render", "demo", environment={"HPC_GPT_MICRO_BATCH_SIZE": "-1"})
-    assert done.code == 2
-    # The error names the key; the line before it says where the value is from, in every verb.
-    assert done.stderr.startswith(
-        "from the environment: HPC_GPT_MICRO_BATCH_SIZE=-1\nError: micro_batch is -1, but must be at least 1\n"
-    )
-
-
-@pytest.mark.parametrize("verb", ["render", "submit"])
-def test_every_long_option_has_its_variable(verb):
+@pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench", "doctor", "init"])
+def test_the_name_of_any_option_of_the_verb_is_refused_and_the_hint_is_what_to_type(verb):
     for option in options_of(verb):
-        if option.opts == ["--checkpoints"]:  # HPC_GPT_CHECKPOINTS is a folder, which a job's programs are given
+        if option.opts[-1] in ("--checkpoints", "--cluster", "--yes", "-y"):  # of which the variables are read
             continue
-        read = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
-        assert sorted(variables_of(option.opts)) == sorted(read), option.opts
+        text = "1" if option.is_flag else "a=1 b=2" if option.multiple else "x y"
+        typed = option_name(option)
+        words = {"1": [typed], "a=1 b=2": [typed, "a=1", typed, "b=2"], "x y": [typed, "'x y'"]}[text]
+        for name in variables_of(option):
+            done = in_process(verb, "demo", environment={PREFIX + name: text})
+            assert (done.code, done.stdout) == (2, ""), name
+            assert error_of(done) == (f"{PREFIX}{name} is set, but is no longer read", f"use {' '.join(words)}")
 
 
-def test_an_option_that_is_no_key_is_named_too_and_a_name_if_nothing_has_it():
-    ours = {"HPC_GPT_FORCE": "1", "HPC_GPT_UNTIL": "steps=9", "HPC_GPT_DRY_RUN": "1"}
-    done = in_process("submit", "demo", "--cluster", "generic-slurm", environment=ours)
-    named = done.stderr.splitlines()[0]
-    assert named.startswith("from the environment: ")
-    assert set(named.partition(": ")[2].split(", ")) == {f"{name}={text}" for name, text in ours.items()}
+def test_what_the_hint_says_is_rendered_with_the_variable_as_it_is():
+    ours = {"HPC_GPT_TP": "4", "HPC_GPT_PIPELINE_MODEL_PARALLEL_SIZE": "1", "HPC_GPT_SET": "train.steps=7 train.lr=0.5"}
+    message, hint = error_of(in_process("render", "demo", environment=ours))
+    assert message.endswith(" are set, but are no longer read")
+    assert all(name in message for name in ours)
+    words = hint.removeprefix("use ").split()
+    resolved = resolved_of(in_process("render", "demo", *words, environment=ours))
+    assert (resolved["layout"], resolved["train"]["steps"], resolved["train"]["lr"]) == (
+        {"tp": 4, "pp": 1, "dp": 1}, 7, 0.5
+    )  # fmt: skip
+    other = resolved_of(in_process("render", "demo", *words[:-4], "--tp", "2", "--pp", "2", environment=ours))
+    assert other["layout"]["tp"] == 2  # the line's own value, as ever
+    assert in_process("status", environment=ours).code == 0  # no option of it
+
+
+def test_those_that_are_read_are_named_if_an_error_may_be_of_them():
     assert "environment" not in in_process("render", "demo", environment={"HPC_GPT_CLUSTER": "local"}).stderr
     for name, verb in (("CLUSTER", ["demo"]), ("EXPERIMENT", [])):
         done = in_process("render", *verb, environment={f"HPC_GPT_{name}": "nosuch"})
         assert (done.code, done.stderr.splitlines()[0]) == (2, f"from the environment: HPC_GPT_{name}=nosuch")
-
-
-def test_flags_and_set_by_variable_give_way_to_the_line():
-    ours = {"HPC_GPT_SET": "train.steps=7 train.lr=0.5", "HPC_GPT_EXCLUSIVE": "1"}
-    resolved = resolved_of(in_process("render", "demo", environment=ours))
-    assert (resolved["train"]["steps"], resolved["train"]["lr"], resolved["job"]["exclusive"]) == (7, 0.5, True)
-    assert resolved_of(in_process("render", "demo", "--set", "train.steps=8", environment=ours))["train"]["steps"] == 8
+    done = in_process("submit", "demo", "--cluster", "generic-slurm", environment={"HPC_GPT_YES": "1"})
+    assert done.stderr.splitlines()[0] == "from the environment: HPC_GPT_YES=1"
 
 
 @pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench"])
 def test_one_that_nothing_reads_is_named_with_the_nearest_and_refuses_nothing(verb):
     lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
-    unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": "", "HPC_GPT_ENGINES": "ddp"}
+    unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": ""}
     unread |= {"HPC_GPT_CLUSTER": "generic-slurm"}  # without one, and without sbatch here, `submit` asks for that first
     done = in_process(verb, "nothing-of-that-name", environment=unread)  # which ends it before anything is done
-    named = "from the environment: HPC_GPT_ENGINES=ddp\n" if verb == "bench" else ""
-    assert done.stderr.startswith(f"{lines}{named}Error: no experiment 'nothing-of-that-name'")
+    assert done.stderr.startswith(f"{lines}Error: no experiment 'nothing-of-that-name'")
 
 
 def test_what_it_refuses_nothing_for_is_rendered():
@@ -83,13 +79,12 @@ def test_what_it_refuses_nothing_for_is_rendered():
 
 
 def test_what_our_own_scripts_jobs_and_tests_set_is_known():
-    assert in_process("render", "demo", environment=dict.fromkeys(OWN_VARIABLES, "1")).stderr == (
-        "not predicted: profile generic-slurm names no device\n"
-    )
-    known = OWN_VARIABLES | {"HPC_GPT_EXPERIMENT"} | NO_VARIABLES
-    known |= {
-        name for verb in ("render", "submit") for option in options_of(verb) for name in variables_of(option.opts)
+    set_ = dict.fromkeys(OWN_VARIABLES, "1") | {"HPC_GPT_CLUSTER": "generic-slurm", "HPC_GPT_EXPERIMENT": "demo"}
+    assert in_process("render", environment=set_).stderr == "not predicted: profile generic-slurm names no device\n"
+    options = {
+        PREFIX + name for verb in ("render", "submit") for each in options_of(verb) for name in variables_of(each)
     }
+    known = OWN_VARIABLES | NO_VARIABLES | options
     texts = [path for top in ("hpc_gpt", "templates", "tests", ".ci") for path in (REPOSITORY / top).rglob("*")]
     for path in texts:
         if path.is_file() and path.suffix in (".py", ".j2", ".toml", ".sh", "") and path.name != Path(__file__).name:

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from hpc_gpt import cli, errors
-from hpc_gpt.cli.experiment_options import variables_of
+from hpc_gpt.cli.experiment_options import PREFIX, variables_of
 from hpc_gpt.readers.steps import SLOW_STEP
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -112,7 +112,7 @@ def test_the_variables_they_name_are_read():
     source = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "hpc_gpt").rglob("*.py"))
     source += "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "templates").rglob("*.j2"))
     options = {
-        name for verb in ("render", "submit") for option in options_of(verb) for name in variables_of(option.opts)
+        PREFIX + name for verb in ("render", "submit") for each in options_of(verb) for name in variables_of(each)
     }
     named = {name for page in PAGES for name in re.findall(r"HPC_GPT_[A-Z_]+[A-Z]", page.read_text(encoding="utf-8"))}
     assert len(named) > 10

@@ -17,6 +17,7 @@ from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.program_text import fill, fill_line
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import known_batch, known_shape, shown_layout
 
 PROFILE = ClusterProfile("test", gpus_per_node=4)
 SOUND = Command(
@@ -83,13 +84,13 @@ def test_a_command_that_nothing_would_start_is_refused() -> None:
 
 def test_layout_and_model_may_be_missing_and_are_kept_if_given() -> None:
     bare = resolve(experiment(), PROFILE)
-    assert (bare.form.shape, bare.form.batch, bare.form.shown_layout) == (None, None, "")
+    assert (known_shape(bare), known_batch(bare), shown_layout(bare)) == (None, None, "")
     assert (bare.gpus, bare.nodes, bare.tasks_per_node, bare.tasks) == (8, 2, 4, 8)
     full = resolve(
         experiment(model=Model(preset="gpt2"), layout=LayoutRequest(gpus=8, tp=2, micro_batch=4, global_batch=64)),
         PROFILE,
     )
-    assert (full.form.shape, full.form.batch, full.form.layout) == (full.model, full.batch, full.layout)
+    assert (known_shape(full), known_batch(full), shown_layout(full)) == (full.model, full.batch, str(full.layout))
     assert full.batch.micro_batches == 4
     for run in (bare, full):
         assert Resolved.from_json(run.to_json()) == run

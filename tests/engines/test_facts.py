@@ -45,7 +45,7 @@ def test_a_module_trains(facts: EngineFacts) -> None:
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:  # torch is not loaded
         names |= {target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)}
-        names |= {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+        names |= {alias.asname or alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
         names |= {node.name} if isinstance(node, ast.FunctionDef) else set()
     assert names >= {"build", "read_weights"}
 

@@ -134,7 +134,7 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
     overrides = {"engine.name": engine, "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None}
     experiment = load_row(file, overrides, None, steps_elsewhere=True)
     sized = resolve(cut_warmup(experiment)[0], profile)
-    experiment, notes = lengthen(experiment, Until(steps=steps), sized, {})
+    experiment, notes = lengthen(experiment, Until(steps=steps), sized, {}, {"train.save_every"})
     resolved = resolve(experiment, profile)
     stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
     assert resolved == resolve(stated, profile)
@@ -144,7 +144,7 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
 def test_what_resolve_refuses_of_a_length_is_refused_of_until():
     experiment = load_experiment("demo", {"engine.name": "megatron-lm", "engine.zero_stage": None})
     profile = load_profile("generic-slurm")
-    longer, _ = lengthen(experiment, Until(loss=2.0), resolve(experiment, profile), {})
+    longer, _ = lengthen(experiment, Until(loss=2.0), resolve(experiment, profile), {}, {"train.save_every"})
     with pytest.raises(ConfigError, match="Megatron-LM stops at a step, not at a loss"):
         resolve(longer, profile)
 

@@ -57,7 +57,7 @@ def _whole(dtype: torch.dtype, rows: int, real: int, kernels: Any) -> float:
     targets = torch.randint(0, real, (7,))
     ours, plain = logits.clone(), logits.clone()
     losses = kernels.overwrite_with_gradient(ours, targets, real, TensorParallel(), 0.37)
-    expected = vocab_loss.overwrite_with_gradient(plain, targets, real, TensorParallel(), 0.37)
+    expected = vocab_loss.plain_overwrite(plain, targets, real, TensorParallel(), 0.37)
     read = kernels.losses_of(logits, targets, real, TensorParallel())
     far = (losses - expected).abs().max() / 10, (ours.float() - plain.float()).abs().max(), (read - losses).abs().max()
     return float(max(far))
@@ -77,7 +77,7 @@ def _far(ours: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> float:
 
 def _gelu(dtype: torch.dtype, kernels: Any) -> float:
     slopes, outputs = (0.8 * torch.rand(11, 55, 136)).to(dtype), (3 * torch.randn(11, 55, 136)).to(dtype)
-    return _far(kernels.gelu_gradient(slopes, outputs), bias_gradients.gelu_gradient(slopes, outputs))
+    return _far(kernels.fused_gelu_gradient(slopes, outputs), bias_gradients.gelu_gradient(slopes, outputs))
 
 
 def _join(dtype: torch.dtype, kernels: Any) -> float:
@@ -85,7 +85,7 @@ def _join(dtype: torch.dtype, kernels: Any) -> float:
     query = torch.rand(11, 55, 4, 34).to(dtype).flatten(2)
     key = torch.rand(11, 4, 55, 34).to(dtype).transpose(1, 2).flatten(2)
     value = torch.rand(11, 55, 160).to(dtype)[..., :136]
-    return _far(kernels.join_gradients(query, key, value), bias_gradients.join_gradients(query, key, value))
+    return _far(kernels.fused_join_gradients(query, key, value), bias_gradients.join_gradients(query, key, value))
 
 
 _OF_BIASES = {"gelu": _gelu, "join": _join}

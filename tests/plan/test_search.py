@@ -14,10 +14,10 @@ from hpc_gpt.errors import LayoutError, UserError
 from hpc_gpt.plan import search as module
 from hpc_gpt.plan.largest import family, largest
 from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.memory import fits_in_memory, predict_memory
+from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.nearest import by_micro_batch
 from hpc_gpt.plan.question import NO_GAIN, Question, question_of
-from hpc_gpt.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, search
+from hpc_gpt.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, candidate_of, search
 from hpc_gpt.plan.step_time import predict_step
 from hpc_gpt.plan.training import PLANNED, engine_for, training_of
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -89,8 +89,8 @@ def test_what_does_not_fit_is_never_ranked_and_the_rest_always(asked, engines, g
     card = machine(gib)
     found = search(question_of(asked, PROFILE, engines=engines), card, keep=10**6)
     assert len(found.candidates) == found.fitting
-    assert all(fits_in_memory(predict_memory(each.training, card), card) for each in found.candidates)
-    assert all(not fits_in_memory(each.memory, card) for each in found.too_large)
+    assert all(candidate_of(each.training, card).fits for each in found.candidates)
+    assert all(not each.fits for each in found.too_large)
     assert not {each.layout for each in found.candidates} & {each.layout for each in found.too_large}
 
 
@@ -140,7 +140,7 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     question = question_of(asked, PROFILE, engines=engines)
     found = search(question, card, keep=10**6)
     # Chunks are no key of an experiment but Megatron's own words; the slow way does not try them.
-    runs = {run for run in every_run(asked, engines) if fits_in_memory(predict_memory(run, card), card)}
+    runs = {run for run in every_run(asked, engines) if candidate_of(run, card).fits}
     saved = [each for each in found.candidates if each.training.loss_chunks > 1 or each.training.activations_on_host]
     kept = {each.training for each in saved}
     assert {each.training for each in found.candidates if each.training.vp == 1} - kept == runs
@@ -170,7 +170,7 @@ def test_nothing_that_fits_was_left_out_unasked(question):
     for run in series:
         for micro_batch, micro_batches in question.batches(run.dp):
             grown = replace(run, micro_batch=micro_batch, micro_batches=micro_batches)
-            assert (grown in fitting) == fits_in_memory(predict_memory(grown, BIG), BIG)
+            assert (grown in fitting) == candidate_of(grown, BIG).fits
 
 
 @given(

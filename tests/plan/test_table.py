@@ -34,7 +34,7 @@ from hpc_gpt.plan.table import (
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
 from tests.plan.machines import machine_named
-from tests.report.plan_searches import figures_for, searched_for
+from tests.report.plan_searches import searched_for
 
 STEP = StepTime(70, 10, 8, 6, 1, 3, 1, 1, 0.1)
 
@@ -118,9 +118,9 @@ def test_no_line_is_wider_than_the_terminal(width):
 
 
 def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
-    searched, model = searched_for(recompute="full")
-    figures, source = figures_for(searched, model), {"source": "data sheets"}
-    page = search_tables(searched, figures, {"name": "48b"}, "hpc-gpt submit", source)
+    searched, _ = searched_for(recompute="full")
+    source = {"source": "data sheets"}
+    page = search_tables(searched, 300e9, {"name": "48b"}, "hpc-gpt submit", source)
     again = json.loads(json.dumps(page, allow_nan=False))
     assert len(again["candidates"]) == len(searched.candidates)
     assert [each["layout"] for each in again["too_large"]] == [str(each.layout) for each in searched.too_large]
@@ -165,8 +165,8 @@ def test_offload_that_is_twenty_times_slower_is_said():
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_an_explanation_shows_the_sums_it_states(place):
-    searched, model = searched_for()
-    one, figures = searched.candidates[place], figures_for(searched, model)[place]
+    searched, _ = searched_for()
+    one, figures = searched.candidates[place], searched.figures(searched.candidates[place], 300e9)
     text = explain_plan(one, searched.machine, figures)
     run = one.training
     assert f"tp {run.tp} x pp {run.pp} x dp {run.dp} = 64" in text

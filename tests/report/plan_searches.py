@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from hpc_gpt.plan.machine import machine_of
 from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import figures_of, search
+from hpc_gpt.plan.search import search
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
 
 
@@ -18,7 +17,3 @@ def searched_for(name="48b", gpus=64, cluster="jean-zay-v100-32g", host_memory_g
         engines=("deepspeed-3d", "deepspeed-zero", "fsdp", "megatron-lm"), fixed=fixed,
     )  # fmt: skip
     return search(asked, replace(machine_of(profile), host_memory_gib=host_memory_gib)), model
-
-
-def figures_for(searched, model: ModelShape):
-    return [figures_of(each.training, each.step, searched.machine, 300e9) for each in searched.candidates]

@@ -5,7 +5,7 @@ import pytest
 from hpc_gpt.report.plan_page import build_plan_page, write_plan_page
 from tests.report.page.chromium import PROGRAM, Chromium
 from tests.report.page.test_in_chromium import CONTRASTS, OVERFLOW
-from tests.report.plan_searches import figures_for, searched_for
+from tests.report.plan_searches import searched_for
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
 
@@ -26,7 +26,7 @@ def browser(tmp_path_factory):
 def page(tmp_path_factory):
     file = tmp_path_factory.mktemp("plan") / "plan.html"
     searched, model = searched_for()
-    write_plan_page(file, searched, figures_for(searched, model), f"48b {HOSTILE}", model.params, "hpc-gpt submit")
+    write_plan_page(file, searched, 300e9, f"48b {HOSTILE}", model.params, "hpc-gpt submit")
     return file
 
 
@@ -68,7 +68,7 @@ def test_tables_scroll_and_the_page_does_not(browser, page, width):
 def test_at_a_usual_width_the_layouts_are_seen_without_scrolling(browser, tmp_path):
     """With the longest of settings: those of an offload, with the memory of the host."""
     searched, model = searched_for("7.5b", gpus=8, cluster="jean-zay-v100-16g")
-    write_plan_page(tmp_path / "p.html", searched, figures_for(searched, model), "7.5b", model.params, "hpc-gpt submit")
+    write_plan_page(tmp_path / "p.html", searched, 300e9, "7.5b", model.params, "hpc-gpt submit")
     browser.open(tmp_path / "p.html", width=1280)
     wide, box = browser.run("(one => [one.scrollWidth, one.clientWidth])(document.querySelector('.scroll'))")
     assert " (host " in browser.run("document.querySelector('.plans').textContent")
@@ -162,6 +162,6 @@ def test_it_prints(browser, page):
 def test_a_plan_that_fits_nowhere_is_still_a_page():
     searched, model = searched_for("193b", 16, offload="none")
     assert not searched.candidates
-    text = build_plan_page(searched, [], "193b", model.params, "")
+    text = build_plan_page(searched, 300e9, "193b", model.params, "")
     assert "does not fit: " in text
     assert "Time of a step" not in text

@@ -19,6 +19,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import Obstacle, context_obstacle
+from hpc_gpt.settings.sized import Sized
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 # Switches of the model: every engine that trains our own model takes them.
@@ -110,6 +111,16 @@ class EngineFacts(States):
     def trainer(self) -> str:
         """The module that trains."""
         return f"hpc_gpt.train.engines.{self.name.replace('-', '_')}"
+
+    @property
+    def program_rank(self) -> str:
+        """The module of a rank that starts another program, and needs no torch; empty for our trainer's."""
+        return self.trainer if self.is_program else ""
+
+    @property
+    def trains_known_model(self) -> bool:
+        """Whether it is told the model that it trains, as a program of the user's own is not."""
+        return not self.takes_command
 
     @property
     def writes_metrics(self) -> bool:
@@ -210,7 +221,7 @@ class EngineFacts(States):
     def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
         """Refuses what its program would refuse after hours in the queue. Raises LayoutError, ConfigError."""
 
-    def check_resolved(self, resolved: Resolved) -> None:
+    def check_sized(self, resolved: Sized) -> None:
         """Refuses settings that contradict each other only once all are known. Raises ConfigError."""
 
     def config_files(self, resolved: Resolved) -> dict[str, Any]:

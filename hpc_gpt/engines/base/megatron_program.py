@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import decay_steps_of
+from hpc_gpt.settings.sized import Sized
 
 VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
 # The parser since March 2024, and before.
@@ -29,7 +29,7 @@ _CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
-def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[str] | None) -> list[str]:
+def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] | None) -> list[str]:
     """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data` is the
     path before .bin and .idx, of a mixture a weight and such a path for each source, None for mock data.
 
@@ -52,7 +52,7 @@ def megatron_arguments(resolved: Resolved, checkpoints: str, data: str | list[st
     return [*words, *resolved.engine.megatron_args]
 
 
-def _sizes(resolved: Resolved) -> dict[str, object]:
+def _sizes(resolved: Sized) -> dict[str, object]:
     """{option: its value}, True for one without a value, None or False for none: here of shape and layout."""
     model, layout = resolved.model, resolved.layout
     return {
@@ -75,7 +75,7 @@ def _sizes(resolved: Resolved) -> dict[str, object]:
     }
 
 
-def _schedule(resolved: Resolved, checkpoints: str) -> dict[str, object]:
+def _schedule(resolved: Sized, checkpoints: str) -> dict[str, object]:
     """Batch, steps, learning rate, and when it logs, evaluates and saves."""
     batch, train = resolved.batch, resolved.train
     evaluation = round(1000 * resolved.data.eval_fraction)
@@ -118,7 +118,7 @@ def _architecture(model: ModelShape) -> dict[str, object]:
     return found | {"--no-rope-freq": model.nope_every}
 
 
-def _arithmetic(resolved: Resolved) -> dict[str, object]:
+def _arithmetic(resolved: Sized) -> dict[str, object]:
     """Optimizer, loss scale and recomputation."""
     train, recompute = resolved.train, resolved.engine.recompute
     found: dict[str, object] = {"--optimizer": train.optimizer}
@@ -138,7 +138,7 @@ def _arithmetic(resolved: Resolved) -> dict[str, object]:
     return found
 
 
-def _switches(resolved: Resolved) -> dict[str, object]:
+def _switches(resolved: Sized) -> dict[str, object]:
     """Options without a value."""
     model, layout, train, engine = resolved.model, resolved.layout, resolved.train, resolved.engine
     return {
@@ -172,7 +172,7 @@ def option_names(arguments: Sequence[str]) -> list[str]:
     return [word.split("=")[0] for word in arguments if word.startswith("--")]
 
 
-def checkout_of(resolved: Resolved, environment: Mapping[str, str]) -> Path:
+def checkout_of(resolved: Sized, environment: Mapping[str, str]) -> Path:
     """The checkout that a run uses, as its job finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
 
     ConfigError if neither names one, or if its path is not absolute.

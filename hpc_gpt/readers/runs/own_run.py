@@ -33,6 +33,7 @@ from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.resolved import Resolved, config_hash
+from hpc_gpt.settings.sized import Sized, model_table, runs_program, unknown_figures
 from hpc_gpt.words import counted
 
 DIALECT = "hpc-gpt"
@@ -80,7 +81,7 @@ def read_own(run: RunFolder) -> RunRead:
     return RunRead(add_figures(record), steps, files=files, folder=run.path)
 
 
-def figures_asked(resolved: Resolved) -> dict[str, Any]:
+def figures_asked(resolved: Sized) -> dict[str, Any]:
     """A record's keys of the engine, layout, batch and model that a run asks for; None for what another program
     has, and its experiment does not say."""
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
@@ -105,14 +106,15 @@ def figures_asked(resolved: Resolved) -> dict[str, Any]:
         "dtype": resolved.train.dtype,
         "matmul": None if (matmul := resolved.train.matmul) == "none" else matmul,
     }
-    return found | dict.fromkeys(resolved.form.unknown)
+    return found | dict.fromkeys(unknown_figures(resolved))
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     stored = json.loads(resolved.to_json())
-    settings = {name: stored[name] for name in resolved.form.recorded}
+    kept = ("command",) if runs_program(resolved) else ("engine", "train", "data")
+    settings = {name: stored[name] for name in kept}
     asked = figures_asked(resolved)
-    if table := resolved.form.model_table:
+    if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in asked}
         settings["model"] = {**model, "preset": resolved.preset}
     if parent := read_stored(run.path / RESUMED_FROM):

@@ -66,7 +66,7 @@ class ReplicatedCheckpoint:
         return int(progress["step"]), progress["scale"]
 
 
-def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+def read_replicated(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     yield from _read(folder / _WEIGHTS).items()
 

@@ -137,7 +137,7 @@ class _Reader(FileSystemReader):
         return self._read
 
 
-def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+def read_sharded(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     progress = _read_progress(folder)
     reader = _Reader(folder / _FOLDER)

@@ -308,7 +308,7 @@ class SavedStates:
         return self._opened[name]
 
 
-def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+def read_universal(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     saved = SavedStates(folder)
     for name in saved.names():

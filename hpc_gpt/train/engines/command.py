@@ -30,6 +30,7 @@ from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.program_text import fill, fill_line
+from hpc_gpt.settings.sized import params
 from hpc_gpt.supervision.full_disk import reserve
 from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.supervision.stacks import stack_of
@@ -180,7 +181,7 @@ class CommandRank(ForeignRank):
 
     def _report_start(self, checkpoint: Path | None, step: int) -> None:
         resolved = self._resolved
-        facts = {"resumed_from": checkpoint and str(checkpoint), "params": resolved.form.params}
+        facts = {"resumed_from": checkpoint and str(checkpoint), "params": params(resolved)}
         device = self.report_start(step, facts)
         per = {"gpu": "a GPU", "node": "a node", "job": "a job"}[self._command.per]
         print(

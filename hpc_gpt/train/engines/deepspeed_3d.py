@@ -11,7 +11,7 @@ from torch import Tensor
 from hpc_gpt.model.documents import MicroBatch
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.checkpoints.universal import read_weights
+from hpc_gpt.train.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.train.engines.deepspeed_setup import forget_evaluation, forget_logits, quiet

@@ -21,7 +21,7 @@ from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.requirements import check_offload_path
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.checkpoints.universal import read_weights
+from hpc_gpt.train.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.train.engines import private_parts
 from hpc_gpt.train.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.train.engines.deepspeed_setup import quiet, split_as_built

@@ -29,7 +29,8 @@ from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint, read_weights
+from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint
+from hpc_gpt.train.checkpoints.sharded import read_sharded as read_weights
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.master_weights import HALF
 from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned

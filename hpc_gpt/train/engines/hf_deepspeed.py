@@ -159,5 +159,5 @@ def _draw(initial: InitialWeights, name: str, size: tuple[int, ...], pad: int | 
 
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model by its full name, in our shape, fp32, without torch.distributed."""
-    for name, weight in universal.read_weights(folder, resolved):
+    for name, weight in universal.read_universal(folder, resolved):
         yield name, weight.t() if parts_of(resolved.model, name)[0].transposed else weight

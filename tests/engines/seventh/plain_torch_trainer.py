@@ -10,7 +10,8 @@ from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint, read_weights
+from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.train.checkpoints.replicated import read_replicated as read_weights
 from hpc_gpt.train.engines.kernels import compile_model
 from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
 from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
