@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_gpt.files import read_bytes
 from hpc_gpt.runs.run_folder import Attempt
@@ -25,6 +26,17 @@ LINE_BYTES = 1024
 SLOW = 0.85
 
 
+class GpuFigures(NamedTuple):
+    """What NVML shows of a GPU: utilisation in percent, memory in use and in all in GiB, power in W, temperature in
+    degrees Celsius. None for what the card does not have."""
+
+    util: float | None
+    memory_gib: float | None
+    total_gib: float | None
+    power_w: float | None
+    temperature_c: float | None
+
+
 @dataclass(frozen=True)
 class RankHeartbeat:
     """One heartbeat of a rank.
@@ -33,7 +45,8 @@ class RankHeartbeat:
     how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
     it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, on
-    the host of its script, without the time in which it was suspended.
+    the host of its script, without the time in which it was suspended. `gpus`: the fields of GpuFigures of each GPU of
+    the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of earlier versions.
     """
 
     rank: int
@@ -50,6 +63,11 @@ class RankHeartbeat:
     place: str = ""
     probe_s: float | None = None
     elapsed_s: float | None = None
+    gpus: tuple[tuple[float | None, ...], ...] | None = None
+
+    @property
+    def gpu_figures(self) -> list[GpuFigures]:
+        return [GpuFigures(*each) for each in self.gpus or () if len(each) == len(GpuFigures._fields)]
 
     def path(self, folder: Path) -> Path:
         return folder / f"{self.rank}.json"
@@ -58,7 +76,10 @@ class RankHeartbeat:
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat) -> None:
     """Overwrites the rank's line. OSError if the disk refuses."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
-    line = json.dumps(text).encode()[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
+    line = json.dumps(text, separators=(",", ":")).encode()
+    if len(line) >= LINE_BYTES:  # that the rank lives comes before what its GPUs do
+        line = json.dumps({**text, "gpus": None}, separators=(",", ":")).encode()
+    line = line[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
     number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         os.pwrite(number, line, 0)

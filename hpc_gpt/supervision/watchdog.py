@@ -29,6 +29,7 @@ from typing import IO
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.supervision.gpus import GpuReader
 from hpc_gpt.supervision.heartbeat import (
     HangVerdict,
     Heartbeat,
@@ -69,6 +70,8 @@ class Watchdog:
         self._foreign_wait = foreign_wait
         self._write_record = write_record
         self._host = os.environ.get("SLURMD_NODENAME") or platform.node()
+        # One rank of a node reads its GPUs.
+        self._gpus = GpuReader() if os.environ.get("LOCAL_RANK", "0") == "0" else None
         self._over = threading.Event()
         self._period_s = min(max(heart.floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
         # Two heartbeats are at most this far apart for any reader.
@@ -91,6 +94,8 @@ class Watchdog:
         """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
         with contextlib.suppress(OSError):
             self._attempt.heartbeats.mkdir(exist_ok=True)
+        if self._gpus is not None:
+            self._gpus.start()
         self._write()
         if self._foreign_wait is None:
             with contextlib.suppress(OSError):
@@ -135,6 +140,7 @@ class Watchdog:
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
+            None if self._gpus is None else self._gpus.latest(),
         )  # fmt: skip
 
     def _write(self) -> None:
