@@ -22,8 +22,21 @@ from hpc_gpt.settings.resolved import Resolved
 
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
+# Shortest and longest pause between two heartbeats of a rank that makes its steps, and what a reader adds.
+_PERIOD_S = 1.0, 15.0
+_LATE_S = 3.0
 # A node that computes at less than this share of its peers' median rate is slow.
 SLOW = 0.85
+
+
+def period_s(hang_floor_s: float) -> float:
+    """Seconds between two heartbeats of a rank that makes its steps."""
+    return min(max(hang_floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
+
+
+def silent_after_s(hang_floor_s: float) -> float:
+    """For any reader two heartbeats of a rank that can run are at most so many seconds apart."""
+    return 2 * period_s(hang_floor_s) + _LATE_S
 
 
 class GpuFigures(NamedTuple):
@@ -98,7 +111,9 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    read = [read_as(RankHeartbeat, folder / name, LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()]
+    read = [
+        read_as(RankHeartbeat, f"{folder}/{name}", LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()
+    ]
     return {heartbeat.rank: heartbeat for heartbeat in read if heartbeat is not None}
 
 

@@ -27,7 +27,14 @@ from collections.abc import Callable, Iterable
 from typing import IO
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.heartbeats import RankHeartbeat, read_c_dump, read_heartbeats, write_heartbeat
+from hpc_gpt.runs.heartbeats import (
+    RankHeartbeat,
+    period_s,
+    read_c_dump,
+    read_heartbeats,
+    silent_after_s,
+    write_heartbeat,
+)
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.supervision.gpus import GpuReader
 from hpc_gpt.supervision.heartbeat import (
@@ -42,8 +49,6 @@ from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_fligh
 _TICK_S = 1.0
 # A longer gap is no busy machine: the process was stopped.
 _STOPPED_S = 30.0
-# Shortest and longest pause between two heartbeats of a rank that makes its steps.
-_PERIOD_S = 1.0, 15.0
 
 
 class Watchdog:
@@ -73,9 +78,7 @@ class Watchdog:
         # One rank of a node reads its GPUs.
         self._gpus = GpuReader() if os.environ.get("LOCAL_RANK", "0") == "0" else None
         self._over = threading.Event()
-        self._period_s = min(max(heart.floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
-        # Two heartbeats are at most this far apart for any reader.
-        self._silent_s = 2 * self._period_s + 3 * _TICK_S
+        self._period_s, self._silent_s = period_s(heart.floor_s), silent_after_s(heart.floor_s)
         # These count seconds in which this process ran: it may be stopped, or its machine suspended.
         self._awake_s = self._moved_s = self._written_s = self._armed_s = 0.0
         self._moves = heart.moves
