@@ -14,7 +14,7 @@ for each in "${theirs[@]}"; do
   esac
   [[ $each != CUDA_VISIBLE_DEVICES=* ]] || IFS=, read -ra devices <<<"${each#*=}"
 done
-for each in "${!SLURM_@}"; do own+=("$each=${!each}"); done
+for each in "${!SLURM_@}" "${!SLURMD_@}"; do own+=("$each=${!each}"); done
 device=${devices[device]:-$device}
 [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || device=cpu
 own+=("TERM=${TERM:-dumb}" "HPC_GPT_RANK=$rank" "HPC_GPT_RANK_PID=$pid" "HPC_GPT_DEVICE=$device")

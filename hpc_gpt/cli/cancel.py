@@ -7,8 +7,8 @@ import click
 from hpc_gpt.cli.requests import chosen_runs, runs_argument
 from hpc_gpt.errors import SlurmUnreachable
 from hpc_gpt.runs.run_folder import IN_QUEUE
-from hpc_gpt.watch.control import cancel_run, describe, nothing_to
-from hpc_gpt.watch.status import RunStatus, ask_status, await_lost, read_status, silence_note
+from hpc_gpt.watch.control import cancel_now, describe, nothing_to
+from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
 
 PLACE = 110
 
@@ -36,11 +36,10 @@ def cancel(names: tuple[str, ...], yes: bool) -> None:
     taken, unknown = False, None
     for run, row in zip(runs, rows, strict=True):
         try:
-            row = await_lost(run) or row
+            job_id = cancel_now(run, row)
         except SlurmUnreachable as fault:
             unknown = fault
             continue
-        job_id = cancel_run(run, row if row.scheduler == "slurm" else None)
         if job_id is None:
             now = row if row.scheduler == "slurm" else read_status([run])[0]
             click.echo(f"{run.run_id}: {nothing_to('cancel', now)}", err=True)

@@ -171,8 +171,8 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.launch.request import Request, ScriptRequest
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, OF_A_MODEL, parse_override
+    from hpc_gpt.launch.request import Request, ScriptRequest, completed, with_model_file
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
 
     ctx = click.get_current_context()
     check_variables(ctx)
@@ -187,7 +187,7 @@ def _request(values: dict[str, Any]) -> Request:
     for option, value in given.items():
         if value is not None:
             keys[_is_by_variable(ctx, option)][option.replace("__", ".")] = value
-    by_option, by_variable = map(_with_file, keys.values())
+    by_option, by_variable = map(with_model_file, keys.values())
     on_line = by_option
     # Any option on the command line, --set included, wins over a variable; a key's own option wins over --set.
     if _is_by_variable(ctx, "settings"):
@@ -198,15 +198,7 @@ def _request(values: dict[str, Any]) -> Request:
     # Before anything can fail: an error may be of such a value, and names its key.
     if said := _by_environment(ctx, [key for key in by_variable if key not in on_line]):
         click.echo(f"from the environment: {', '.join(said)}", err=True)
-    if "layout.nodes" in overrides and "layout.gpus" not in overrides:
-        overrides["layout.gpus"] = None  # those of the nodes, not the experiment's number
-    elif "layout.gpus" in overrides and "layout.nodes" not in overrides:
-        overrides["layout.nodes"] = None
-    if not named and overrides.get("train.init") and not {"model.preset", "model.hf", "model.hidden"} & set(overrides):
-        overrides["model.hf"] = overrides["train.init"]  # which gives the shape, as no EXPERIMENT does
-    if "model.preset" in overrides or "model.hf" in overrides:
-        # Its sizes, not those of the experiment's own model.
-        overrides = dict.fromkeys(("model.preset", *OF_A_MODEL)) | overrides
+    overrides = completed(overrides, named)
     sized = bool(
         _SIZES & {*by_option, *by_variable}
         or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
@@ -243,18 +235,6 @@ def small_options(overrides: Mapping[str, Any]) -> list[str]:
 
 def _is_by_variable(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
-
-
-def _with_file(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
-    from hpc_gpt.settings.presets import PRESETS
-
-    name = given.get("model.preset")
-    if name is None or name.lower() in PRESETS:
-        return given
-    if not (Path(name).exists() or "/" in name or name.endswith(".json")):
-        return given
-    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
 
 
 # --- HPC_GPT_* variables

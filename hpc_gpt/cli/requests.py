@@ -21,7 +21,7 @@ def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
 
 def ask_verb(verb: str, names: tuple[str, ...], wait: bool) -> None:
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
-    answers = ask_runs(chosen_runs(names), verb)
+    answers = ask_runs(chosen_runs(names), verb, lambda words: click.echo(words, err=True))
     for asked in answers:
         click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
     taken = [asked for asked in answers if not asked.refused]

@@ -249,7 +249,7 @@ class _Supervisor:
         self.interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self.interrupts == 1:
             sys.stderr.write("\nCtrl-C: the run is asked to save and stop; once more cancels\n")
-            ask_runs([self.run], "stop")
+            ask_runs([self.run], "stop", lambda words: sys.stderr.write(f"{words}\n"))
             return
         if number == signal.SIGINT:
             self.run.mark_cancelled(self.start_id)

@@ -13,8 +13,15 @@ from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import Engine, Experiment, Train
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, SMALL_EXPERIMENT, ExperimentFile, read_experiment
+from hpc_gpt.settings.experiment_file import (
+    DEFAULT_EXPERIMENT,
+    OF_A_MODEL,
+    SMALL_EXPERIMENT,
+    ExperimentFile,
+    read_experiment,
+)
 from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
+from hpc_gpt.settings.presets import PRESETS
 from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.smoke import fit_small
@@ -58,6 +65,32 @@ class Request:
     until: Until | None = None
     script: ScriptRequest | None = None
     here: bool = False
+
+
+def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
+    name = given.get("model.preset")
+    if name is None or name.lower() in PRESETS:
+        return {**given}
+    if not (Path(name).exists() or "/" in name or name.endswith(".json")):
+        return {**given}
+    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
+
+
+def completed(overrides: Mapping[str, Any], names_experiment: bool) -> dict[str, Any]:
+    """The overrides with those that follow from them."""
+    found = dict(overrides)
+    if "layout.nodes" in found and "layout.gpus" not in found:
+        found["layout.gpus"] = None  # those of the nodes, not the experiment's number
+    elif "layout.gpus" in found and "layout.nodes" not in found:
+        found["layout.nodes"] = None
+    has_model = {"model.preset", "model.hf", "model.hidden"} & set(found)
+    if not names_experiment and found.get("train.init") and not has_model:
+        found["model.hf"] = found["train.init"]  # which gives the shape, as no EXPERIMENT does
+    if "model.preset" in found or "model.hf" in found:
+        # Its sizes, not those of the experiment's own model.
+        found = dict.fromkeys(("model.preset", *OF_A_MODEL)) | found
+    return found
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:

@@ -1,6 +1,7 @@
 """One run on one screen: its curve, its nodes and ranks, what is left and what comes next. By the files that the run
 writes; what it costs does not grow with its length."""
 
+import contextlib
 import json
 import math
 import os
@@ -27,19 +28,17 @@ from hpc_gpt.words import NOTHING, clock, counted, plain, show_bytes, show_durat
 _MOST = 10
 # Lines of metrics.jsonl that a curve is drawn from, and the bytes that hold a whole one wherever they begin.
 _SAMPLES, _SAMPLE_BYTES = 200, 2048
+_ENDED = -1.0  # the age of a heartbeat when the run has ended
 _HEIGHT, _LEVELS = 6, " ▁▂▃▄▅▆▇█"
 
 
 class RankRow(NamedTuple):
-    """A rank, the slowest being the greatest: silent ones, then those of the least step, then those longest in it.
-    `last`: its heartbeat, None before the first, which is so old."""
+    """A rank with its last heartbeat, None before the first, and how old that is; _ENDED if the run has ended."""
 
-    silent: bool
-    behind: int
-    quiet_s: float
-    age_s: float
     rank: int
     last: RankHeartbeat | None
+    age_s: float
+    silent: bool
 
 
 class NodeRow(NamedTuple):
@@ -66,16 +65,21 @@ _RANKS = (
     Column("node", ("host",), lambda row: row.last and row.last.host, right=False),
     Column("step", ("step",), lambda row: row.last and row.last.step),
     Column("phase", ("phase",), lambda row: row.last and row.last.phase, right=False),
-    Column("for", ("quiet_s",), lambda row: row.last and row.quiet_s, show_duration),
-    Column("heartbeat", ("age_s",), lambda row: row.last and row.age_s, lambda age_s: f"{show_duration(age_s)} ago"),
+    Column("for", ("quiet_s",), lambda row: row.last and row.last.quiet_s, show_duration),
+    Column(
+        "heartbeat",
+        ("age_s",),
+        lambda row: None if row.age_s in (_ENDED, math.inf) else row.age_s,
+        lambda age_s: f"{show_duration(age_s)} ago",
+    ),
     Column("", ("place",), lambda row: _remark(row), right=False),
 )
 
 
-def _remark(row: RankRow) -> str | None:
+def _remark(row: RankRow) -> str:
     if row.last is None:
         return "no heartbeat yet"
-    return "; ".join(filter(None, ("silent" * row.silent, row.last.collective, row.last.place))) or None
+    return "; ".join(filter(None, ("silent" * row.silent, row.last.collective, row.last.place)))
 
 
 def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = True) -> list[str]:
@@ -83,6 +87,8 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
     resolved, attempts, now = run.resolved(), run.attempts(), time.time()
     job = f", job {status.job_id}" if status.job_id else ""
     lines = [f"{run.run_id} of {status.name}, {status.layout}{job}, attempt {len(attempts)}", describe(status)]
+    if status.left_s is not None:
+        lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
     lines += [words for words in (status.cause, status.pace) if words and words not in lines[1]]
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
     lines += _space(run, resolved)
@@ -178,8 +184,10 @@ def what_comes(run: RunFolder, resolved: Resolved, status: RunStatus, now: float
         at = [(due, does) for due, does in at if due < train.steps] + [(train.steps, "ends")]
         found += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
     if train.save_minutes and resolved.form.saves_by_train:
-        saves = [path.stat().st_mtime for path in list_complete(run.checkpoints)]
-        due_s = max(saves, default=began) + 60 * train.save_minutes - now
+        saved = began
+        with contextlib.suppress(OSError):  # it may just be removed
+            saved = max((path.stat().st_mtime for path in list_complete(run.checkpoints)), default=began)
+        due_s = saved + 60 * train.save_minutes - now
         found.append((max(0.0, due_s), f"saves, after {train.save_minutes:g} min"))
     if (limit := limit_s(resolved.job.time)) is not None:
         again = "is requeued" if resolved.cluster.chain != "none" else "ends"
@@ -195,12 +203,12 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
         return ["no heartbeat yet"]
     rows, by_node = list[RankRow](), dict[str, list[RankRow]]()
     for rank, last in heartbeats.items():
-        age_s = max(0.0, now - last.time) if now else 0.0
-        rows.append(RankRow(age_s > old_s, -last.step, last.quiet_s, age_s, rank, last))
+        age_s = round(max(0.0, now - last.time), 1) if now else _ENDED
+        rows.append(RankRow(rank, last, age_s, age_s > old_s))
         by_node.setdefault(last.host, []).append(rows[-1])
     missing = [rank for rank in range(resolved.tasks if now else 0) if rank not in heartbeats]
-    rows = sorted(rows, key=lambda row: row[:4], reverse=True)
-    shown = [*(RankRow(True, 0, 0.0, math.inf, rank, None) for rank in missing[:_MOST]), *rows]
+    rows.sort(key=_slowness)
+    shown = [*(RankRow(rank, None, math.inf, True) for rank in missing[:_MOST]), *rows]
     nodes = [_node(name, of) for name, of in by_node.items()]
     nodes.sort(key=lambda node: (-(node.silent or 0), math.inf if node.util is None else node.util))
     lines = ["", *_table("node", "least used", _NODES, nodes, len(nodes))]
@@ -208,10 +216,16 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
     if not any(node.gpus for node in nodes):
         lines.append("no GPU figures in the heartbeats: no GPU, no driver, or a run of an earlier version")
     lines += ["", *_table("rank", "slowest", _RANKS, shown, len(rows) + len(missing))]
-    lines += _spread("step", [-row.behind for row in rows], "")
-    lines += _spread("heartbeat", [row.age_s for row in rows], " s ago")
+    lines += _spread("step", [last.step for last in heartbeats.values()], "")
+    lines += _spread("heartbeat", [row.age_s for row in rows], " s ago") if now else []
     silent = len(missing) + sum(row.silent for row in rows)
     return [*lines, *([f"{counted(silent, 'rank')} silent"] if silent > _MOST else [])]
+
+
+def _slowness(row: RankRow) -> tuple[bool, int, float, float, int]:
+    """The slowest rank is the least: a silent one, then that of the least step, then that longest in it."""
+    assert row.last is not None
+    return not row.silent, row.last.step, -row.last.quiet_s, -row.age_s, row.rank
 
 
 def _node(name: str, rows: Sequence[RankRow]) -> NodeRow:
@@ -227,7 +241,7 @@ def _node(name: str, rows: Sequence[RankRow]) -> NodeRow:
 
 def _table(what: str, worst: str, columns: Sequence[Column], rows: Sequence[object], count: int) -> list[str]:
     title = [f"{_MOST} of {counted(count, what)}, {worst} first:"] if count > _MOST else []
-    filled = [each for each in columns if any(each.show(row) != NOTHING for row in rows[:_MOST])]
+    filled = [each for each in columns if any(each.show(row) not in (NOTHING, "") for row in rows[:_MOST])]
     return [*title, *grid(filled, rows[:_MOST]).aligned().splitlines()]
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 # What a shell has, as words: where it is, which rank it is beside and what it may use, what it does not have.
 SHOW = (
     'echo "$SLURMD_NODENAME" rank "$HPC_GPT_RANK" pid "$HPC_GPT_RANK_PID" device "$HPC_GPT_DEVICE" '
-    'gpus "$CUDA_VISIBLE_DEVICES" cpus "$(nproc)" world "${WORLD_SIZE:-none}" master "${MASTER_ADDR:-none}" '
+    'gpus "$SLURM_GPUS_ON_NODE" visible "$CUDA_VISIBLE_DEVICES" world "${WORLD_SIZE:-none}" master "${MASTER_ADDR:-none}" '
     'code "$PYTHONPATH" iface "$GLOO_SOCKET_IFNAME" in "$PWD"; '
     'tr "\\0" "\\n" <"/proc/$HPC_GPT_RANK_PID/environ" | grep ^RANK='
 )
@@ -54,7 +54,14 @@ def inside_of_two_nodes(teller: Teller) -> Inside:
     top = launcher.run("top", job.run.run_id)[0]
     variables = {**launcher.environment, "NO_COLOR": "1"}
     typed = on_a_terminal(
-        *PYTHON[1:], "shell", job.run.run_id, type_in="hostname; tty && exit 5\n", after="rank 0 ", times=2, seconds=60, **variables
+        *PYTHON[1:],
+        "shell",
+        job.run.run_id,
+        type_in="hostname; tty && exit 5\n",
+        after="rank 0 ",
+        times=2,
+        seconds=60,
+        **variables,
     )
     with teller.cluster.without_power(nodes[1]):
         job.wait("a silent rank", lambda: " silent" in launcher.run("top", job.run.run_id)[0] or job.restarts)
@@ -77,7 +84,7 @@ def test_a_shell_is_beside_a_rank_with_its_environment_and_its_gpus(told: Teller
     found = told(inside_of_two_nodes)
     for name, rank in (("first", 0), ("rank 1", 1), ("node 1", 1)):
         words = (
-            rf"{found.nodes[rank]} rank {rank} pid \d+ device cpu gpus 0,1 cpus \d+ world none master none "
+            rf"{found.nodes[rank]} rank {rank} pid \d+ device cpu gpus 1 visible 0 world none master none "
             rf"code {re.escape(str(found.job.run.path))}/code:\S* iface lo in \S+\nRANK={rank}\n"
         )
         assert re.fullmatch(words, found.shown[name]), found.shown[name]
