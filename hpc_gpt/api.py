@@ -23,13 +23,12 @@ from hpc_gpt.launch.request import Request, completed, with_model_file
 from hpc_gpt.launch.submission import submit_run
 from hpc_gpt.launch.until import parse_until
 from hpc_gpt.plan.search import Figures, figures_of
-from hpc_gpt.plan.training import engine_for
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
+from hpc_gpt.report.notebook import runs_html
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
@@ -41,21 +40,13 @@ _Name = str | Path
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A layout that fits, with its engine, its sizes and techniques (`training`), the GiB that the fullest card holds,
-    and what is predicted. `settings`: what `submit` is to be given for it."""
+    """A layout that fits: its engine, sizes and techniques (`training`), the GiB that the fullest card holds, and what
+    is predicted."""
 
     layout: Layout
-    engine: Engine
     training: Training
     memory_gib: float
     figures: Figures
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        of_engine = {f"engine.{name}": value for name, value in vars(self.engine).items()}
-        default, sizes = vars(Engine()), ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
-        chosen = {key: value for key, value in of_engine.items() if value != default[key.partition(".")[2]]}
-        return chosen | {f"layout.{name}": getattr(self.training, name) for name in sizes}
 
 
 def plan(
@@ -66,13 +57,14 @@ def plan(
     and GPU-hours. Raises LayoutError if nothing fits, ConfigError."""
     own = {"model.preset": None if model is None else str(model), "layout.gpus": gpus}
     asked = {**(settings or {}), **{key: value for key, value in own.items() if value is not None}}
-    question, rows = read_plan_request(_request(experiment, asked, cluster, row), tokens, None), []
-    for found in search_plan(question, must_fit=True).candidates:
-        assert found.step is not None
-        figures = figures_of(found.training, found.step, question.machine, tokens)
-        engine = engine_for(found.training, question.experiment.engine)
-        rows.append(PlanRow(found.layout, engine, found.training, found.need_gib, figures))
-    return rows
+    question = read_plan_request(_request(experiment, asked, cluster, row), tokens, None)
+    return [
+        PlanRow(
+            found.layout, found.training, found.need_gib,
+            figures_of(found.training, found.step, question.machine, tokens),
+        )
+        for found in search_plan(question, must_fit=True).candidates if found.step is not None
+    ]  # fmt: skip
 
 
 def submit(
@@ -102,9 +94,8 @@ def read_runs(*paths: _Name, logs: _Name | None = None) -> "Runs":
 def _request(
     experiment: _Name | None, settings: Mapping[str, Any], cluster: _Name | None, row: str | None, **more: Any
 ) -> Request:
-    given, named = with_model_file(settings), experiment is not None
-    profile = None if cluster is None else str(cluster)
-    name = str(experiment) if named else DEFAULT_EXPERIMENT
+    given, name = with_model_file(settings), DEFAULT_EXPERIMENT if experiment is None else str(experiment)
+    named, profile = experiment is not None, None if cluster is None else str(cluster)
     return Request(name, profile, None, completed(given, named), row, given=given, names_experiment=named, **more)
 
 
@@ -125,11 +116,8 @@ class RunMetrics(dict[str, NDArray[np.float64]]):
 
 
 class Run:
-    """A run by its id, its job or its folder. Who knows submitit's Job finds `done`, `wait`, `result`, `cancel` and
-    `stdout`. `notes`: what `submit` has to say of it. Raises NoSuchRun.
-
-    Of another program's run, of `read_runs`, there are only `id`, `record` and `metrics`; the others raise ConfigError.
-    """
+    """A run by its id, its job or its folder; `notes`: what `submit` has to say of it. Raises NoSuchRun. Of another
+    program's, of `read_runs`, there are only `id`, `record` and `metrics`; the rest raises ConfigError."""
 
     notes: tuple[str, ...] = ()
 
@@ -145,14 +133,14 @@ class Run:
         return str(self._read.record.run) if self._read is not None else self._own.run_id
 
     @property
-    def folder(self) -> Path:
-        return self._own.path
-
-    @property
     def _own(self) -> RunFolder:
         if self._folder is None:
             raise ConfigError(f"{self.id} is known by its log alone", "record() and metrics() have what is in it")
         return self._folder
+
+    @property
+    def folder(self) -> Path:
+        return self._own.path
 
     def status(self) -> RunStatus:
         """State, step, loss and what else `hpc-gpt status` shows."""
@@ -201,7 +189,7 @@ class Run:
 
     def record(self) -> Record:
         """Its figures, as `hpc-gpt report` has them."""
-        return refresh_record(self._folder) if self._folder is not None else self._now.record
+        return self._now.record if self._folder is None else refresh_record(self._folder)
 
     def metrics(self) -> RunMetrics:
         """Its steps, without those that a later attempt trained again."""
@@ -210,15 +198,13 @@ class Run:
 
     @property
     def _now(self) -> RunRead:
-        if self._folder is None and self._read is not None:
-            return self._read
-        return read_one(str(self.folder), self.folder)
+        return self._read if self._folder is None and self._read else read_one(str(self.folder), self.folder)
 
     def __repr__(self) -> str:
         return f"Run({self.id!r})"
 
     def _repr_html_(self) -> str:
-        return Runs([self])._repr_html_()
+        return runs_html([self._now])
 
 
 class Runs(list[Run]):
@@ -227,6 +213,4 @@ class Runs(list[Run]):
     unread: list[str] = []
 
     def _repr_html_(self) -> str:
-        from hpc_gpt.report.notebook import runs_html  # draws
-
         return runs_html([run._now for run in self])

@@ -15,6 +15,7 @@ for each in "${theirs[@]}"; do
   [[ $each != CUDA_VISIBLE_DEVICES=* ]] || IFS=, read -ra devices <<<"${each#*=}"
 done
 for each in "${!SLURM_@}" "${!SLURMD_@}"; do own+=("$each=${!each}"); done
+[ -z "${SLURM_STEP_GPUS:-}" ] || own+=("CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES") # all of the job's, not the rank's
 device=${devices[device]:-$device}
 [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || device=cpu
 own+=("TERM=${TERM:-dumb}" "HPC_GPT_RANK=$rank" "HPC_GPT_RANK_PID=$pid" "HPC_GPT_DEVICE=$device")

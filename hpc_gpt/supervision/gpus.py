@@ -8,24 +8,13 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
 
 from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.heartbeats import GpuFigures
 
-_LIBRARY = "libnvidia-ml.so.1"
 _EVERY_S = 10.0
 # Figures that are older are those of a driver that does not answer.
 _OLD_S = 3 * _EVERY_S
-_TEMPERATURE_OF_GPU = 0
-
-
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 class GpuReader:
@@ -44,40 +33,34 @@ class GpuReader:
 
     def _run(self) -> None:
         try:
-            read = nvml_reader()
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            handles = _handles(nvml)
+            while handles:
+                self._last = time.monotonic(), tuple(_read(nvml, handle) for handle in handles)
+                time.sleep(_EVERY_S)
         except (OSError, AttributeError):  # no driver, or one of another kind
             return
-        while figures := read():
-            self._last = time.monotonic(), figures
-            time.sleep(_EVERY_S)
 
 
-def nvml_reader() -> Callable[[], tuple[GpuFigures, ...]]:
-    """What reads the figures of the GPUs that this process may use. OSError without NVML or its GPUs."""
-    nvml = ctypes.CDLL(_LIBRARY)
-    count = ctypes.c_uint()
+def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
+    count, found = ctypes.c_uint(), []
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        raise OSError(f"{_LIBRARY} has no device")
+        return []
     # If Slurm confines a job to its GPUs, NVML counts these alone, as CUDA does; elsewhere both count all of the node.
     named = [int(each) for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.isdecimal()]
-    handles = []
     for index in [index for index in named if index < count.value] or range(count.value):
         handle = ctypes.c_void_p()
         if not nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
-            handles.append(handle)
+            found.append(handle)
+    return found
 
-    def read_one(handle: ctypes.c_void_p) -> GpuFigures:
-        util, memory, power, heat = _Utilization(), _Memory(), ctypes.c_uint(), ctypes.c_uint()
-        has_util = not nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(util))
-        has_memory = not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        has_power = not nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power))
-        has_heat = not nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_OF_GPU, ctypes.byref(heat))
-        return GpuFigures(
-            util.gpu if has_util else None,
-            round(memory.used / GIB, 1) if has_memory else None,
-            round(memory.total / GIB, 1) if has_memory else None,
-            round(power.value / 1000) if has_power else None,
-            heat.value if has_heat else None,
-        )
 
-    return lambda: tuple(read_one(handle) for handle in handles)
+def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuFigures:
+    # NVML's structures: percent of time of the GPU and of its memory; bytes in all, free, in use.
+    util, memory, power, heat = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)(), ctypes.c_uint(), ctypes.c_uint()
+    no_util, no_memory = nvml.nvmlDeviceGetUtilizationRates(gpu, util), nvml.nvmlDeviceGetMemoryInfo(gpu, memory)
+    no_power = nvml.nvmlDeviceGetPowerUsage(gpu, ctypes.byref(power))
+    no_heat = nvml.nvmlDeviceGetTemperature(gpu, 0, ctypes.byref(heat))
+    in_use, in_all = (None, None) if no_memory else (round(memory[2] / GIB, 1), round(memory[0] / GIB, 1))
+    watts = None if no_power else round(power.value / 1000)
+    return GpuFigures(None if no_util else util[0], in_use, in_all, watts, None if no_heat else heat.value)

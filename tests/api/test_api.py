@@ -17,8 +17,6 @@ from hpc_gpt import api
 from hpc_gpt.api import Run, plan, read_runs, submit
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
 from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.settings.experiment import Engine
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 from tests.test_imports import MODULES, imports_of, part_of
@@ -84,7 +82,7 @@ def test_the_verbs_call_what_it_calls():
 
     by_verbs = set().union(*(used(path) for module, path in MODULES.items() if part_of(module) == "cli"))
     # Beside types: what turns the answer of another function into a value, and the end of a wait, which a verb prints.
-    own = {"RunStatus", "Figures", "until_over", "check_end", "read_one", "runs_html", "engine_for"}
+    own = {"RunStatus", "Figures", "until_over", "check_end", "read_one", "runs_html"}
     functions = {name for name in used(Path(api.__file__)) if name.rpartition(".")[2] not in own}
     assert len(functions) > 10
     assert functions - by_verbs == set()
@@ -96,17 +94,6 @@ def test_it_is_typed_and_says_what_it_gives():
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("__init__"):
             assert node.returns is not None, node.name
     assert (Path(api.__file__).parent / "py.typed").is_file()
-
-
-def test_a_row_of_the_plan_is_what_submit_takes():
-    best = plan(model="gpt2-xl", gpus=16, cluster="a100-80g-8")[0]
-    assert best.figures.tokens_per_s > 0
-    assert 0 < best.memory_gib < 80
-    request = api._request("demo", {**best.settings, "model.preset": "gpt2-xl"}, "a100-80g-8", None)
-    resolved = prepare(request).resolved
-    assert (resolved.layout, resolved.batch.global_batch) == (best.layout, best.training.global_batch)
-    chosen = {name: value for name, value in vars(best.engine).items() if value != getattr(Engine(), name)}
-    assert {name: getattr(resolved.engine, name) for name in chosen} == chosen
 
 
 def test_plan_is_what_the_verb_finds(tmp_path):

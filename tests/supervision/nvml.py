@@ -9,4 +9,4 @@ def nvml_environment(folder: Path, gpus: int, ms: int = 0) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     source = Path(__file__).with_suffix(".c")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
-    return {"LD_LIBRARY_PATH": str(folder), "HPC_GPT_NVML_GPUS": str(gpus), "HPC_GPT_NVML_MS": str(ms)}
+    return {"LD_LIBRARY_PATH": str(folder), "STAND_IN_NVML_GPUS": str(gpus), "STAND_IN_NVML_MS": str(ms)}
