@@ -2,6 +2,7 @@
 # rank's process was started with. The rank's place in its world is left out, as another process that has it would join
 # the rendezvous of the ranks. The Slurm variables are those of this step.
 # shellcheck shell=bash disable=SC2034
+trap '' USR2 # it is for the ranks: they save, as the time limit comes
 rank=$1 pid=$2 clean=-i own=() device=0 devices=()
 shift 2
 mapfile -d "" -t theirs 2>/dev/null <"/proc/$pid/environ"

@@ -6,7 +6,7 @@ import numpy as np
 
 from hpc_gpt.columns import filled, grid
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page.charts import SERIES, ChartSeries, has_curve, line_chart
+from hpc_gpt.report.page.charts import ChartSeries, has_curve, line_chart
 from hpc_gpt.report.page.svg import element, escaped
 from hpc_gpt.report.tables import COLUMNS
 
@@ -18,14 +18,16 @@ _COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#
 
 
 def runs_html(runs: Sequence[RunRead]) -> str:
-    """The table of the runs' records, and a chart of the loss of the first that have one."""
+    """The table of the runs' records, and a chart of the loss of the first that have one, in the table's colours."""
     records = [run.record for run in runs]
-    table = grid(filled(COLUMNS, records), records)
-    lines = [element("tr", "".join(element("th", escaped(each)) for each in table.headings))]
-    lines += [element("tr", "".join(element("td", escaped(cell)) for cell in cells)) for cells in table.lines]
-    drawn = [run for run in runs if has_curve(run)][:SERIES]
+    table, drawn = grid(filled(COLUMNS, records), records), [run for run in runs if has_curve(run)][: len(_COLOURS)]
+    colours = {id(run): colour for run, colour in zip(drawn, _COLOURS, strict=False)}
+    rows = [element("tr", "".join(element("th", escaped(each) or " ") for each in ("", *table.headings)))]
+    for run, cells in zip(runs, table.lines, strict=True):
+        key = element("td", "&#9679;", style=f"color:{colours.get(id(run), 'transparent')}")
+        rows.append(element("tr", key + "".join(element("td", escaped(cell)) for cell in cells)))
     style = _STYLE + "".join(f".hpc-gpt .s{place}{{stroke:{colour}}}" for place, colour in enumerate(_COLOURS))
-    return element("div", element("style", style) + element("table", "".join(lines)) + _curve(drawn), class_="hpc-gpt")
+    return element("div", element("style", style) + element("table", "".join(rows)) + _curve(drawn), class_="hpc-gpt")
 
 
 def _curve(runs: Sequence[RunRead]) -> str:

@@ -108,12 +108,10 @@ def _short(words: str) -> str:
 def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
     """{rank: heartbeat} of a folder, without files that are damaged or just being written."""
     try:
-        names = os.listdir(folder)
+        names = [name for name in os.listdir(folder) if name.removesuffix(".json").isdigit()]
     except OSError:
         return {}
-    read = [
-        read_as(RankHeartbeat, f"{folder}/{name}", LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()
-    ]
+    read = [read_as(RankHeartbeat, f"{folder}/{name}", LINE_BYTES) for name in names]
     return {heartbeat.rank: heartbeat for heartbeat in read if heartbeat is not None}
 
 

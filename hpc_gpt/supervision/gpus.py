@@ -47,7 +47,10 @@ def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return []
     # If Slurm confines a job to its GPUs, NVML counts these alone, as CUDA does; elsewhere both count all of the node.
-    named = [int(each) for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.isdecimal()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    if visible in ("", "-1", "NoDevFiles"):
+        return []
+    named = [int(each) for each in visible.split(",") if each.isdecimal()]
     for index in [index for index in named if index < count.value] or range(count.value):
         handle = ctypes.c_void_p()
         if not nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import statistics
+import subprocess
 
 import pytest
 
@@ -63,10 +64,9 @@ def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
 
 
 def test_what_forbids_a_debugger_is_said_and_a_process_that_is_gone(tmp_path):
-    import subprocess
-
     def enter(text: str, pid: int) -> subprocess.CompletedProcess[str]:
-        line = ["bash", "-c", text, "hpc-gpt", "4", str(pid), "echo", "came here"]
+        # The signal is the one that tells ranks of the time limit.
+        line = ["bash", "-c", text, "hpc-gpt", "4", str(pid), "bash", "-c", "kill -USR2 $$; echo came here"]
         return subprocess.run(line, capture_output=True, text=True, check=True)
 
     own = read_text(templates_dir() / "enter.sh")

@@ -136,3 +136,33 @@ def test_nothing_is_looked_into_that_does_not_run(told: Teller) -> None:
     assert re.match(r"Error: run \S+: nothing to look into, it ended as done\n\nhint: hpc-gpt logs \S+", ended)
     for said in (unknown, unknown_top):
         assert said.startswith("Error: no run '20200101-000000-dead'")
+
+
+FROM_PYTHON = """
+import sys, threading
+from hpc_gpt.api import Run, read_runs, submit
+single = {"engine.name": "ddp", "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1}
+held = submit(sys.argv[1], {**single, "job.sbatch": ["--begin=now+1hour"]}, cluster="site")
+print(held.status().state, held.cancel(), held.wait().state, held.cancel())
+found = []
+short = {**single, "train.steps": 4}
+thread = threading.Thread(target=lambda: found.append(submit(sys.argv[1], short, cluster="site")))
+thread.start()
+thread.join()
+run = found[0]
+print(run.result().ended, run.status().job_id == Run(run.id).status().job_id, len(run.metrics()["loss"]), run.done())
+"""
+
+
+@story
+def from_python(teller: Teller) -> subprocess.CompletedProcess[str]:
+    line = [PYTHON[0], "-c", FROM_PYTHON, str(teller.launcher.experiment)]
+    where = {"env": teller.launcher.environment, "cwd": teller.launcher.folder, "stdin": subprocess.DEVNULL}
+    return subprocess.run(line, **where, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.story(from_python)
+def test_python_submits_waits_and_cancels(told: Teller) -> None:
+    done = told(from_python)
+    assert done.stdout == "pending True cancelled False\ndone True 4 True\n", done.stderr
+    assert done.stderr == ""

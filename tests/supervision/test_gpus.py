@@ -52,6 +52,8 @@ def test_the_first_rank_of_a_node_reads_its_gpus_and_no_other_does(tmp_path: Pat
     _, _, second = step_times(tmp_path / "second", 2.5, **two, LOCAL_RANK="1")
     _, _, none = step_times(tmp_path / "none", 2.5, LD_LIBRARY_PATH="")
     assert (second.gpus, none.gpus) == (None, None)
+    _, _, hidden = step_times(tmp_path / "hidden", 2.5, **two, CUDA_VISIBLE_DEVICES="")
+    assert hidden.gpus is None
     _, _, one = step_times(tmp_path / "one", 2.5, **two, CUDA_VISIBLE_DEVICES="1")
     assert [gpu.util for gpu in one.gpu_figures] == [92]
 
