@@ -18,7 +18,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import Container
 from hpc_gpt.slurm.environment import submission_environment, without_choice
 from hpc_gpt.watch.control import nothing_to
-from hpc_gpt.watch.status import read_own_status
+from hpc_gpt.watch.status import NO_ANSWER, read_own_status
 from hpc_gpt.words import show_duration, some
 
 # The program for bash -c: its arguments are a rank, the rank's process, and the command.
@@ -40,14 +40,14 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
     Raises ConfigError if nothing of the run is running, or there is no such rank; SlurmUnreachable, RunFolderError.
     """
     status, resolved = read_own_status(run), run.resolved()
-    if status.state == "unknown":
-        raise SlurmUnreachable(f"run {run.run_id}: {status.cause}", "try again when slurmctld is up")
+    if status.cause == NO_ANSWER:
+        raise SlurmUnreachable(f"run {run.run_id}: {NO_ANSWER}", "try again when slurmctld is up")
+    if status.is_over:
+        words = f"run {run.run_id}: {nothing_to('look into', status)}"
+        raise ConfigError(words, f"hpc-gpt logs {run.run_id} has what it printed")
     if status.state != "running":
-        hint = (
-            f"hpc-gpt logs {run.run_id} has what it printed" if status.is_over else "hpc-gpt status says why it waits"
-        )
-        words = nothing_to("look into", status) if status.is_over else f"nothing to look into, it is {status.state}"
-        raise ConfigError(f"run {run.run_id}: {words}", hint)
+        words = f"run {run.run_id}: nothing to look into, it is {status.state}"
+        raise ConfigError(words, "hpc-gpt status says why it waits")
     last = _choose(run, node, rank)
     silent_s = time.time() - last.time
     note = f"rank {last.rank} on {last.host} has written no heartbeat for {show_duration(silent_s)}: it may be dead"
@@ -73,11 +73,10 @@ def _choose(run: RunFolder, node: str | None, rank: int | None) -> RankHeartbeat
     heartbeats = read_heartbeats(run.attempts()[-1].heartbeats)
     if not heartbeats:
         raise ConfigError(f"no rank of run {run.run_id} has begun", f"hpc-gpt logs -f {run.run_id} shows its start")
-    found = [
-        last for number, last in sorted(heartbeats.items()) if node in (None, last.host) and rank in (None, number)
-    ]
+    ordered = [heartbeats[number] for number in sorted(heartbeats)]
+    found = [last for last in ordered if node in (None, last.host) and rank in (None, last.rank)]
     if not found:
-        nodes = list(dict.fromkeys(last.host for _, last in sorted(heartbeats.items())))
+        nodes = list(dict.fromkeys(last.host for last in ordered))
         asked = f"no rank on node {node}" if rank is None else f"no rank {rank}"
         raise ConfigError(f"run {run.run_id} has {asked}", f"it has ranks 0 to {max(heartbeats)} on {some(nodes, 8)}")
     return found[0]
