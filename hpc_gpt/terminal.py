@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import select
 import shutil
 import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +50,25 @@ def write_heading(line: str) -> None:
         console().print(Text(line, style="bold"))
     else:
         sys.stdout.write(line + "\n")
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """Within the block, what waits at most so many seconds for a key, and returns it; empty if none was pressed."""
+    listened = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    before = termios.tcgetattr(listened[0]) if listened else None
+
+    def pressed(seconds: float) -> str:
+        ready = select.select(listened, [], [], seconds)[0]
+        return (os.read(ready[0], 1).decode("ascii", "replace") or "q") if ready else ""  # at the end of input, too
+
+    try:
+        if before is not None:
+            tty.setcbreak(listened[0])
+        yield pressed
+    finally:
+        if before is not None:
+            termios.tcsetattr(listened[0], termios.TCSADRAIN, before)
 
 
 class ProgressLine:

@@ -249,6 +249,8 @@ def _check_of(hint: Any) -> Callable[[Any], bool]:
     if origin in (Union, UnionType):
         plain = tuple(each for each in inner if each in (bool, str, NoneType))
         others = [_check_of(each) for each in inner if each not in plain]
+        if len(others) == 1:  # as of each heartbeat of thousands of ranks
+            return lambda value: isinstance(value, plain) or others[0](value)
         return lambda value: isinstance(value, plain) or any(check(value) for check in others)
     if origin is Literal:
         kinds, choices = {type(each) for each in inner}, {(type(each), each) for each in inner}

@@ -76,6 +76,7 @@ MAY_IMPORT = {
         "launch",
         "report",
     },
+    "api": {"settings", "engines", "runs", "plan", "readers", "watch", "launch", "report"},
     "cli": {
         "terminal",
         "settings",

@@ -10,8 +10,8 @@ from hpc_gpt.cli.requests import chosen_runs, json_option, print_runs, runs_argu
 from hpc_gpt.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
-from hpc_gpt.watch.control import cancel_run, describe, nothing_to
-from hpc_gpt.watch.status import RunStatus, ask_status, await_lost, read_status, silence_note
+from hpc_gpt.watch.control import cancel_now, describe, nothing_to
+from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
 
 PLACE = 110
 
@@ -54,11 +54,11 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) ->
     unknown = None
     for run, row in zip(runs, rows, strict=True):
         try:
-            row = await_lost(run) or row
+            job_id = cancel_now(run, row)
         except SlurmUnreachable as fault:
             unknown = fault
             continue
-        job_id, words = cancel_run(run, row if row.scheduler == "slurm" else None), "cancelled"
+        words = "cancelled"
         if job_id is None:
             now = row if row.scheduler == "slurm" else read_status([run])[0]
             words = nothing_to("cancel", now)

@@ -164,23 +164,21 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.launch.request import Request, ScriptRequest
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, gives_way, parse_override
+    from hpc_gpt.launch.request import Request, ScriptRequest, completed, with_model_file
+    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
 
     ctx = click.get_current_context()
     check_variables(ctx)
-    given = {name.replace("__", "."): values.pop(name) for name in list(values) if "__" in name}
-    by_option = _with_file({key: value for key, value in given.items() if value is not None})
+    keys = {name.replace("__", "."): values.pop(name) for name in list(values) if "__" in name}
+    by_option = with_model_file({key: value for key, value in keys.items() if value is not None})
     named = values.setdefault("experiment", None) is not None
     texts = values.pop("settings")
     settings = dict(parse_override(text) for text in texts)
     for key in settings:
         if (said := [text for text in texts if parse_override(text)[0] == key])[1:]:
             click.echo(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
-    overrides = settings | by_option  # a key's own option wins over --set
-    if not named and overrides.get("train.init") and not {"model.preset", "model.hf", "model.hidden"} & set(overrides):
-        overrides["model.hf"] = overrides["train.init"]  # which gives the shape, as no EXPERIMENT does
-    overrides = dict.fromkeys(gives_way(overrides)) | overrides
+    given = settings | by_option  # a key's own option wins over --set
+    overrides = completed(given, named)
     sized = bool(
         _SIZES & {*by_option}
         or any(key.startswith(("layout.", "model.", "train.init")) for key in settings)
@@ -195,7 +193,7 @@ def _request(values: dict[str, Any]) -> Request:
         values.pop("cluster"),
         values.pop("template", None),
         overrides,
-        given=settings | by_option,
+        given=given,
         names_experiment=named,
         sized=sized,
         script=script,
@@ -213,18 +211,6 @@ def small_options(overrides: Mapping[str, Any]) -> list[str]:
 
     sizes = ((name, overrides.get(f"layout.{name}")) for name in ("gpus", "tp", "pp"))
     return [SMALL_EXPERIMENT, *(word for name, size in sizes if size for word in (f"--{name}", str(size)))]
-
-
-def _with_file(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
-    from hpc_gpt.settings.presets import PRESETS
-
-    name = given.get("model.preset")
-    if name is None or name.lower() in PRESETS:
-        return given
-    if not (Path(name).exists() or "/" in name or name.endswith(".json")):
-        return given
-    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
 
 
 def option_name(parameter: click.Parameter) -> str:

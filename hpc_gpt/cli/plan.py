@@ -14,7 +14,7 @@ from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.plan_question import PlanRequest, read_plan_request, search_plan
+from hpc_gpt.launch.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launch.request import Request, usual_batch
 from hpc_gpt.plan.explanation import explain_plan
 from hpc_gpt.plan.largest import FAMILY, largest, longest
@@ -43,7 +43,6 @@ from hpc_gpt.terminal import width, write_heading
 
 PLACE = 10
 
-_TOKENS = 300e9  # GPT-3's (arXiv:2005.14165)
 _ROWS = "hpc-gpt report --predictions compares runs; tests/benchmarks/plan.py --rows FILE, published rows"
 _FILE = click.Path(path_type=Path)
 # {key: its option}; the model of --max-model is given by its sizes. Of submit only some: it gets other keys by --set.
@@ -64,7 +63,7 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 )
 @click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
 @click.option("--max-seq", is_flag=True, help="Find the longest sequence of the model that fits; ignores --seq.")
-@click.option("--tokens", type=float, default=_TOKENS, metavar="N",
+@click.option("--tokens", type=float, default=PLANNED_TOKENS, metavar="N",
               help="Tokens to train on, for days and GPU-hours; 300e9 unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
@@ -360,7 +359,7 @@ def _plan_command(asked: PlanRequest, given: Mapping[str, Any], calibration: str
     for key, value in given.items():
         words += _option(key, value, _PLAN_FLAGS) if value is not None else []
     words += ["--calibration", calibration] if calibration is not None else []
-    words += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != _TOKENS else []
+    words += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != PLANNED_TOKENS else []
     return shlex.join(words)
 
 

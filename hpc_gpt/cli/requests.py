@@ -30,7 +30,7 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = Fals
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
     rows = []
     with progress_as_json(as_json):
-        answers = ask_runs(chosen_runs(names), verb)
+        answers = ask_runs(chosen_runs(names), verb, lambda words: click.echo(words, err=True))
         for asked in answers:
             click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
             rows.append(_row(asked.run, not asked.refused, asked.words))

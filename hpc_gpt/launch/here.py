@@ -113,7 +113,12 @@ def read_allocation() -> Allocation:
             "--here runs on the nodes of an allocation, and this is none: SLURM_JOB_ID is not set",
             "salloc --nodes=… --time=… gives one; without --here a job is queued",
         )
-    answer = ask(["scontrol", "--oneliner", "--details", "show", "job", job_id])
+    return allocation_of(job_id)
+
+
+def allocation_of(job_id: str, cluster: str | None = None) -> Allocation:
+    """The allocation of a running job. Raises as `read_allocation`."""
+    answer = ask(["scontrol", "--oneliner", "--details", "show", "job", job_id], cluster=cluster)
     if answer.unreachable:
         raise SlurmUnreachable(f"scontrol cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
     state = shown_as(answer.stdout, "JobState")
@@ -126,7 +131,8 @@ def read_allocation() -> Allocation:
     ]
     if not nodes:
         raise ConfigError(f"Slurm names no nodes of allocation {job_id}", "scontrol show --details job shows them")
-    return Allocation(job_id, tuple(nodes), _end_of(answer.stdout))
+    # Of an element of an array the number of its own.
+    return Allocation(shown_as(answer.stdout, "JobId") or job_id, tuple(nodes), _end_of(answer.stdout))
 
 
 def no_script_here(path: str) -> ConfigError:
@@ -244,7 +250,7 @@ class _Supervisor:
         self.interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self.interrupts == 1:
             sys.stderr.write("\nCtrl-C: the run is asked to save and stop; once more cancels\n")
-            ask_runs([self.run], "stop")
+            ask_runs([self.run], "stop", lambda words: sys.stderr.write(f"{words}\n"))
             return
         if number == signal.SIGINT:
             self.run.mark_cancelled(self.start_id)

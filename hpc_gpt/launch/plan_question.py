@@ -28,6 +28,8 @@ from hpc_gpt.weights.config import model_name
 
 # Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
+# Of the training whose days and GPU-hours are predicted: GPT-3's (arXiv:2005.14165).
+PLANNED_TOKENS = 300e9
 _BATCH = ("micro_batches", "global_batch")
 # {kinds of runs that are not predicted: what of a key, its value or an argument of Megatron-LM asks for them}
 _UNPLANNED = {

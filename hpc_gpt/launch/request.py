@@ -18,10 +18,12 @@ from hpc_gpt.settings.experiment_file import (
     SMALL_EXPERIMENT,
     ExperimentFile,
     cut_warmup,
+    gives_way,
     read_experiment,
 )
 from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.grid import GridAxis, with_grid
+from hpc_gpt.settings.presets import PRESETS
 from hpc_gpt.settings.resolve import resolve_shape, size_run
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sized import Sized
@@ -68,6 +70,25 @@ class Request:
     script: ScriptRequest | None = None
     here: bool = False
     grid: tuple[GridAxis, ...] = ()
+
+
+def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys given, with model.hf instead of model.preset if that is a file or a folder, or looks like one."""
+    name = given.get("model.preset")
+    if name is None or name.lower() in PRESETS:
+        return {**given}
+    if not (Path(name).exists() or "/" in name or name.endswith(".json")):
+        return {**given}
+    return {"model.hf" if key == "model.preset" else key: value for key, value in given.items()}
+
+
+def completed(overrides: Mapping[str, Any], names_experiment: bool) -> dict[str, Any]:
+    """The overrides with those that follow from them."""
+    found = dict(overrides)
+    has_model = {"model.preset", "model.hf", "model.hidden"} & set(found)
+    if not names_experiment and found.get("train.init") and not has_model:
+        found["model.hf"] = found["train.init"]  # which gives the shape, as no EXPERIMENT does
+    return dict.fromkeys(gives_way(found)) | found
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:

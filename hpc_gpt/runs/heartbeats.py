@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_bytes, write_once
@@ -23,8 +24,32 @@ from hpc_gpt.settings.sized import Sized
 _PACKED = "all.jsonl"
 # Bytes of the line, with blanks and newline.
 LINE_BYTES = 1024
+# Shortest and longest pause between two heartbeats of a rank that makes its steps, and what a reader adds.
+_PERIOD_S = 1.0, 15.0
+_LATE_S = 3.0
 # A node that computes at less than this share of its peers' median rate is slow.
 SLOW = 0.85
+
+
+def period_s(hang_floor_s: float) -> float:
+    """Seconds between two heartbeats of a rank that makes its steps."""
+    return min(max(hang_floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
+
+
+def silent_after_s(hang_floor_s: float) -> float:
+    """For any reader two heartbeats of a rank that can run are at most so many seconds apart."""
+    return 2 * period_s(hang_floor_s) + _LATE_S
+
+
+class GpuFigures(NamedTuple):
+    """What NVML shows of a GPU: utilisation in percent, memory in use and in all in GiB, power in W, temperature in
+    degrees Celsius. None for what the card does not have."""
+
+    util: float | None
+    memory_gib: float | None
+    total_gib: float | None
+    power_w: float | None
+    temperature_c: float | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +60,8 @@ class RankHeartbeat:
     how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
     it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, on
-    the host of its script, without the time in which it was suspended.
+    the host of its script, without the time in which it was suspended. `gpus`: the fields of GpuFigures of each GPU of
+    the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of earlier versions.
     """
 
     rank: int
@@ -52,6 +78,11 @@ class RankHeartbeat:
     place: str = ""
     probe_s: float | None = None
     elapsed_s: float | None = None
+    gpus: tuple[tuple[float | None, ...], ...] | None = None
+
+    @property
+    def gpu_figures(self) -> list[GpuFigures]:
+        return [GpuFigures(*each) for each in self.gpus or () if len(each) == len(GpuFigures._fields)]
 
     def path(self, folder: Path) -> Path:
         return folder / f"{self.rank}.json"
@@ -60,7 +91,10 @@ class RankHeartbeat:
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat) -> None:
     """Overwrites the rank's line. OSError if the disk refuses."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
-    line = json.dumps(text).encode()[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
+    line = json.dumps(text, separators=(",", ":")).encode()
+    if len(line) >= LINE_BYTES:  # that the rank lives comes before what its GPUs do
+        line = json.dumps({**text, "gpus": None}, separators=(",", ":")).encode()
+    line = line[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
     number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         os.pwrite(number, line, 0)
@@ -76,13 +110,11 @@ def _short(words: str) -> str:
 def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
     """{rank: heartbeat} of a folder, without files that are damaged or just being written."""
     try:
-        names = os.listdir(folder)
+        names = [name for name in os.listdir(folder) if name.removesuffix(".json").isdigit()]
     except OSError:
         return {}
-    read = read_lines_as(RankHeartbeat, folder / _PACKED) if _PACKED in names else []
-    read += [
-        read_as(RankHeartbeat, folder / name, LINE_BYTES) for name in names if name.removesuffix(".json").isdigit()
-    ]
+    read = read_lines_as(RankHeartbeat, folder / _PACKED) if (folder / _PACKED).exists() else []
+    read += [read_as(RankHeartbeat, f"{folder}/{name}", LINE_BYTES) for name in names]
     return {heartbeat.rank: heartbeat for heartbeat in read if heartbeat is not None}
 
 

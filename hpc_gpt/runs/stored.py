@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.files import MOST_BYTES, last_json_line, open_regular, read_json, read_json_lines
+from hpc_gpt.files import MOST_BYTES, last_json_line, read_json, read_json_lines, read_start
 from hpc_gpt.typed_tables import fits, from_tables
 
 # The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
@@ -102,12 +102,11 @@ def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: in
     return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]
 
 
-def read_as(kind: Any, path: Path, first_bytes: int = -1) -> Any:
+def read_as(kind: Any, path: Path | str, first_bytes: int = MOST_BYTES) -> Any:
     """The object of a dataclass in a file, or in its first bytes; None if the file was removed, is damaged or is of
     another version."""
     try:
-        with open_regular(path) as file:
-            return _as(kind, json.loads(file.read(first_bytes if first_bytes >= 0 else MOST_BYTES)))
+        return _as(kind, json.loads(read_start(path, first_bytes)))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -27,8 +27,17 @@ from collections.abc import Callable, Iterable
 from typing import IO
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.runs.heartbeats import RankHeartbeat, pack_heartbeats, read_c_dump, read_heartbeats, write_heartbeat
+from hpc_gpt.runs.heartbeats import (
+    RankHeartbeat,
+    pack_heartbeats,
+    period_s,
+    read_c_dump,
+    read_heartbeats,
+    silent_after_s,
+    write_heartbeat,
+)
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.supervision.gpus import GpuReader
 from hpc_gpt.supervision.heartbeat import (
     HangVerdict,
     Heartbeat,
@@ -41,8 +50,6 @@ from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_fligh
 _TICK_S = 1.0
 # A longer gap is no busy machine: the process was stopped.
 _STOPPED_S = 30.0
-# Shortest and longest pause between two heartbeats of a rank that makes its steps.
-_PERIOD_S = 1.0, 15.0
 
 
 class Watchdog:
@@ -69,10 +76,10 @@ class Watchdog:
         self._foreign_wait = foreign_wait
         self._write_record = write_record
         self._host = os.environ.get("SLURMD_NODENAME") or platform.node()
+        # One rank of a node reads its GPUs.
+        self._gpus = GpuReader() if os.environ.get("LOCAL_RANK", "0") == "0" else None
         self._over = threading.Event()
-        self._period_s = min(max(heart.floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
-        # Two heartbeats are at most this far apart for any reader.
-        self._silent_s = 2 * self._period_s + 3 * _TICK_S
+        self._period_s, self._silent_s = period_s(heart.floor_s), silent_after_s(heart.floor_s)
         # These count seconds in which this process ran: it may be stopped, or its machine suspended.
         self._awake_s = self._moved_s = self._written_s = self._armed_s = 0.0
         self._moves = heart.moves
@@ -91,6 +98,8 @@ class Watchdog:
         """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
         with contextlib.suppress(OSError):
             self._attempt.heartbeats.mkdir(exist_ok=True)
+        if self._gpus is not None:
+            self._gpus.start()
         self._write()
         if self._foreign_wait is None:
             with contextlib.suppress(OSError):
@@ -137,6 +146,7 @@ class Watchdog:
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
+            None if self._gpus is None else self._gpus.latest(),
         )  # fmt: skip
 
     def _write(self) -> None:

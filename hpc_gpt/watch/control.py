@@ -9,7 +9,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import Any
@@ -32,6 +32,7 @@ from hpc_gpt.watch.status import (
     NO_ANSWER,
     RunStatus,
     ask_status,
+    await_lost,
     count_states,
     read_folders,
     read_own_status,
@@ -65,14 +66,16 @@ class ControlRequest:
     request: RunRequest | None = None
 
 
-def ask_runs(runs: Sequence[RunFolder], verb: str) -> list[ControlRequest]:
+def ask_runs(
+    runs: Sequence[RunFolder], verb: str, note: Callable[[str], object] = lambda _: None
+) -> list[ControlRequest]:
     """Asks each run to `verb`: first its files are written, as far as the run folders allow it, then one question to
-    the scheduler for all completes the answers. Raises RunFolderError."""
+    the scheduler for all completes the answers; `note` gets a line if it does not answer. Raises RunFolderError."""
     folders = zip(runs, read_folders(runs), strict=True)
     written = {run.path: _ask(run, verb, status).request for run, status in folders if status.scheduler == "slurm"}
-    statuses, silence = ask_status(runs, lambda _: sys.stderr.write("Slurm has not answered yet\n"), limit_s=0)
+    statuses, silence = ask_status(runs, lambda _: note("Slurm has not answered yet"), limit_s=0)
     if silence:
-        sys.stderr.write(f"{silence_note(silence)}\n")
+        note(silence_note(silence))
     return [_ask(run, verb, status, written.get(run.path)) for run, status in zip(runs, statuses, strict=True)]
 
 
@@ -193,6 +196,13 @@ def _end_words(attempt: Attempt) -> str:
 # --- cancelling
 
 
+def cancel_now(run: RunFolder, row: RunStatus) -> str | None:
+    """`cancel_run` of a run with a `row` of `status`, once a job whose sbatch got no answer is known or cannot come.
+    Raises as `await_lost` and `cancel_run`."""
+    row = await_lost(run) or row
+    return cancel_run(run, row if row.scheduler == "slurm" else None)
+
+
 def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = False) -> str | None:
     """Cancels the run's queued or running jobs; returns the job id, or None if there was none. `save`: if it runs, it
     is asked to save and stop, as by one Ctrl-C.
@@ -269,13 +279,17 @@ def await_measurements(run: RunFolder) -> None:
             time.sleep(_POLL_S / 10)
 
 
-def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
-    """Prints how a run has ended; JobFailed, with a `hint`, if that state is not in GOOD."""
-    end = f"run {run.run_id}: {describe(status)}"
+def check_end(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+    """JobFailed, with a `hint`, if the state in which a run has ended is not in GOOD."""
     if status.state not in GOOD:
-        words = f"{end}; {status.cause}" if status.cause else end
-        raise JobFailed(words, hint or f"hpc-gpt logs {run.run_id}")
-    sys.stderr.write(f"{end}\nnext: hpc-gpt report {quote(str(run.path))}\n")
+        end = f"run {run.run_id}: {describe(status)}"
+        raise JobFailed(f"{end}; {status.cause}" if status.cause else end, hint or f"hpc-gpt logs {run.run_id}")
+
+
+def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+    """Prints how a run has ended. Raises as `check_end`."""
+    check_end(run, status, hint)
+    sys.stderr.write(f"run {run.run_id}: {describe(status)}\nnext: hpc-gpt report {quote(str(run.path))}\n")
 
 
 def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
@@ -293,9 +307,7 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
 
 def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
     """Shows `words` of the runs whenever they change, until every run has ended; returns their last statuses."""
-    seen = ""
-    unknown_since: float | None = None
-    answered = 0
+    seen, answered = "", 0
     statuses: list[RunStatus] = []
     line = ProgressLine()
     while True:
@@ -303,20 +315,11 @@ def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str
             if answered < interrupts:
                 _interrupt(runs, interrupts, statuses)
                 answered = interrupts
-            statuses = read_status(runs)
-            now = words(statuses)
-            if now != seen:
-                line.show(now)
-                seen = now
-            if not all(status.is_over for status in statuses):
-                unknown_since = None
-            elif all(status.state != "unknown" for status in statuses):
-                break
-            else:  # Slurm briefly does not know a job while it moves between its lists
-                unknown_since = unknown_since or time.monotonic()
-                if time.monotonic() - unknown_since > UNKNOWN_S:
-                    break
-            time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
+            for statuses in until_over(runs):
+                if (now := words(statuses)) != seen:
+                    line.show(now)
+                    seen = now
+            break
         except KeyboardInterrupt:  # may come while the one before is handled
             interrupts += 1
             if interrupts > 2:
@@ -326,6 +329,23 @@ def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str
     if interrupts:
         raise KeyboardInterrupt
     return statuses
+
+
+def until_over(runs: Sequence[RunFolder]) -> Iterator[list[RunStatus]]:
+    """The statuses of the runs from time to time, until every run has ended."""
+    unknown_since: float | None = None
+    while True:
+        statuses = read_status(runs)
+        yield statuses
+        if not all(status.is_over for status in statuses):
+            unknown_since = None
+        elif all(status.state != "unknown" for status in statuses):
+            return
+        else:  # Slurm briefly does not know a job while it moves between its lists
+            unknown_since = unknown_since or time.monotonic()
+            if time.monotonic() - unknown_since > UNKNOWN_S:
+                return
+        time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
 
 
 def describe(status: RunStatus) -> str:

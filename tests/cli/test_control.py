@@ -222,7 +222,7 @@ def test_what_cannot_be_a_request_is_none(running):
 def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monkeypatch, outcomes):
     happened = {unsubmitted_run().path: outcome for outcome in outcomes}
     monkeypatch.setattr(
-        "hpc_gpt.cli.requests.ask_runs", lambda runs, verb: [ControlRequest(run, verb, "asked") for run in runs]
+        "hpc_gpt.cli.requests.ask_runs", lambda runs, verb, note: [ControlRequest(run, verb, "asked") for run in runs]
     )
     monkeypatch.setattr("hpc_gpt.cli.requests.await_answer", lambda asked, _: (happened[asked.run.path], "so"))
     names = tuple(map(str, happened))

@@ -67,6 +67,8 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["requeue", "--help"],
         ["cancel", "--help"],
         ["clean", "--help"],
+        ["top", name],
+        ["shell", "--help"],
         ["report", "--format", "csv"],
         ["compare", str(run.path), str(run.path)],
         ["bench", "--help"],

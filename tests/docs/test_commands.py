@@ -30,6 +30,7 @@ NOT_RUN = {
     "profile detect": "asks Slurm: tests/slurm/test_first_hour.py",
     "save": "asks a run that trains: tests/local and tests/slurm/test_control.py",
     "stop": "the same",
+    "shell": "needs a run that trains: tests/local/test_inside.py and tests/slurm/test_inside.py",
     "requeue": "the same",
     "cancel": "the same",
     "clean": "needs a run that has ended: tests/watch/test_clean.py",

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,6 +263,8 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
             process = subprocess.Popen(
                 line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        # In a process that lives on, nobody else takes note of its end.
+        threading.Thread(target=process.wait, daemon=True).start()
         lock.hand_over(run, lock.process_holder(process.pid))
         note_start(run, attempt, process.pid, line, resolved.cluster.name)
     return str(process.pid)

@@ -1,0 +1,216 @@
+"""hpc-gpt from Python: the functions that the verbs call, returning values. docs/python.md has examples.
+
+Nothing is printed or asked, and no folder, variable or signal handler of the process changes. Errors are those of
+`hpc_gpt.errors`. Keys of settings are those of an experiment (docs/keys.md), with values of Python.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.engines.base.training import Training
+from hpc_gpt.errors import ConfigError, JobRefused
+from hpc_gpt.files import logs_folder, read_text
+from hpc_gpt.launch.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
+from hpc_gpt.launch.prepare import prepare
+from hpc_gpt.launch.request import Request, completed, with_model_file
+from hpc_gpt.launch.submission import submit_run
+from hpc_gpt.launch.until import parse_until
+from hpc_gpt.plan.search import Figures, figures_of
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
+from hpc_gpt.report.notebook import runs_html
+from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT
+from hpc_gpt.settings.layout import Layout
+from hpc_gpt.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
+from hpc_gpt.watch.logs import log_path
+from hpc_gpt.watch.status import RunStatus, read_status
+
+_Name = str | Path
+
+
+@dataclass(frozen=True)
+class PlannedLayout:
+    """A layout that fits: its engine, sizes and techniques (`training`), the GiB that the fullest card holds, and what
+    is predicted."""
+
+    layout: Layout
+    training: Training
+    memory_gib: float
+    figures: Figures
+
+
+def plan(
+    experiment: _Name | None = None, settings: Mapping[str, Any] | None = None, *, model: _Name | None = None,
+    gpus: int | None = None, cluster: _Name | None = None, row: str | None = None, tokens: float = PLANNED_TOKENS,
+) -> list[PlannedLayout]:  # fmt: skip
+    """The layouts that fit, the fastest first, as `hpc-gpt plan` finds them. `tokens`: of the training, for its days
+    and GPU-hours. Raises LayoutError if nothing fits, ConfigError."""
+    own = {"model.preset": None if model is None else str(model), "layout.gpus": gpus}
+    asked = {**(settings or {}), **{key: value for key, value in own.items() if value is not None}}
+    question = read_plan_request(_request(experiment, asked, cluster, row), tokens, None)
+    return [
+        PlannedLayout(
+            found.layout, found.training, found.need_gib,
+            figures_of(found.training, found.step, question.machine, tokens),
+        )
+        for found in search_plan(question, must_fit=True).candidates if found.step is not None
+    ]  # fmt: skip
+
+
+def submit(
+    experiment: _Name, settings: Mapping[str, Any] | None = None, *, cluster: _Name | None = None,
+    row: str | None = None, until: Iterable[str] = (), logs: _Name | None = None,
+) -> "Run":  # fmt: skip
+    """Submits an experiment to Slurm, or starts it here, as `hpc-gpt submit`. `until`: such as ["tokens=30e9"]. Raises
+    UserError."""
+    request = _request(experiment, settings or {}, cluster, row, until=parse_until(tuple(until)))
+    prepared = prepare(request, queueing=True)
+    if prepared.job_script is not None and prepared.job_script.array:
+        raise ConfigError(f"{experiment} is an array of jobs", f"hpc-gpt submit {experiment}")
+    run = Run(submit_run(prepared, _logs(logs)).run)
+    run.notes = prepared.messages
+    return run
+
+
+def read_runs(*paths: _Name, logs: _Name | None = None) -> "Runs":
+    """The runs that `hpc-gpt report` finds: run folders, names of runs and sweeps, logs of any program; without a path
+    those of the logs folder. Raises NoSuchRun."""
+    gathered = gather_paths([str(path) for path in paths], _logs(logs))
+    found = Runs(map(Run, gathered.runs))
+    found.unread = gathered.unread
+    return found
+
+
+def _request(
+    experiment: _Name | None, settings: Mapping[str, Any], cluster: _Name | None, row: str | None, **more: Any
+) -> Request:
+    given, name = with_model_file(settings), DEFAULT_EXPERIMENT if experiment is None else str(experiment)
+    named, profile = experiment is not None, None if cluster is None else str(cluster)
+    return Request(name, profile, None, completed(given, named), row, given=given, names_experiment=named, **more)
+
+
+def _logs(logs: _Name | None) -> Path:
+    return logs_folder() if logs is None else Path(os.path.abspath(logs))
+
+
+class RunMetrics(dict[str, NDArray[np.float64]]):
+    """The columns of a run's steps, such as `step`, `loss` and `step_s`; NaN if a step lacks it."""
+
+    def to_pandas(self) -> Any:
+        """A DataFrame. Raises ConfigError without pandas."""
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ModuleNotFoundError:
+            raise ConfigError("pandas is not installed here", "pip install pandas") from None
+        return pandas.DataFrame(dict(self))
+
+
+class Run:
+    """A run by its id, its job or its folder; `notes`: what `submit` has to say of it. Raises NoSuchRun. Of another
+    program's, of `read_runs`, there are only `id`, `record` and `metrics`; the rest raises ConfigError."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, name: _Name | RunFolder | RunRead, logs: _Name | None = None) -> None:
+        self._read = name if isinstance(name, RunRead) else None
+        if isinstance(name, RunRead):
+            self._folder = None if name.folder is None else RunFolder(name.folder)
+        else:
+            self._folder = name if isinstance(name, RunFolder) else find_run(str(name), _logs(logs))
+
+    @property
+    def id(self) -> str:
+        return str(self._read.record.run) if self._read is not None else self._own.run_id
+
+    @property
+    def _own(self) -> RunFolder:
+        if self._folder is None:
+            raise ConfigError(f"{self.id} is known by its log alone", "record() and metrics() have what is in it")
+        return self._folder
+
+    @property
+    def folder(self) -> Path:
+        return self._own.path
+
+    def status(self) -> RunStatus:
+        """State, step, loss and what else `hpc-gpt status` shows."""
+        return read_status([self._own])[0]
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.status().is_over
+
+    def wait(self, timeout_s: float | None = None) -> RunStatus:
+        """Its status when it has ended, well or not. Raises TimeoutError after so many seconds."""
+        began = time.monotonic()
+        for (status,) in until_over([self._own]):
+            if timeout_s is not None and not status.is_over and time.monotonic() - began > timeout_s:
+                raise TimeoutError(f"run {self.id} is {status.state} after {timeout_s:g} s")
+        return status
+
+    def result(self) -> Record:
+        """Its record when it has ended. Raises JobFailed if it has failed."""
+        check_end(self._own, self.wait())
+        await_measurements(self._own)
+        return self.record()
+
+    def stop(self, wait: bool = False) -> str:
+        """Asks it to save and end; returns what was asked, or with `wait` what has happened. Raises JobRefused."""
+        return self._ask("stop", wait)
+
+    def save(self, wait: bool = False) -> str:
+        """Asks it to save and continue; as `stop`."""
+        return self._ask("save", wait)
+
+    def _ask(self, verb: str, wait: bool) -> str:
+        (asked,) = ask_runs([self._own], verb)
+        good, words = (not asked.refused, asked.words) if asked.refused or not wait else await_answer(asked)
+        if not good:
+            raise JobRefused(f"run {self.id}: {words}", f"hpc-gpt status {self.id}")
+        return words
+
+    def cancel(self) -> bool:
+        """Cancels it; False if it was neither queued nor running. Raises SlurmUnreachable, JobRefused."""
+        return cancel_now(self._own, self.status()) is not None
+
+    def stdout(self) -> str:
+        """The output of all ranks of its last attempt. Raises NoSuchRun before there is any."""
+        return read_text(log_path(self._own))
+
+    def record(self) -> Record:
+        """Its figures, as `hpc-gpt report` has them."""
+        return self._now.record if self._folder is None else refresh_record(self._folder)
+
+    def metrics(self) -> RunMetrics:
+        """Its steps, without those that a later attempt trained again."""
+        steps = self._now.steps
+        return RunMetrics({name: values[steps.counts] for name, values in steps.columns.items()})
+
+    @property
+    def _now(self) -> RunRead:
+        return self._read if self._folder is None and self._read else read_one(str(self.folder), self.folder)
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def _repr_html_(self) -> str:
+        return runs_html([self._now])
+
+
+class Runs(list[Run]):
+    """Runs; a notebook shows them as a table with their curves. `unread`: what could not be read, a line each."""
+
+    unread: list[str] = []
+
+    def _repr_html_(self) -> str:
+        return runs_html([run._now for run in self])

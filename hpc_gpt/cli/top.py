@@ -1,0 +1,43 @@
+"""hpc-gpt top"""
+
+import click
+
+from hpc_gpt.cli.run_argument import run_argument, run_or_newest
+from hpc_gpt.files import logs_folder
+from hpc_gpt.output import reader_left
+from hpc_gpt.plan.table import can_draw_blocks
+from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.terminal import Screen, keys, width
+from hpc_gpt.watch.status import ask_status, silence_note
+from hpc_gpt.watch.top import screen
+
+PLACE = 65
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--interval", type=click.FloatRange(min=0.5), default=5.0, show_default=True, help="Seconds between two looks."
+)
+def top(run: str | None, interval: float) -> None:
+    """Show one run on one screen, refreshed; q ends it, not the run.
+
+    Prints the curve of the loss, tokens/s, what the GPUs of each node do, each rank's step, phase and heartbeat, the
+    slowest first, the space and the time that are left, and what comes next. All is read from the run folder: it works
+    without ssh, and adds nothing to the ranks' work. Of more than ten nodes or ranks it shows the spread and the ten
+    worst. Printed once if there is no terminal. RUN is as for logs.
+    """
+    found, display, columns = find_run(run_or_newest(run), logs_folder()), Screen(), width()
+    with keys() as pressed:
+        while True:
+            (status,), silence = ask_status([found], limit_s=0)
+            lines = screen(found, status, columns or 80, can_draw_blocks())
+            notes = [silence_note(silence)] if silence and not status.is_known_over else []
+            if columns is None:
+                click.echo("\n".join(lines))
+                click.echo("".join(f"{note}\n" for note in notes), err=True, nl=False)
+                return
+            display.show("\n".join([*lines[:2], *notes, *lines[2:]]))
+            if status.is_over or reader_left() or pressed(interval) == "q":
+                return
+            columns = width()

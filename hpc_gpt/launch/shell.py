@@ -1,0 +1,93 @@
+"""`shell`: a command beside the ranks of a run, on the node of one of them and with that rank's environment.
+
+In a Slurm job it is a step that shares the ranks' CPUs and GPUs, in their container; on this machine a process. What a
+rank has of modules, Python, code and variables is what its own process was started with.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hpc_gpt.ends.run_state import newest_submission
+from hpc_gpt.errors import ConfigError, SlurmUnreachable
+from hpc_gpt.files import read_text, templates_dir
+from hpc_gpt.launch.here import allocation_of
+from hpc_gpt.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
+from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import Container
+from hpc_gpt.slurm.environment import submission_environment, without_choice
+from hpc_gpt.watch.control import nothing_to
+from hpc_gpt.watch.status import NO_ANSWER, read_own_status
+from hpc_gpt.words import show_duration, some
+
+# The program for bash -c: its arguments are a rank, the rank's process, and the command.
+_ENTER = "enter.sh"
+
+
+class Entry(NamedTuple):
+    """What to execute, with which variables; and a note for the user, empty if all is well."""
+
+    command: list[str]
+    environment: dict[str, str]
+    note: str
+
+
+def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[str], terminal: bool) -> Entry:
+    """The way to the node of a rank, rank 0 unless one or its `node` is named. Without a command it is a shell.
+    `terminal`: it has the user's.
+
+    Raises ConfigError if nothing of the run is running, or there is no such rank; SlurmUnreachable, RunFolderError.
+    """
+    status, resolved = read_own_status(run), run.resolved()
+    if status.cause == NO_ANSWER:
+        raise SlurmUnreachable(f"run {run.run_id}: {NO_ANSWER}", "try again when slurmctld is up")
+    if status.is_over:
+        words = f"run {run.run_id}: {nothing_to('look into', status)}"
+        raise ConfigError(words, f"hpc-gpt logs {run.run_id} has what it printed")
+    if status.state != "running":
+        words = f"run {run.run_id}: nothing to look into, it is {status.state}"
+        raise ConfigError(words, "hpc-gpt status says why it waits")
+    last = _choose(run, node, rank)
+    silent_s = time.time() - last.time
+    note = f"rank {last.rank} on {last.host} has written no heartbeat for {show_duration(silent_s)}: it may be dead"
+    note = note if silent_s > silent_after_s(resolved.train.hang_floor_s) else ""
+    inside = ["bash", "-c", read_text(templates_dir() / _ENTER), "hpc-gpt", str(last.rank), str(last.pid), *command]
+    line = newest_submission(run)
+    job_id = line.get("allocation") or (status.job_id if status.scheduler == "slurm" else None)
+    if job_id is None:
+        return Entry(inside, dict(os.environ), note)
+    cluster = run.slurm_cluster()
+    allocation = allocation_of(job_id, cluster)
+    place = next((each for each in allocation.nodes if each.name == last.host), None)
+    if place is None:
+        raise ConfigError(f"job {job_id} has no node {last.host} any more", f"hpc-gpt status {run.run_id}")
+    srun = ["srun", f"--jobid={allocation.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}"]
+    srun += [f"--cpus-per-task={place.cpus}", f"--chdir={run.path}", *([f"--clusters={cluster}"] if cluster else [])]
+    srun += [f"--gres=gpu:{place.gpus}"] * bool(place.gpus) + ["--pty"] * terminal
+    environment = submission_environment(without_choice(os.environ), {})
+    return Entry([*srun, *_contained(resolved.cluster.container, run, inside)], environment, note)
+
+
+def _choose(run: RunFolder, node: str | None, rank: int | None) -> RankHeartbeat:
+    heartbeats = read_heartbeats(run.attempts()[-1].heartbeats)
+    if not heartbeats:
+        raise ConfigError(f"no rank of run {run.run_id} has begun", f"hpc-gpt logs -f {run.run_id} shows its start")
+    ordered = [heartbeats[number] for number in sorted(heartbeats)]
+    found = [last for last in ordered if node in (None, last.host) and rank in (None, last.rank)]
+    if not found:
+        nodes = list(dict.fromkeys(last.host for last in ordered))
+        asked = f"no rank on node {node}" if rank is None else f"no rank {rank}"
+        raise ConfigError(f"run {run.run_id} has {asked}", f"it has ranks 0 to {max(heartbeats)} on {some(nodes, 8)}")
+    return found[0]
+
+
+def _contained(container: Container | None, run: RunFolder, inside: Sequence[str]) -> list[str]:
+    """The words in the container that the ranks are in, as templates/slurm/python.sh.j2 has it."""
+    if container is None:
+        return [*inside]
+    if container.kind == "apptainer":
+        binds = [word for mount in (str(run.path), *container.mounts) for word in ("--bind", mount)]
+        return ["apptainer", "exec", "--nv", *binds, container.image, *inside]
+    mounts = ",".join((*container.mounts, f"{run.path}:{run.path}"))
+    return [f"--container-image={container.image}", f"--container-mounts={mounts}", *inside]

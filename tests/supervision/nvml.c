@@ -1,0 +1,22 @@
+/* A stand-in for the driver's library, with NVML's names and structures: STAND_IN_NVML_GPUS GPUs, each question of which
+   takes STAND_IN_NVML_MS. What is a figure's alone is by the index of its GPU. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int given(const char *name) { return getenv(name) ? atoi(getenv(name)) : 0; }
+static void wait_ms(void) { usleep(1000 * given("STAND_IN_NVML_MS")); }
+
+int nvmlInit_v2(void) { wait_ms(); return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = given("STAND_IN_NVML_GPUS"); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(uintptr_t)(index + 1); return 0; }
+int nvmlDeviceGetUtilizationRates(void *gpu, unsigned *rates) { wait_ms(); rates[0] = 90 + (uintptr_t)gpu; return 0; }
+int nvmlDeviceGetMemoryInfo(void *gpu, unsigned long long *memory) {
+  memory[0] = 80ull << 30, memory[2] = (10ull * (uintptr_t)gpu) << 30;
+  return 0;
+}
+int nvmlDeviceGetPowerUsage(void *gpu, unsigned *milliwatt) { *milliwatt = 0; return 3; /* not supported */ }
+int nvmlDeviceGetTemperature(void *gpu, int sensor, unsigned *degrees) {
+  *degrees = sensor == 0 ? 60 + (uintptr_t)gpu : 999;
+  return 0;
+}

@@ -1,0 +1,166 @@
+"""`top` on runs made by hand: what its lines say, at two nodes and at 2,048, of a long run and of one of an earlier
+version."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+
+import pytest
+
+from hpc_gpt.files import logs_dir
+from hpc_gpt.runs.heartbeats import GpuFigures, RankHeartbeat, write_heartbeat
+from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.watch.status import read_folders
+from hpc_gpt.watch.top import draw_curve, read_curve, screen
+from tests.cli.command import in_process
+from tests.conftest import REPOSITORY
+from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
+
+BEAT = RankHeartbeat(0, "n1", 4711, 9, 40, "training", 0.5, 300.0, 0.0)
+
+
+def running(steps: int = 40, **settings) -> tuple[RunFolder, Attempt]:
+    """A run on four ranks that has trained so many steps, by its folder still running."""
+    run = make_run(logs_dir(), "a100-80g-8", **settings)
+    attempt = add_attempt(run, [metrics_line(step) for step in range(1, steps + 1)], None, started=time.time() - 100)
+    attempt.heartbeats.mkdir()
+    return run, attempt
+
+
+def beat(attempt: Attempt, rank: int, **values) -> None:
+    write_heartbeat(attempt.heartbeats, replace(BEAT, **{"rank": rank, "time": time.time(), **values}))
+
+
+def shown(run: RunFolder, columns: int = 80, **values) -> str:
+    (status,) = read_folders([run])
+    return "\n".join(screen(run, replace(status, **{"state": "running", "cause": None, **values}), columns))
+
+
+def test_each_node_and_each_rank_has_a_line_the_slowest_first():
+    run, attempt = running()
+    gpus = (GpuFigures(97, 70.1, 80.0, 650, 61), GpuFigures(91, 60.0, 80.0, 640, 66))
+    beat(attempt, 0, gpus=gpus)
+    beat(attempt, 1, step=39, phase="saving", quiet_s=12.0, collective="all_reduce", place="loop.py:96 in run")
+    beat(attempt, 2, host="n2", gpus=(GpuFigures(12, 3.0, 80.0, None, None),))
+    beat(attempt, 3, host="n2", time=time.time() - 100)
+    said = shown(run)
+    nodes = re.findall(r"^(n\d.*)$", said, re.M)
+    assert nodes == [
+        "n2        2       1     1  12%   3.0/80 GiB        -        -",
+        "n1        2       -     2  94%  70.1/80 GiB  1,290 W    66 °C",
+    ]
+    ranks = re.findall(r"^(\d +n\d.*)$", said, re.M)
+    assert [line.split()[0] for line in ranks] == ["3", "1", "0", "2"]
+    assert re.fullmatch(r"3 +n2 +40 +training +0\.5 s +100 s ago +silent", ranks[0])
+    assert re.fullmatch(r"1 +n1 +39 +saving +12 s +\S+ s ago +all_reduce; loop\.py:96 in run", ranks[1])
+    assert "of all" not in said
+
+
+def test_a_rank_without_a_heartbeat_is_the_slowest_and_an_ended_run_has_no_silent_ones():
+    run, attempt = running()
+    for rank in (0, 1, 3):
+        beat(attempt, rank)
+    assert re.search(r"^2 .* no heartbeat yet\n0 ", shown(run), re.M)
+    beat(attempt, 3, time=1.0)
+    assert "silent" in shown(run)
+    assert "silent" not in shown(run, state="stopped")
+    assert "no GPU figures in the heartbeats: no GPU, no driver, or a run of an earlier version" in shown(run)
+
+
+def test_what_comes_next_is_in_its_order():
+    run, _ = running(train__steps=200, train__eval_every=50, train__save_every=60, train__save_at=[45],
+                     train__save_minutes=30.0, job__time="1:00:00", job__signal_lead_s=120)  # fmt: skip
+    (line,) = re.findall(r"^next: (.*)$", shown(run), re.M)
+    words = [part.rpartition(", in ")[0] for part in line.split("; ")]
+    assert words[:4] == ["saves after step 45", "evaluates after step 50", "saves after step 60", "ends after step 200"]
+    assert words[4] == "saves, after 30 min"
+    assert re.fullmatch(r"time limit at \S+: saves and is requeued", words[5])
+    assert re.match(r"saves after step 45, in 2.5 s; evaluates after step 50, in 5 s", line)
+    add_checkpoint(run, 40)
+    assert "saves, after 30 min, in 30 min" in shown(run)
+    assert "next:" not in shown(run, state="done")
+    assert re.search(r"^running  step 40/200 .*  left 80 s, until \d", shown(run, left_s=80.0), re.M)
+
+
+def test_what_is_free_and_what_is_needed():
+    run, _ = running()
+    assert re.search(r"^space: [\d.,]+ \w+ free, the next checkpoint takes [\d.]+ MiB$", shown(run), re.M)
+
+
+def test_the_curve_costs_the_same_however_long_a_run_is_and_a_step_that_was_trained_again_counts_once():
+    run, _ = running(60_000)
+    again = [metrics_line(step, loss=1.0) for step in range(50_001, 50_100)]
+    add_attempt(run, [*again, "half a li"], None, started=time.time())
+    began = time.process_time()
+    curve = read_curve(run.attempts())
+    assert time.process_time() - began < 0.2
+    assert 250 < len(curve) < 600
+    assert (min(curve), max(curve)) == (1, 50_099)
+    assert curve[50_001] == 1.0
+    assert all(loss == pytest.approx(2 + 4 / step) for step, loss in curve.items() if step <= 50_000)
+    lines = draw_curve(curve, 70)
+    assert len(lines) == 8
+    assert {*"".join(lines[1:-1])} & {*"▁▂▃▄▅▆▇█"}
+    assert lines[-1].endswith("step 1 to 50,099")
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]\n", '{"step": 1}\n', '{"step": 1, "loss": NaN}\n', "x" * 10**6, "[" * 9999]
+)
+def test_a_damaged_file_has_no_curve(text):
+    run = make_run(logs_dir())
+    attempt = add_attempt(run, [], None)
+    attempt.metrics.write_text(text)
+    assert read_curve([attempt]) == {}
+    assert draw_curve({}, 40) == ["no loss yet"]
+
+
+def test_at_2048_nodes_there_are_the_spread_and_the_ten_worst_in_a_second_of_cpu():
+    run, attempt = running()
+    for rank in range(16_384):
+        gpus = 8 * (GpuFigures(90 + rank // 8 % 10, 70.1, 80.0, 650, 60),) if rank % 8 == 0 else None
+        values = {"host": f"n{rank // 8:04}", "step": 40 - (rank == 777), "gpus": gpus}
+        beat(attempt, rank, **values | ({"time": time.time() - 999} if rank // 8 == 5 else {}))
+    measured = (
+        "import sys, resource\nfrom hpc_gpt.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), code, file=sys.stderr)"
+    )
+    line = [sys.executable, "-c", measured, "top", str(run.path)]
+    done = [subprocess.run(line, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert min(float(each.stderr.split()[-2]) for each in done) < 1.0
+    said = done[0].stdout
+    assert "10 of 2,048 nodes, least used first:\nnode   ranks  silent" in said
+    assert re.search(r"^n0005 +8 +8 ", said, re.M)
+    assert "GPU use of all: 90% to 99%, median 94%" in said
+    assert "10 of 16,384 ranks, slowest first:" in said
+    assert len(re.findall(r"^\d+ +n\d{4} ", said, re.M)) == 10
+    assert "step of all: 39 to 40, median 40" in said
+    assert len(said.splitlines()) < 50
+
+
+def test_runs_of_earlier_versions_are_shown(tmp_path, monkeypatch):
+    with tarfile.open(REPOSITORY / "tests" / "specimens" / "made_at_b498b09.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
+    for path in (tmp_path / "logs").glob("*/*/resolved.json"):
+        said = in_process("top", path.parent)
+        assert said.code == 0, said.stderr
+        assert re.search(r"^(done|stopped) ", said.stdout, re.M), said.stdout
+        assert re.search(r" step \d to \d", said.stdout)
+        assert " ago" not in said.stdout
+
+
+def test_it_is_printed_once_without_a_terminal_and_needs_a_run():
+    assert in_process("top").code == 5
+    assert in_process("top", "nothing").code == 5
+    run, attempt = running()
+    beat(attempt, 0, place="\x1b[2J")
+    said = in_process("top", run.path).stdout
+    assert "\x1b" not in said
+    assert said.startswith(f"{run.run_id} of demo, ")
