@@ -91,8 +91,7 @@ Fields = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class Dialect:
-    """The lines of one program. `specimen` has whole lines in its form, with values of our own; `seen` says where the
-    form is public. Tests read both.
+    """The lines of one program. tests/readers/specimens has lines in its form, in a file of its name.
 
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
     `flags`: what a reader must know about this program's figures; every record from it carries them.
@@ -102,8 +101,6 @@ class Dialect:
 
     name: str
     patterns: tuple[Pattern, ...]
-    specimen: str
-    seen: str
     engine: str | None = None
     interpret: Callable[[Mapping[str, str]], Fields] | None = None
     flags: tuple[str, ...] = ()

@@ -11,10 +11,4 @@ DIALECT = Dialect(
         Pattern("fact", "busbw: ", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
         Pattern("fact", "Avg bus bandwidth", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),
     ),
-    specimen="""\
- algo throughput: 41797155891.1448 bps, 41.7972 Gbps
- busbw: 40.4910  Gbps
-# Avg bus bandwidth    : 123.456
-""",
-    seen="bigscience-workshop/bigscience experiments/bandwidth; NVIDIA/nccl-tests",
 )

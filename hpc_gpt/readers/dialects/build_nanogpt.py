@@ -32,14 +32,4 @@ DIALECT = Dialect(
             START + r"=> calculated gradient accumulation steps: (?P<micro_batches>\d{1,9})" + END,
         ),
     ),
-    specimen="""\
-step    10 | loss: 9.223193 | lr 9.5446e-06 | norm: 2.0633 | dt: 319.18ms | tok/sec: 1013976.69
-step 11, loss: 9.121193, dt: 0.32s, tok/sec: 1013976.69
-validation loss: 3.0572
-250 train 3.225837
-250 val 3.9987
-total desired batch size: 521420
-=> calculated gradient accumulation steps: 1
-""",
-    seen="karpathy/build-nanogpt train_gpt2.py and its copies",
 )

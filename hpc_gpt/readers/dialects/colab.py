@@ -19,10 +19,4 @@ DIALECT = Dialect(
             rf"tok/sec: ?(?P<tokens_per_s>{NUMBER}) \|",
         ),
     ),
-    specimen="""\
-batches:220 | loss: 7.041/6.790 | tok-seen: 7,208,960 | time: 107.98 | tok/sec: 66,759.81 | epoch time: 15.14 hrs
-batches:11 | loss: 8.836/7.979| tok-seen: 157,696| time: 24.71| tok/sec: 6,381.04 | epoch time: 158.39 hrs batches:22 | loss: 7.431/7.307| tok-seen: 315,392| time: 9.31| tok/sec: 16,947.16 | epoch time: 59.64 hrs
-batches: 220 | loss: 36.890/14.536 | tok-seen: 7,208,960 | time: 108.44 | tok/sec: 66,477.84 | epoch: 15.20
-""",
-    seen='the notebook "Training optimization", experiments/colab-ladder',
 )

@@ -12,9 +12,4 @@ DIALECT = Dialect(
             "memory", "Max CUDA memory usage: ", rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b"
         ),
     ),
-    specimen="""\
-                    INFO     colossalai - colossalai - INFO: Step time: 22.885
-                    INFO     colossalai - colossalai - INFO: Max CUDA memory usage: 40211.14 MB
-""",
-    seen="hpcaitech/ColossalAI/issues/1400, /4551; examples/language/llama2/benchmark.py",
 )

@@ -65,20 +65,4 @@ DIALECT = Dialect(
         _setting("n_layers", "layers", r"\d{1,9}"),
         _setting("n_heads", "heads", r"\d{1,9}"),
     ),
-    specimen="""\
-[batch=1204/9600]:
-\t Train time/token: 387405507
-\t Train loss/train/total: 10.8364
-\t Train throughput/device/tokens_per_sec: 15802.0933
-\t Train memory/peak_reserved_mem: 51.6325
-\t Train trainer/device_train_microbatch_size: 8
-\t Eval metrics/eval/LanguageCrossEntropy: 3.3407
-global_train_batch_size: 384
-cfg.n_params=1.58e+08
-num_gpus_per_node: 4
-precision: amp_bf16
-2024-09-06 02:39:27,995: rank0[73][MainThread]: INFO: composer.trainer.trainer: Using precision Precision.AMP_FP16
- - Train memory/reserved_mem: 14.0077
-""",
-    seen="mosaicml/llm-foundry/issues/444; princeton-nlp/LLM-Shearing/issues/24; mosaicml/composer console_logger.py",
 )

@@ -67,15 +67,6 @@ DIALECT = Dialect(
             "end", "exits successfully", r"\[launch\.py:\d{1,5}:main\] Process \d{1,9} exits successfully", ended="done"
         ),
     ),
-    specimen="""\
-[2024-05-01 22:03:44,053] [INFO] [logging.py:60:log_dist] [Rank 0] DeepSpeed info: version=0.3.17+unknown, git-hash=unknown, git-branch=unknown
-[2024-06-13 20:21:42,054] [INFO] [utils.py:628:see_memory_usage] MA 1.17 GB         Max_MA 1.17 GB         CA 1.12 GB         Max_CA 2 GB\x20
-[2024-05-03 04:36:53,474] [INFO] [logging.py:60:log_dist] [Rank 0] step=2, skipped=0, lr=[3.8772318518864529e-05, 3.8772318518864529e-05], mom=[(0.9, 0.999), (0.9, 0.999)]
-[2024-07-01 21:35:00,592] [INFO] [runner.py:630:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=eyJuMSI6IFswLCAxLCAyLCAzXSwgIm4yIjogWzAsIDEsIDIsIDNdfQ== --master_addr=n1 main.py
-[2024-07-01 21:37:08,592] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 41.04 | bwd_microstep: 90.53 | step_microstep: 12.67
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; the last two lines made from deepspeed/runtime/"
-    "engine.py and utils/timer.py",
     flags=(
         "memory by DeepSpeed's see_memory_usage is the peak up to where it was printed, that reserved in whole GiB",
     ),

@@ -52,16 +52,4 @@ DIALECT = Dialect(
         ),
         Pattern("eval", ", loss: ", rf"^ppl: {NUMBER}, loss: (?P<loss_eval>{NUMBER})" + END, own=True),
     ),
-    specimen="""\
-Beginning of Epoch 1/16, Total Micro Batches 912
-Model Parameters: 1.412 B, Latency: 0.71s, TFLOPs: 51.07, Samples/sec: 11.27, Time/seq 0.09s, Batch Size: 8, Sequence Length: 512
-Epoch: 0, Step: 3, Rank: 0, loss = 2.1484375
-ppl: 6.1482, loss: 1.8162
-epoch: 0|step: 475|ppo_ep: 1|act_loss: 0.0068817138671875|cri_loss: 0.006778717041015625|unsuper_loss: 0.0
-|E2E latency=3.85s |Gather latency=0.00s (0.00%) |Generate time=2.58s (67.11%) |Training time=1.04s (27.01%) |Others=0.23 (5.88%)|CurSamplesPerSec=16.62 |AvgSamplesPerSec=16.79
-Epoch: 0 | Step: 12 | PPO Epoch: 1 | Actor Loss: 0.0271 | Critic Loss: 0.0412 | Unsupervised Loss: 0.0
-End-to-End => Latency: 8.12s, TFLOPs: 21.17, Samples/sec: 3.94, Time/seq 0.25s, Batch Size: 32, Total Seq. Length: 512
-""",
-    seen="microsoft/DeepSpeedExamples applications/DeepSpeed-Chat/dschat/utils/perf.py, training/step1_supervised_finetuning"
-    "/main.py, training/step3_rlhf_finetuning/main.py",
 )

@@ -46,13 +46,4 @@ DIALECT = Dialect(
         ),
         Pattern("fact", '"cpu_offload": true', r'^ {4,16}"cpu_offload": true', facts={"optimizer_offload": True}),
     ),
-    specimen="""\
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   train_batch_size ............. 768
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   train_micro_batch_size_per_gpu  48
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   world_size ................... 16
-    "train_micro_batch_size_per_gpu": 2,\x20
-[2024-05-01 22:04:55,428] [INFO] [config.py:752:print]   fp16_enabled ................. True
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   zero_optimization_stage ...... 3
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; deepspeed/runtime/config.py",
 )

@@ -9,8 +9,4 @@ DIALECT = Dialect(
         Pattern("step", "OVERFLOW! ", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
         Pattern("step", "Overflow detected. ", r"\bOverflow detected\. Skipping step\.", facts={"skipped": 1}),
     ),
-    specimen="""\
-[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
-""",
-    seen="deepspeed/runtime/fp16/loss_scaler.py",
 )

@@ -28,11 +28,4 @@ DIALECT = Dialect(
             r"\bCONFIG: micro_batches=(?P<micro_batches>\d{1,9}) micro_batch_size=(?P<micro_batch>\d{1,9})\b",
         ),
     ),
-    specimen="""\
-[2021-05-27 04:01:02,142] [INFO] [engine.py:72:__init__] CONFIG: micro_batches=256 micro_batch_size=4
-[2021-05-27 04:01:12,142] [INFO] [engine.py:134:__init__] RANK=0 STAGE=0 LAYERS=7 [0, 7) STAGE_PARAMS=917757952 (917.758M) TOTAL_PARAMS=52418551808 (52418.552M) UNIQUE_PARAMS=52003311616 (52003.312M)
-[2021-05-27 04:02:02,142] steps: 2 loss: 12.8004 iter time (s): 145.206 samples/sec: 7.052
-""",
-    seen="deepspeed/runtime/pipe/engine.py (the line of steps as in bigscience-workshop/bigscience experiments/"
-    "gpt2-meg-ds-3d; the other two made)",
 )

@@ -233,44 +233,4 @@ DIALECT = Dialect(
         *failure_family("gpu_memory", _AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
         *failure_family("error", _KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),
     ),
-    specimen="""\
-RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802: system not yet initialized
-cn0417:4711:4800 [3] NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'
-/u/env/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: Unexpected error. Error 804: forward compatibility was attempted on non supported HW
-jaxlib.xla_extension.XlaRuntimeError: INTERNAL: failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error
-torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
-[rank3]: RuntimeError: NVML error: fabric manager is not running
-srun: error: Task launch for StepId=4802517.0 failed on node cn0417: Invalid job credential
-RuntimeError: The NVIDIA driver on your system is too old (found version 11020)
-ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by /u/env/apex_C.so)
-ValueError: bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your GPU has 7.0
-/u/csrc/fused.cu:3:10: fatal error: cublas_v2.h: No such file or directory
-/u/csrc/fused.cu(17): error: identifier "uint" is undefined
-[rank1]: RuntimeError: Error building extension 'fused_lamb'
-OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.
-RuntimeError: Distributed package doesn't have NCCL built in
-RuntimeError: No CUDA GPUs are available
-cn0417:4711:4800 [0] init.cc:520 NCCL WARN Duplicate GPU detected : rank 3 and rank 2 both on CUDA device 1b000
-cn0417:4711:4800 [3] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory
-slurmstepd: error: pyxis: container start failed with error code: 1
-Lmod has detected the following error:  The following module(s) are unknown: "cuda/12.9"
-RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
-OSError: [Errno 24] Too many open files: '/scratch/data/c4.bin'
-RuntimeError: can't start new thread
-cn0417:4711:4800 [3] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-6Kx (size 9637888)
-[rank5]: torch.distributed.DistBackendError: NCCL error in: ../c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.20.5
-RuntimeError: Bootstrap : no socket interface found
-torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (cn0417, 29500). (gai error: -2 - Name or service not known)
-[W socket.cpp:601] [c10d] The IPv6 network addresses of (cn0417, 29500) cannot be retrieved (gai error: -2 - Name or service not known).
-requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://huggingface.co/api/models/org/m
-huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: Root=1-2)
-socket.gaierror: [Errno -3] Temporary failure in name resolution
-'(MaxRetryError('HTTPSConnectionPool'), '(Request ID: 3)')' thrown while requesting HEAD https://huggingface.co/org/m/resolve/main/config.json
-_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value of the `weights_only` argument
-RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory
-OSError: [Errno 116] Stale file handle: '/scratch/run/step_300'
-:0:rocdevice.cpp            :2724: 123: [pid:1 tid:0x7f] Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: code: 0x1008
-Memory access fault by GPU node-9 (Agent handle: 0x7d5f990) on address 0x14a1cfe01000. Reason: Unknown.
-""",
-    seen="public issue threads of PyTorch, DeepSpeed, transformers, NCCL, ROCm, flash-attention and Slurm",
 )  # fmt: skip

@@ -77,16 +77,4 @@ DIALECT = Dialect(
             + _pair("wall", "elapsed_s"),
         ),
     ),
-    specimen="""\
-2024-05-11 19:43:15 | INFO | train_inner | {"epoch": 1, "update": 0.01, "loss": "13.174", "ppl": "17752.2", "wps": "49568.1", "ups": "0.74", "wpb": "65602", "bsz": "32", "num_updates": "100", "lr": "1e-05", "gnorm": "3.58", "train_wall": "160", "cuda_gb_allocated": "13.9", "cuda_gb_reserved": "20.1", "wall": "182"}
-{"epoch": 27, "update": 26.972, "loss": "8.648", "nll_loss": "7.156", "ppl": "164.83", "wps": "1808.7", "ups": "1.38", "wpb": "779.8", "bsz": "46.4", "num_updates": "33285", "lr": "0.00017226", "gnorm": "1.359", "clip": "1", "train_wall": "61", "wall": "30777"}
-2024-07-20 07:45:53 | INFO | train_inner | epoch 001:   2800 / 166925 loss=9.961, ppl=699.27, wps=57.3, ups=0.04, wpb=1613, bsz=80, num_updates=2800, lr=2.2e-05, gnorm=3.08, train_wall=13, wall=1236
-| epoch 010  2000 / 8223 loss=1.00 (1.31), wps=962, wpb=908, bsz=32, lr=0.001, clip=100%, gnorm=2.4808
-| epoch 009 | valid on 'valid' subset | valid_loss 6.52481 | valid_nll_loss 5.47364 | valid_ppl 35.78 | num_updates 24896 | best 6.52481
-2024-03-11 12:03:42 | INFO | fairseq_cli.train | num. model params: 13,257,618,094 (num. trained: 13,257,618,094)
-| using 3 GPUs (with max tokens per GPU = 2000 and max sentences per GPU = None)
-| num. model params: 218876672
-2024-03-11 12:03:42 | INFO | fairseq_cli.train | max tokens per GPU = None and batch size per GPU = 8
-""",
-    seen="facebookresearch/metaseq/pull/67; facebookresearch/fairseq/issues/103, /301, /514, /1967, /2201, /2338",
 )

@@ -26,17 +26,4 @@ DIALECT = Dialect(
         _line("allocated memory", "memory_allocated_bytes", "memory", r"\d{4,16}"),
         Pattern("fact", "--> model has ", rf"--> model has (?P<params_millions>{NUMBER}) Million params"),
     ),
-    specimen="""\
-step: 100
-loss: 8.966378341489128
-LR: 0.00015
-tokens seen: 830414272
-gradient norm: 0.5172997
-reserved memory: 60564068473
-allocated memory: 49736248138
-current step time: 2.0401
-current token per gpu per sec: 3393
---> model has 6811.277349 Million params
-""",
-    seen="foundation-model-stack/fms-fsdp fms_fsdp/utils/train_utils.py",
 )

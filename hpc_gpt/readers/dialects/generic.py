@@ -123,22 +123,4 @@ DIALECT = Dialect(
             )
         ),
     ),
-    specimen="""\
-[INFO] global_step=120 epoch=0 train_loss=3.9709 lr=0.0003 grad_norm=1.06 step_time=0.047s
-loss:0.92626953125, global_step:160
-Step 120/1000, Loss: 3.9709, LR: 3.3e-4
-step=20 loss=4.9602 dt=262.34ms tok/sec=18476.1
-{"step": 20, "loss": 4.9602, "step_time_ms": 269.6}
-step 20 | loss 4.960 | 103 tok/s | dt 498ms
-epoch 0 step 20/500 train_loss=4.960 tokens_per_sec=18476 sec_per_step=0.277
-step 20/500 loss 4.960 time 270.0 ms tok/s 18476
-Epoch: [0][ 1230/9500]\tTime  4.590 ( 5.257)\tData  0.003 ( 0.058)\tLoss 3.8073e+00 (4.0405e+00)
-Ep 1 (Step 000120): Train loss 5.110, Val loss 5.338
-============================= test session starts ==============================
-Ran 12 tests in 0.104s
-=== RUN   TestLoss
-iteration 20: loss 1.6270 bpc, time 269.6ms
-Batch 40 Loss: 8.8305, Speed: 563.5 samples/sec
-""",
-    seen="common to loops written by hand",
 )

@@ -84,16 +84,4 @@ DIALECT = Dialect(
         Pattern("end", "exiting the program at", r"\| exiting the program at iteration \d", ended="done"),
     ),
     interpret=interpret,
-    specimen="""\
-NeoXArgs.configure_distributed_args() using world size: 64 and model-parallel size: 4
-  hidden_size ..................... 5120........................updated
-  pipe_parallel_size .............. 2...........................updated
-  zero_optimization ............... {'stage': 1, 'allgather_partitions': True, 'overlap_comm': True}updated
-  seq_length ...................... 2048........................updated
- > total params: 20,707,572,158
- samples/sec: 7.101 | iteration       34/   10454 | elapsed time per iteration (ms): 4631.2 | learning rate: 2.847E-06 | approx flops per GPU: 167.7TFLOPS | lm_loss: 1.855789E+01 | number of skipped iterations:   0 | number of nan iterations:   0 |
- validation results at iteration 1000 | lm_loss value: 2.032376E+00 | lm_loss_ppl value: 1.897276E+01 |
-""",
-    seen="DeepSpeed/issues/3742 (the iteration line); the others made from EleutherAI/gpt-neox logging.py, training.py "
-    "and arguments.py",
 )

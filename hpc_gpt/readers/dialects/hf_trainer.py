@@ -286,43 +286,4 @@ DIALECT = Dialect(
         ),
         _option("zero_stage"),
     ),
-    specimen="""\
-[INFO|trainer.py:1144] 2024-05-01 06:12:17,693 >>   Num examples = 1200
-[INFO|trainer.py:1145] 2024-05-01 06:12:17,693 >>   Num Epochs = 1
-[INFO|trainer.py:1146] 2024-05-01 06:12:17,693 >>   Instantaneous batch size per device = 3
-[INFO|trainer.py:1147] 2024-05-01 06:04:46,572 >>   Total train batch size (w. parallel, distributed & accumulation) = 96
-[INFO|trainer.py:1148] 2024-05-01 06:12:17,693 >>   Gradient Accumulation steps = 1
-[INFO|trainer.py:1149] 2024-05-01 06:12:17,693 >>   Total optimization steps = 13
-  Number of trainable parameters = 126,702,312
-[INFO|trainer.py:415] 2024-05-01 06:11:48,161 >> Using amp fp16 backend
-[INFO|auto_factory.py:373] 2024-05-01 06:11:44,152 >> Detected DeepSpeed ZeRO-3: activating zero.init() for this model
-INFO:__main__:Overriding config: n_embd=6144,n_head=48,n_layer=36,n_positions=1024,gradient_checkpointing=true,use_cache=False
-  "n_embd": 768,
-  "vocab_size": 50772
-INFO:__main__:Training/evaluation parameters TrainingArguments(output_dir=out, per_device_train_batch_size=4, gradient_accumulation_steps=1, logging_steps=500, fp16=True, mp_parameters=)
-Continuing training from global step 300
-Saving model checkpoint to output_dir/checkpoint-300
-Training completed. Do not forget to share your model on huggingface.co/models =)
-trainable params: 11,924,865 || all params: 1,278,799,030 || trainable%: 0.9039
-{'loss': 1.8917, 'grad_norm': 0.6688, 'learning_rate': 1.4368667540930062e-05, 'epoch': 0.04}
-{"current_steps": 10, "total_steps": 500, "loss": 0.8, "lr": 5e-05, "epoch": 0.1, "percentage": 2.0, "elapsed_time": "0:35:51", "remaining_time": "0:23:51"}
-{'loss': 0.5820, 'grad_norm': 0.20, 'learning_rate': 8.3e-07, 'memory(GiB)': 63.60, 'train_speed(iter/s)': 0.01119, 'epoch': 0.70, 'global_step/max_steps': '56/176', 'percentage': '31.59%', 'elapsed_time': '1h 22m 38s', 'remaining_time': '2h 57m 4s'}
-{"loss": 0.4096, "token_acc": 0.9055, "grad_norm": 0.83, "learning_rate": 8.50e-05, "memory(GiB)": 64.87, "train_speed(iter/s)": 0.076892, "epoch": 0.34, "step": 1000}
-{"current_steps": 5, "total_steps": 42, "eval_loss": 1.1146, "epoch": 0.42, "percentage": 11.9, "elapsed_time": "0:34:50", "remaining_time": "0:41:14"}
-{'loss': 75.4399, 'epoch': 1.0, 'total_peak_memory_allocated_MB': 29450.01, 'total_peak_memory_reserved_MB': 43993.1, 'step_tokens_per_second': 13535.57, 'avg_tokens_per_second': 13535.57}
-==((====))==  Unsloth - 2x faster free finetuning | Num GPUs = 1
-   \\\\   /|    Tesla T4. Num GPUs = 1. Max memory: 14.572 GB. Platform: Linux.
-   \\\\   /|    Num examples = 90 | Num Epochs = 4 | Total steps = 45
-O^O/ \\_/ \\    Batch size per device = 2 | Gradient Accumulation steps = 4
-\\        /    Data Parallel GPUs = 1 | Total batch size (2 x 4 x 1) = 8
- "-____-"     Trainable parameters = 66,472,943 of 4,050,634,089 (1.38% trained)
-{'eval_loss': 2.4872, 'eval_runtime': 9.1, 'eval_samples_per_second': 0.634, 'epoch': 1.0}
-{'train_runtime': 957.775, 'train_samples_per_second': 1.255, 'train_steps_per_second': 0.017, 'epoch': 1.0}
-[INFO|trainer_pt_utils.py:912] 2024-05-01 06:19:18,299 >>   train_runtime            = 0:48:22.99
-[INFO|trainer_pt_utils.py:912] 2024-05-01 06:19:18,299 >>   train_samples_per_second =      1.292
-  train_steps_per_second   =      0.969
-  train_samples            =       1200
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; axolotl-ai-cloud/axolotl/pull/2608; modelscope/ms-swift/issues/4146, /4408; "
-    "liujunwen23/MIRE/issues/1; linkedin/Liger-Kernel/pull/110; unslothai/unsloth/issues/1194",
 )

@@ -73,15 +73,4 @@ DIALECT = Dialect(
         Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs)=", ended="done"),
         Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_time=", ended="walltime"),
     ),
-    specimen="""\
- 93%|█████████▎| 18738/20000 [5:17:12<25:54,  0.90it/s, v_num=0, train_loss=3.936]
-Epoch 0:  28%|██▊       | 5/18 [00:54<00:27,  4.70s/it, loss=9.298, v_num=196896]
-Epoch 0:  28%|██▊       | 5/18 [00:54<00:27,  4.70s/it, loss=9.298, v_nu
-Epoch 0/9  ━━━━━━━━━━━━━╸━━━━ 232/291 0:34:24 • 0:34:00 7.57it/s loss: 0.856 v_num: 0
-124 M     Total params
-Total params: 1.1 B
-`Trainer.fit` stopped: `max_steps=20461` reached.
-Epoch 3:  28%|██▊       | 5/18 [00:54<00:27,  4.70s/it, loss=9.298, v_num=196896]
-""",
-    seen="Lightning-AI/pytorch-lightning/issues/4225, /12720; ecmwf/anemoi-core/issues/614",
 )

@@ -73,16 +73,4 @@ DIALECT = Dialect(
             "memory", "Memory ", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True
         ),
     ),
-    specimen="""\
-Epoch 1 | iter 16 step 2 | loss train: 10.186, val: n/a | iter time: 370.69 ms (step) remaining time: 1 day, 3:25:59
-iter 100 step 25: loss 2.4384, iter time: 104.52ms (optimizer.step)
-iter 100: loss 1.5082, time: 104.52ms, speed: 4899.2 toks/s/device
-iter 600: val loss 3.3407, val time: 5541.63 ms
-Total parameters: 165,693,065
-FLOPs not found for 'NVIDIA H800'
-Loading model with {'name': 'pythia-70m', 'block_size': 2048, 'padded_vocab_size': 50020, 'n_layer': 6, 'n_head': 8, 'n_embd': 512}
-| - Training Time : 1845.23 s
-| - Memory Used   : 23.98 GB
-""",
-    seen="Lightning-AI/litgpt litgpt/pretrain.py, litgpt/finetune/full.py; lit-llama",
 )

@@ -53,14 +53,4 @@ DIALECT = Dialect(
             weak=True,
         ),
     ),
-    specimen="""\
-Training Epoch: 1/3, step 48/50 completed (loss: 1.5932259522048547):  98%|█████████▊| 49/50 [09:35<00:44, 10.35s/it]
-Training Epoch: 2/3, step 49/50 completed (loss: 1.186713105952008): 100%|██████████| 50/50 [09:35<00:34, 10.35s/it]
-Max CUDA memory allocated was 47 GB
-Max CUDA memory reserved was 55 GB
---> context_length=4096
---> applying fsdp activation checkpointing...
-bFloat16 enabled for mixed precision - using bfSixteen policy
-""",
-    seen="meta-llama/llama-cookbook/pull/206, /650",
 )

@@ -75,20 +75,4 @@ DIALECT = Dialect(
             weak=True,
         ),
     ),
-    specimen="""\
-step    1/30 | loss 10.232534 (+nanz)| norm 0.0801 (+nanz)| lr 3.34e-04 | 1862.33 ms | -100.0% bf16 MFU | 24105 tok/s
-step    2/30 | loss 10.046185 (+nanz)| norm 0.7206 (+nanz)| lr 3.34e-04 | 70.26 ms | -100.0% bf16 MFU | 465725 tok/s
-step    9/30 | loss     nan (+nanz)| norm    nan (+nanz)| lr 3.34e-04 | 70.26 ms | nan% bf16 MFU | 465725 tok/s
-step   20/18865 | train loss 7.3974 | norm 1.7355 | lr 1.37e-05 | 3098.54 ms | 55.2% A100 fp16 MFU | 154725 tok/s
-step   20/19560 | train loss 7.237425 | norm 1.7004 | lr 1.37e-05 | (3098.54 ms | 154725 tok/s)
-step    1/74: train loss 4.915358 (80.272350 ms, 50637 tok/s)
-val loss 4.743609
-num_parameters: 125251540
-channels: 768
-| micro batch size B    | 4                                                  |
-| sequence length T     | 1024                                               |
-| num_parameters        | 125112740                                          |
-| device                | NVIDIA H100 80GB HBM3                              |
-""",
-    seen="karpathy/llm.c train_gpt2.cu, train_gpt2.py, train_gpt2_fp32.cu",
 )

@@ -83,16 +83,4 @@ DIALECT = Dialect(
             rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)",
         ),
     ),
-    specimen="""\
-completed step: 9, seconds: 5.474, TFLOP/s/device: 149.267, Tokens/s/device: 8918.111, total_weights: 191033, loss: 10.651
-completed step: 9, seconds: 5.474, TFLOP/s/device: 149.267, Tokens/s/device: 8918.111, total_weights: 191033, loss: 10.651, lm_loss: 10.651, perplexity: 37822.8
-completed step: 3, seconds: 4.236, TFLOP/s: 187.562, loss: 10.534
-Completed eval after train step 99, loss=3.158, perplexity=30.483, total_weights=191033
-number parameters: 1.282 billion
-Unified tuning params for model are: {'per_device_batch_size': 12, 'ici_fsdp_parallelism': -1, 'remat_policy': 'full', 'max_target_length': 4096, 'attention': 'flash'}
-Num_devices: 8, shape (1, 1, 8, 1)
-Config param max_target_length: 2048
-Config param dtype: bfloat16
-""",
-    seen="AI-Hypercomputer/maxtext/pull/2232; src/maxtext/common/metric_logger.py",
 )

@@ -43,10 +43,4 @@ DIALECT = Dialect(
             r"(?P<rank_params>\d{1,15})(?=\s*$)",
         ),
     ),
-    specimen="""\
-[2024-07-13 07:32:24][INFO][training_log:661] -  iteration=      10/  317892 | consumed_samples=        7680 | consumed_tokens=    31457280 | elapsed_time_per_iteration_ms=5361.6 | learning_rate=9.4374e-07 | global_batch_size=  768 | lm loss=11.164009 | loss_scale=1.0 | grad_norm=10.642 | actual_seqlen= 4096 | number_of_skipped_iterations=  0 | number_of_nan_iterations=  0 | samples_per_second=143.241 | tokens_per_gpu_per_second_tgs=6111.616 | TFLOPs=290.12 |
-[2025-11-10 09:56:45,321819][I][Megatron-DeepSpeed/pretrain_gpt_alcf:152:model_provider] Number of parameters in model: 1986054144
- > number of parameters on (tensor, pipeline) model parallel rank (0, 0)=1986054144
-""",
-    seen="made from argonne-lcf/Megatron-DeepSpeed training_log.py",
 )

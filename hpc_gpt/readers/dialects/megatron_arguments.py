@@ -132,12 +132,4 @@ DIALECT = Dialect(
         Pattern("argument", "_", rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})"),
     ),
     interpret=interpret,
-    specimen="""\
-  hidden_size ..................................... 6144
-  world_size ...................................... 96
-  model_parallel_size ............. 4
-  batch_size ...................... 12
-  apply_residual_connection_post_layernorm  False
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg and gpt2-meg-ds-zero",
 )

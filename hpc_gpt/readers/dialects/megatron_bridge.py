@@ -22,9 +22,4 @@ DIALECT = Dialect(
             },
         ),
     ),
-    specimen="""\
-Step Time : 5.36s GPU utilization: 243.6MODEL_TFLOP/s/GPU
-[Rank 0] (after 2 iterations) memory (GB) | mem-reserved-gigabytes: 33.4 | mem-max-allocated-gigabytes: 30.1 | mem-max-reserved-gigabytes: 33.5 | mem-alloc-retries: 0
-""",
-    seen="made from NVIDIA-NeMo/Megatron-Bridge train_utils.py of 2026",
 )

@@ -80,16 +80,4 @@ DIALECT = Dialect(
             r"\bTotal number of parameters in billions: {1,4}(?P<params_billions>\d{1,6}\.\d{1,9})",
         ),
     ),
-    specimen="""\
-using world size: 96, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 24\x20
-using torch.float16 for parameters ...
-setting number of micro-batches to constant 144
- > padded vocab (size: 50300) with 388 dummy tokens (new size: 50688)
-> initializing tensor model parallel with size 4
-> initializing pipeline model parallel with size 24
- > number of parameters on (tensor, pipeline) model parallel rank (2, 1): 807207963
-using world size: 32 and model-parallel size: 2
- > number of parameters on model parallel rank 3            52.266 Billion
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg; NVIDIA/Megatron-LM arguments.py of 2020 to 2026",
 )

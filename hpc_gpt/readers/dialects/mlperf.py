@@ -122,18 +122,4 @@ DIALECT = Dialect(
             facts={"evaluates_accuracy": 1},
         ),
     ),
-    specimen="""\
-:::SYSJSON {"submitter":"Ours","division":"closed","status":"onprem","system_name":"nodes_n12","number_of_nodes":"12","accelerators_per_node":"8","accelerator_model_name":"NVIDIA H100-SXM5-80GB","framework":"NeMo"}
-:::MLLOG {"namespace": "", "time_ms": 1629148117770, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing": 11.786090720128227}, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 277, "step": 8390779}}
-:::MLLOG {"namespace": "", "time_ms": 1706628335558, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 157.1, "train_step_time": 11.81}, "metadata": {"file": "/home/ada/code/callbacks.py", "lineno": 230, "step": 46442}}
-:::MLLOG {"namespace": "", "time_ms": 1746609040082, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 1.2000180256297513}, "metadata": {"file": "/home/ada/ft-llm/custom_callbacks.py", "lineno": 161, "step": 3072}}
-:::MLLOG {"namespace": "", "time_ms": 1756293142537, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_time": 20.581197442918349, "reduced_train_loss": 7.416585716558973}, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 488, "step": 854.4}}
-:::MLLOG {"namespace": "", "time_ms": 1739850239911, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing in s": 35.44498187255170}, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 301, "step": 4161625}}
-:::MLLOG {"namespace": "", "time_ms": 1746609040082, "event_type": "INTERVAL_START", "key": "eval_start", "value": null, "metadata": {"file": "/home/ada/ft-llm/custom_callbacks.py", "lineno": 133, "samples_count": 3072}}
-:::MLLOG {"namespace": "", "time_ms": 1756244126268, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 2.0460, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 140, "epoch_num": 50468299}}
-:::MLLOG {"namespace": "", "time_ms": 1660791164742, "event_type": "POINT_IN_TIME", "key": "submission_platform", "value": "12xNVIDIA DGX H100", "metadata": {"file": "/home/ada/llm/mlperf_logger.py", "lineno": 110}}
-:::MLLOG {"namespace": "", "time_ms": 1660791164742, "event_type": "POINT_IN_TIME", "key": "global_batch_size", "value": 1536, "metadata": {"file": "/home/ada/llm/mlperf_logger.py", "lineno": 110}}
-:::MLLOG {"namespace": "", "time_ms": 1659023255681, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 210, "step": 8390779, "status": "success"}}
-""",
-    seen="mlcommons/training_results_v3.1 NVIDIA eos_n64 gpt3; NVIDIA/mlperf-common/pull/30",
 )

@@ -59,17 +59,4 @@ DIALECT = Dialect(
             weak=True,
         ),
     ),
-    specimen="""\
-step:4874/4875 train_time:743.652s step_avg:105.10ms
-step:11/5100 train_loss:9.8399 train_time:1523ms step_avg:nanms
-Running PyTorch 2.11.0+cu128 compiled for CUDA 12.8 on NVIDIA H100 80GB HBM3 with world_size 8
-Running PyTorch 2.9.0.dev20250726+cu126 compiled for CUDA 12.6
-Running on device_name=NVIDIA H100 80GB HBM3 with world_size=8
-model_params:17059912
-world_size:8 grad_accum_steps:1
-attention_mode:gqa num_heads:8 num_kv_heads:4
-train_batch_tokens:524288 train_seq_len:2048 iterations:20000 warmup_steps:20 max_wallclock_seconds:646.784
-peak memory allocated: 39354 MiB reserved: 41210 MiB
-""",
-    seen="KellerJordan/modded-nanogpt records/track_3 logs, train_gpt2.py; openai/parameter-golf records",
 )

@@ -22,9 +22,4 @@ DIALECT = Dialect(
             + r"train_time:",
         ),
     ),
-    specimen="""\
-step:250/3040 val_loss:4.09994 train_time:119.756s step_avg:479.02ms
-step:250/3040 val_loss:4.0999 train_time:119756ms step_avg:479.02ms
-""",
-    seen="KellerJordan/modded-nanogpt records/track_3_optimization",
 )

@@ -91,22 +91,4 @@ DIALECT = Dialect(
             weak=True,
         ),
     ),
-    specimen="""\
-step 00175/21400 (0.05%) | loss: 9.223193 | grad norm: 1.5082 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | mfu: 48.15 | total time: 0.00m
-step 00175/21400 (0.05%) | loss: 9.223193 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | bf16_mfu: 48.15 | epoch: 1 | total time: 0.00m | eta: 12.3m
-step 00160 (1.5%) | loss: 4.912288 | lrm: 1.00 | lr(adamw:2.7e-02, muon:5.9e-04) | dt: 290ms | tok/sec: 1,683,812 | mfu: 41.3% | epoch: 1 pq: 0 rg: 4 | remaining: 214s
-  "sequence_len": 2048,
-  "n_embd": 768
-total                   : 287,262,424
-Vocab size: 65,662
-num_layers: 20
-model_dim: 1280
-num_heads: 10
-num_kv_heads: 10
-Number of parameters: 563,143,597
-Total batch size 526,699 => gradient accumulation steps: 1
-Tokens / micro-batch / rank: 32 x 2048 = 65,662
-Peak memory usage: 71198.54MiB
-""",
-    seen="karpathy/nanochat scripts/base_train.py",
 )

@@ -52,17 +52,4 @@ DIALECT = Dialect(
         Pattern("fact", "Overriding: ", START + r"Overriding: n_embd = (?P<hidden>\d{1,9})\s*$"),
         Pattern("save", "saving checkpoint to ", START + r"saving checkpoint to \S"),
     ),
-    specimen="""\
-iter 1631: loss 4.3077, time 597.60ms
-iter 10: loss 9.9877, time 547.57ms, mfu -100.00%
-iter 1640: loss 4.7187, time 571.27ms, mfu 34.78%
-step 250: train loss 4.9449, val loss 4.3301
-iter 10: loss 4.4551 BPC, time 49.75ms, mfu 7.62%
-step 250: train loss 2.8418 BPC, val loss 2.5305 BPC
-510 | loss 5.0859 | lr 4.221264e-05 | 8942.42ms | mfu 0.88%
-number of parameters: 162.00M
-tokens per iteration will be: 497,263
-Overriding: block_size = 512
-""",
-    seen="karpathy/nanoGPT/issues/110; jackokeefe11/nanoGPT; karpathy/llama2.c/issues/461; train.py, model.py",
 )

@@ -108,18 +108,4 @@ DIALECT = Dialect(
             "save", "Saving checkpoint at ", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END
         ),
     ),
-    specimen="""\
-10/17/2025 16:05:47 [INFO|DP=0|PP=0|TP=0]: iteration: 321933 / 375691 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | lm_loss: 2.14 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.66
-06/02 10:45:03 [INFO|DP=0]: iteration: 12 / 500 | consumed_tokens: 12.6M | time_per_iteration_ms: 985 | tokens_per_sec: 1.38M | tokens_per_sec_per_gpu: 133K | global_batch_size: 1.40M | grad_norm: 1.9 | lm_loss: 9.1 | lr: 0.0003 | model_tflops_per_gpu: 410 | eta: 0:42:52
-06/02 10:45:53 [INFO|DP=0]:  mbs: 4 | grad_accum: 2 | cp: 1 | sequence_length: 4096 | global_batch_size: 64 | train_steps: 500 | start_iteration_step: 0 | consumed_tokens_total: 0
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:        parallelism=ParallelismArgs(dp=8,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                    pp=1,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:        tokens=TokensArgs(sequence_length=4096,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                    recompute_layer=False,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                                  vocab_size=49215),
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                         dtype=torch.bfloat16,
- Memory usage: 3687.73MiB. Peak allocated 22145.55MiB. Peak reserved: 37553.81MiB
-06/02 10:45:52 [INFO|DP=0]: Total number of parameters: 1.37B (3426.25MiB)
-""",
-    seen="huggingface/nanotron/issues/390; src/nanotron/trainer.py",
 )

@@ -117,19 +117,4 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "Padded vocab_size: ", rf"\bPadded vocab_size: (?P<vocab>{INT}), original vocab_size: {INT},"),
     ),
-    specimen="""\
-Epoch 0:   1%|          | 795/77225 [9:41:49<878:35:39, 41.68s/it, loss=3.1, v_num=, reduced_train_loss=3.707, global_step=702.5, consumed_samples=1.17e+6]
-Epoch 0: :   3%|▎         | 9000/301500 [1:16:33<55:11:37, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.7e+5, train_step_timing in s=0.977, val_loss=7.184]
-Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.399 | train_step_timing in s: 0.03146 | val_loss: 4.257
-Training epoch 0, iteration 74/99 | lr: 1.668e-05 | global_batch_size: 128 | global_step: 74 | max_memory_reserved: 64832859021 | max_memory_allocated: 62130635558 | reduced_train_loss: 11.94 | train_step_timing in s: 8.541 | TFLOPS_per_GPU: 817.8 | consumed_samples: 9600
- 0:                 hidden_size=6144,
- 0: [NeMo I 2024-10-10 11:14:05 nemo_logging:393] Padded vocab_size: 32635, original vocab_size: 32635, dummy tokens: 0.
-  seq_length: 4096
-  bf16: true
-  fp8: true
-  micro_batch_size: 2
-  precision: bf16-mixed
-  activations_checkpoint_granularity: selective
-""",
-    seen="NVIDIA/NeMo-Framework-Launcher/issues/55; NVIDIA-NeMo/Speech/issues/7957; NVIDIA-BioNeMo/bionemo-recipes/pull/740",
 )

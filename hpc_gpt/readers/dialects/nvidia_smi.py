@@ -45,13 +45,4 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "GPU", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
     ),
-    specimen="""\
-[0] NVIDIA B200 | 67°C, 100 % | 124906 / 183359 MB | root(124892M)
-GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-00000000-0000-0000-0000-000000000000)
-|   0  NVIDIA H100 80GB HBM3          On  | 00000000:19:00.0 Off |                    0 |
-|   0  NVIDIA H200                    On  |   00000000:19:00.0 Off |                    0 |
-GPU[0]		: Card series: 		AMD Instinct MI300X
-Using device: NVIDIA GeForce RTX 4090
-""",
-    seen="rocm-smi 6; nvidia-smi 525 and 570; made",
 )

@@ -64,22 +64,4 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,", weak=True),
     ),
-    specimen="""\
-[step=40/2500,epoch=0]
-    train/CrossEntropyLoss=10.69
-    throughput/device/tokens_per_second=11,628
-    optim/total_grad_norm=2.305
-[step=40/2500,epoch=1,eta=1h12m]
-    train/CE loss=10.69
-    throughput/device/TPS=11,628
-    throughput/device/MFU=41.27
-    throughput/device/flopsPS=408.1T
-    throughput/total tokens=51,380,224
-    gpu_memory/GPU reserved mem (GiB)=61.35
-Total number of parameters: 1,158,336,550
-TrainConfig(run_name='ours', seed=6198, model=ModelConfig(d_model=1024, n_heads=16, n_kv_heads=None, n_layers=12, max_sequence_length=1024, vocab_size=50100, embedding_size=50176), global_train_batch_size=512, device_train_batch_size=64, device_train_microbatch_size=8, precision='amp_bf16', device_train_grad_accum=8)
-[2024-04-20 09:16:29] INFO     [olmo.train:816, rank=0] [step=2/739328]
-    System/Peak GPU Memory (MB)=43,916
-""",
-    seen="allenai/OLMo olmo/train.py; allenai/OLMo-core train/callbacks/console_logger.py",
 )

@@ -31,9 +31,4 @@ DIALECT = Dialect(
             weak=True,
         ),
     ),
-    specimen="""\
-[rank 0] Step: 12    | Loss: 7.1234 | Global batch size:   1.05M | Tokens/s: 123.45K | Tokens/s/GPU:  15.43K | Tokens:  12.58M/1.00B | MFU: 38.12% | Memory usage:  61.23GB
-Number of parameters: 1.71B
-""",
-    seen="huggingface/picotron train.py",
 )

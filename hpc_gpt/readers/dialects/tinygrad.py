@@ -41,13 +41,4 @@ DIALECT = Dialect(
             r" steps",
         ),
     ),
-    specimen="""\
-training with batch size 1024 for one epoch with 3222 steps
-    3 4969.20 ms run,   77.45 ms python,   0.76 ms fetch data, 4726.11 ms AMD * 8,  0.93 loss, 0.000571 LR, 1692.00 GB used, 302565.66 GFLOPS
-    3 7.11 s run, 11.9803 loss, 0.000000000002 LR, 1278.69 GB used, 279085.10 GFLOPS
-10.1579 loss, 0.000025033951 LR, 145.30 GB used, 12.05 s
-BS=8 DP=8 SEQLEN=1024 MODEL=llama3 python3 examples/mlperf/model_train.py
- 3211 2074.17 ms run,   52.90 ms python,   9.39 ms fetch data, 2540.23 ms AMD * 8,  1.63 loss, 0.000003 LR, 1429.05 GB used, 578189.81 GFLOPS
-""",
-    seen="tinygrad/tinygrad examples/mlperf/model_train.py, pull requests 9648, 9706, 11467 and 13803",
 )

@@ -49,22 +49,4 @@ DIALECT = Dialect(
         _option("--num_processes", "num_processes", "gpus"),
         _option("--num_machines", "num_machines", "nodes"),
     ),
-    specimen="""\
-+ LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr cn0902     --master_port 6000     '
-+ accelerate launch --num_processes 16 --num_machines 2 train.py
-+ deepspeed --num_gpus 8 --num_nodes 2 train.py
-[2024-05-04 10:34:51,456] [INFO] [launch.py:145:main] nnodes=2, num_local_procs=8, node_rank=0
-[2024-05-04 10:34:51,456] [INFO] [launch.py:162:main] dist_world_size=16
-[2024-11-13 09:30:36,537] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
-20: WORLD_SIZE=32
-World size: 16
-torchrun --standalone --nproc_per_node=8 train.py
-training on 8 devices
- 6: Initializing distributed: GLOBAL_RANK: 6, MEMBER: 7/16
-All distributed processes registered. Starting with 16 processes
-distributed_backend=gloo
-GPU available: True (cuda), used: False
-Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",
 )  # fmt: skip

@@ -128,18 +128,4 @@ DIALECT = Dialect(
             facts={"recompute": "selective"},
         ),
     ),
-    specimen="""\
-[rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - step:  4  loss:  4.4838  grad_norm:  2.3021  memory:  0.00GiB(0.00%)  tps: 35,717  tflops: 3.11  mfu: 0.57%
-[rank0]:2024-06-27 15:35:09,334 - root - INFO - step: 10  loss:  8.4568  memory: 59.79GiB(62.94%)  wps: 6,482  mfu: 47.49%
-[rank7]:2025-10-27 11:21:30,711 - INFO -  final step: 3000  loss: -4.0000  grad_norm:  0.0911  tps: 1,024  tflops: 41.20  mfu: 4.17%
-[rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - validate step: 20  loss:  4.9277  memory: 31.56GiB(39.96%)  tps: 40,954
-[rank0]:[titan] 2024-07-24 15:31:09,334 - root - INFO - Starting job: llama3 debug training
-[rank0]:[titan] 2024-07-24 15:31:11,434 - root - INFO - CUDA capacity: NVIDIA H100 with 79.97GiB memory
-[rank0]:[titan] 2024-11-01 19:18:49,860 - root - INFO - Building llama3 debugmodel with TransformerModelArgs(dim=256, n_layers=6, n_heads=16, n_kv_heads=None, vocab_size=2048, multiple_of=256)
-[rank0]:[titan] 2024-07-24 15:31:11,484 - root - INFO - Model llama3 8B size: 8,041,449,453 total parameters
-[rank0]:[titan] 2024-07-24 15:31:10,334 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
-[rank0]:[titan] 2024-03-04 10:34:52,334 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1
-[rank0]:[titan] 2024-07-24 15:31:21,334 - root - INFO - Trainer is initialized with local batch size 8, global batch size 64, gradient accumulation steps 1, sequence length 2048, total steps 10 (warmup 2)
-""",
-    seen="pytorch/torchtitan/pull/1437; torchtitan/components/metrics.py, torchtitan/train.py",
 )

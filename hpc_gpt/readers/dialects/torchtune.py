@@ -34,13 +34,4 @@ DIALECT = Dialect(
             )
         ),
     ),
-    specimen="""\
-INFO:torchtune.utils._logging:Running FullFinetuneRecipeSingleDevice with resolved config:
-batch_size: 4
-dtype: bf16
-Step 1 | loss:2.800974229386741 lr:2e-05 tokens_per_second_per_gpu:57.453514618588315
-1|46|Loss: 2.2193:   0%|▏         | 46/25720 [00:21<3:42:12,  1.93it/s]
-Step 2 | loss:1.2870930080029074 lr:2e-05 tokens_per_second_per_gpu:452.686055301284 peak_memory_active:13.1 peak_memory_alloc:13.79 peak_memory_reserved:14.2
-""",
-    seen="meta-pytorch/torchtune/pull/1358, /2274",
 )

@@ -61,10 +61,4 @@ DIALECT = Dialect(
             "step", "poch", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"\]"
         ),
     ),
-    specimen="""\
- 12%|█▎        | 2/16 [02:00<13:54, 59.61s/it]
- 93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, loss=3.400]
-Epoch 2/3:  12%|█▎        | 2/16 [02:00<13:54, 59.61s/it, loss=3.125]
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds",
 )

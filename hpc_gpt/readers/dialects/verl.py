@@ -58,13 +58,4 @@ DIALECT = Dialect(
             "fact", "Total training steps: ", r"\bTotal training steps: (?P<steps_planned>\d{1,12})" + END, weak=True
         ),
     ),
-    specimen="""\
-(TaskRunner pid=16292)                                  'ppo_micro_batch_size_per_gpu': 16,
-(TaskRunner pid=16292)           'train_batch_size': 256,
-(TaskRunner pid=16292) Total training steps: 435
-+ python3 -m verl.trainer.main_ppo data.train_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 trainer.n_gpus_per_node=8 trainer.nnodes=2
-(TaskRunner pid=16292) step:2 - global_seqlen/mean:547190.500 - actor/pg_loss:0.001 - actor/grad_norm:0.069 - perf/max_memory_allocated_gb:25.921 - perf/max_memory_reserved_gb:61.611 - actor/lr:0.000 - timing_s/step:96.551 - timing_per_token_ms/adv:0.001
-step:3 - actor/pg_loss:np.float64(-0.02) - timing_s/step:np.float64(625.39) - perf/throughput:869.85
-""",
-    seen="verl-project/verl/issues/1208; jianghoucheng/Agent_On_Policy_Distillation",
 )

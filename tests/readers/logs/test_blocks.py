@@ -15,9 +15,9 @@ from hpc_gpt.readers.logs.matches import find
 from hpc_gpt.readers.logs.read_log import BlockReader
 from tests import ALL_TESTS, examples
 from tests.readers.logs.comparable import comparable
-from tests.readers.reading import read_lines
+from tests.readers.reading import read_lines, specimen_of
 
-SPECIMENS = [line for dialect in dialects() for line in dialect.specimen.splitlines() if line.strip()]
+SPECIMENS = [line for dialect in dialects() for line in specimen_of(dialect.name).splitlines() if line.strip()]
 MEGATRON = (
     " iteration {step:8d}/    1000 | consumed samples: {step:12d} | elapsed time per iteration (ms): {ms:.1f} |"
     " learning rate: 1.500E-04 | global batch size: {batch:5d} | lm loss: {loss} | loss scale: 16384.0 |"

@@ -23,6 +23,7 @@ from tests import examples
 from tests.made_runs import unsubmitted_run
 from tests.readers.generated import groups_of, text_of
 from tests.readers.logs.test_fuzz import check, hurt_lines
+from tests.readers.reading import specimen_of
 
 TEXTS = examples(25)  # for each group
 MOST_S = 0.5  # of CPU for one line
@@ -40,7 +41,7 @@ def texts() -> Iterator[tuple[DialectPattern, str, str]]:
 def lines() -> Iterator[str]:
     """Lines of every pattern's own expression, and its specimens' lines with each group's text in the group's place."""
     dice = random.Random(65)
-    lines_of = {each.dialect.name: each.dialect.specimen.splitlines() for each in all_patterns()}
+    lines_of = {each.dialect.name: specimen_of(each.dialect.name).splitlines() for each in all_patterns()}
     for each in all_patterns():
         tree = parser.parse(each.pattern.regex)
         for _ in range(examples(5)):
