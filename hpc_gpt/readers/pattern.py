@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hpc_gpt.formulas import GIB
 
@@ -135,6 +135,41 @@ def named(end: str = FIELD_END, **names: str) -> str:
     return "".join(later(name, group, end) for group, name in names.items())
 
 
+def line(kind: Kind, text: str, begin: str | None = None, **more: Any) -> Pattern:
+    """The pattern of a line as it is printed, with the fields in braces: a number each, or the text of a TEXT_FIELD.
+
+    `{}` is a number that is not read. The last number ends the line. `begin`: what may precede, START or LINE_START;
+    without it, anything but a letter. `more`: as in Pattern.
+
+    >>> import re
+    >>> found = re.search(line("fact", "of {params_billions} B, {} tied").regex, "parameters of   1.3 B, 0.1 tied")
+    >>> found and found.groupdict()
+    {'params_billions': '1.3'}
+    """
+    pieces = re.split(r"\{(\w*)\}", text)
+    regex = (r"\b" if text[0].isalnum() else "") if begin is None else begin
+    for plain, field_name in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+        regex += re.escape(plain)
+        if field_name is not None:
+            value = r"[^\n]{1,80}?" if field_name in TEXT_FIELDS else NUMBER
+            regex += rf" {{0,40}}(?P<{field_name}>{value})" if field_name else rf" {{0,40}}{NUMBER}"
+    return Pattern(kind, max(pieces[::2], key=len), regex if pieces[-1] else regex + END, **more)
+
+
+def settings(
+    form: str, fields: Mapping[str, str], begin: str | None = None, kind: Kind = "fact", **more: Any
+) -> tuple[Pattern, ...]:
+    """A `line` for each name in `fields`, {name: field}: `form` with them for NAME and FIELD.
+
+    >>> [each.literal for each in settings("--> NAME=FIELD", {"context_length": "seq", "batch": "micro_batch"})]
+    ['--> context_length=', '--> batch=']
+    """
+    return tuple(
+        line(kind, form.replace("NAME", name).replace("FIELD", f"{{{field}}}"), begin, **more)
+        for name, field in fields.items()
+    )
+
+
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the
 # name and the message of the exception decide the class of a failure.
 # What launchers put before it: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a
@@ -165,54 +200,6 @@ def raised(names: str, about: str = "") -> str:
     words = rf"(?=.{{0,2000}}(?:{about}))" if about else ""
     module = r"(?:[A-Za-z_]\w{0,60}\.){0,8}"
     return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,700}}|\.?$))"
-
-
-# What shows that a line reports a failure, before the words that say which one; and that it does not.
-_REPORTS = (
-    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
-    r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
-    r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
-)
-_ONLY_MENTIONS = (
-    r"(?! {0,16}[-*+•#>] |.{0,300}Warning: (?!CUDA initialization)"
-    r"|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
-)
-VARIES = "…"
-
-
-def failure_family(
-    ended: str,
-    to_do: str,
-    *,
-    raised_as: str = "",
-    says: str = "",
-    line: str = "",
-    echo: bool = False,
-) -> tuple[Pattern, ...]:
-    """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
-
-    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
-    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
-    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
-
-    >>> import re
-    >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
-    >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
-    'ImportError: /lib64/libc.so.6:'
-    """
-    found = []
-    for name in raised_as.split():
-        pieces = name.split(VARIES)
-        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
-    reported = says.split(" | ") if says else []
-    for text in (*reported, *(line.split(" | ") if line else ())):
-        first, *pieces = text.split(VARIES)
-        begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
-        body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
-        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
-        regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
-        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
-    return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
 
 
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.

@@ -1,6 +1,6 @@
 """karpathy's build-nanogpt and its many copies: tokens/s of the whole job, steps counted from 0. Its log.txt has three columns."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern, later, named
+from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern, later, line, named
 
 DIALECT = Dialect(
     name="build_nanogpt",
@@ -18,18 +18,8 @@ DIALECT = Dialect(
         ),
         Pattern("step", " train ", LINE_START + r"(?P<step>\d{1,12}) train (?P<loss>\d{1,4}\.\d{1,8})" + END),
         Pattern("eval", " val ", LINE_START + r"(?P<step>\d{1,12}) val (?P<loss_eval>\d{1,4}\.\d{1,8})" + END),
-        Pattern(
-            "eval", "validation loss: ", LINE_START + rf"validation loss: (?P<loss_eval>{NUMBER})" + END, weak=True
-        ),
-        Pattern(
-            "fact",
-            "total desired batch size: ",
-            START + r"total desired batch size: (?P<global_batch_tokens>\d{1,12})" + END,
-        ),
-        Pattern(
-            "fact",
-            "=> calculated gradient accumulation steps: ",
-            START + r"=> calculated gradient accumulation steps: (?P<micro_batches>\d{1,9})" + END,
-        ),
+        line("eval", "validation loss: {loss_eval}", LINE_START, weak=True),
+        line("fact", "total desired batch size: {global_batch_tokens}", START),
+        line("fact", "=> calculated gradient accumulation steps: {micro_batches}", START),
     ),
 )

@@ -5,18 +5,18 @@ memory only the peak is read. Metrics without a line of their batch are counted 
 and has four decimals: fewer mean that the line was cut.
 """
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern, settings
 
+_CONFIGURATION = {
+    "max_seq_len": "seq", "global_train_batch_size": "global_batch", "n_gpus": "gpus", "n_params": "params",
+    "num_gpus_per_node": "gpus_per_node", "num_nodes": "nodes", "d_model": "hidden", "n_layers": "layers",
+    "n_heads": "heads",
+}  # fmt: skip
 _FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"
 
 
 def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") -> Pattern:
     return Pattern(kind, f"Train {name}: ", rf"\bTrain {name}: (?P<{group}>{number})" + END)
-
-
-def _setting(name: str, group: str, value: str) -> Pattern:
-    """A line of the configuration, printed as YAML."""
-    return Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{group}>{value})" + END, weak=True)
 
 
 DIALECT = Dialect(
@@ -54,15 +54,7 @@ DIALECT = Dialect(
             "Using precision Precision.",
             r"\bUsing precision Precision\.(?:AMP_)?(?P<dtype>BF16|FP16|FP32)" + END,
         ),
-        _setting("max_seq_len", "seq", r"\d{1,9}"),
-        _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
-        _setting("n_gpus", "gpus", r"\d{1,7}"),
-        _setting("n_params", "params", r"\d{1,15}"),
         Pattern("fact", "cfg.n_params=", LINE_START + r"cfg\.n_params=(?P<params>\d\.\d\de\+\d\d)" + END),
-        _setting("num_gpus_per_node", "gpus_per_node", r"\d{1,4}"),
-        _setting("num_nodes", "nodes", r"\d{1,6}"),
-        _setting("d_model", "hidden", r"\d{1,9}"),
-        _setting("n_layers", "layers", r"\d{1,9}"),
-        _setting("n_heads", "heads", r"\d{1,9}"),
+        *settings("NAME: FIELD", _CONFIGURATION, LINE_START, weak=True),
     ),
 )

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import Dialect, Fields, Pattern
+from hpc_gpt.readers.pattern import Dialect, Fields, Pattern, line
 
 _GB = r"\d{1,6}(?:\.\d{1,6})?"
 
@@ -49,12 +49,8 @@ DIALECT = Dialect(
         Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
         Pattern("fact", "torch version ..", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})"),
         # Printed only without model parallelism: then both sizes are the same.
-        Pattern(
-            "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<gpus>\d{1,9}), parameter_parallel_size: "
-        ),
-        Pattern(
-            "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<dp>\d{1,9}), parameter_parallel_size: "
-        ),
+        line("fact", "data_parallel_size: {gpus}, parameter_parallel_size: "),
+        line("fact", "data_parallel_size: {dp}, parameter_parallel_size: "),
         Pattern("fact", "world size: ", r"^world size: {12,}(?P<gpus>\d{1,9})\s*$"),
         Pattern("fact", "data parallel size: ", r"^data parallel size: {12,}(?P<dp>\d{1,9})\s*$"),
         Pattern("fact", "batch size per GPU: ", r"^batch size per GPU: {12,}(?P<micro_batch>\d{1,9})\s*$"),
@@ -63,9 +59,7 @@ DIALECT = Dialect(
             "params of model = ",
             r"^params of model = params per GPU \* mp_size: {2,70}(?P<params>\d{1,6}(?:\.\d{1,4})? ?[kKMGB])\s*$",
         ),
-        Pattern(
-            "end", "exits successfully", r"\[launch\.py:\d{1,5}:main\] Process \d{1,9} exits successfully", ended="done"
-        ),
+        line("end", "[launch.py:{}:main] Process {} exits successfully", ended="done"),
     ),
     flags=(
         "memory by DeepSpeed's see_memory_usage is the peak up to where it was printed, that reserved in whole GiB",

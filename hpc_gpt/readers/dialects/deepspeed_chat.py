@@ -4,7 +4,7 @@ In the first two stages a step is a micro-batch, and so is its latency: no step 
 stage also generates its samples.
 """
 
-from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern, named
+from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern, line, named
 
 DIALECT = Dialect(
     name="deepspeed_chat",
@@ -12,11 +12,7 @@ DIALECT = Dialect(
     flags=("a step of DeepSpeed-Chat is a micro-batch, or includes the generation of its samples",),
     patterns=(
         # Each rank prints its own loss.
-        Pattern(
-            "step",
-            ", Rank: 0, loss = ",
-            rf"\bEpoch: (?P<epoch>\d{{1,6}}), Step: (?P<step>\d{{1,12}}), Rank: 0, loss = (?P<loss>{NUMBER})" + END,
-        ),
+        line("step", "Epoch: {epoch}, Step: {step}, Rank: 0, loss = {loss}"),
         # After each step of rank 0.
         Pattern(
             "fact",

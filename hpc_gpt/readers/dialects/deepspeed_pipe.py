@@ -1,6 +1,6 @@
 """DeepSpeed's pipeline engine: its step line, and the parameters of each stage."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="deepspeed_pipe",
@@ -19,9 +19,9 @@ DIALECT = Dialect(
             r"\bRANK=(?P<rank_name>\d{1,7} STAGE=\d{1,5}) LAYERS=\d{1,6} \[\d{1,6}, \d{1,6}\) "
             r"STAGE_PARAMS=(?P<rank_params>\d{1,15}) ",
         ),
-        Pattern("fact", "TOTAL_PARAMS=", r"\bTOTAL_PARAMS=(?P<params_of_ranks>\d{1,15}) "),
+        line("fact", "TOTAL_PARAMS={params_of_ranks} "),
         # Tied parameters count once, parameters that tensor-parallel ranks replicate count once per copy.
-        Pattern("fact", "UNIQUE_PARAMS=", r"\bUNIQUE_PARAMS=(?P<params>\d{1,15}) "),
+        line("fact", "UNIQUE_PARAMS={params} "),
         Pattern(
             "fact",
             "CONFIG: micro_batches=",

@@ -7,7 +7,7 @@ patterns of other dialects. To add a family, add a row, and a line in its form t
 
 import re
 
-from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, Pattern, failure_family
+from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, Pattern, raised
 
 # What `causes.py` makes of a missing GPU depends on whether the job asked for one.
 GPU_MISSING = "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
@@ -72,6 +72,54 @@ _CONTAINER = (
 )
 _MODULE = "load a module that this cluster has (module avail)"
 _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch no GPU before they start"
+
+
+# What shows that a line reports a failure, before the words that say which one; and that it does not.
+_REPORTS = (
+    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
+    r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
+    r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
+)
+_ONLY_MENTIONS = (
+    r"(?! {0,16}[-*+•#>] |.{0,300}Warning: (?!CUDA initialization)"
+    r"|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
+)
+VARIES = "…"
+
+
+def failure_family(
+    ended: str,
+    to_do: str,
+    *,
+    raised_as: str = "",
+    says: str = "",
+    line: str = "",
+    echo: bool = False,
+) -> tuple[Pattern, ...]:
+    """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
+
+    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
+    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
+    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
+
+    >>> import re
+    >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
+    >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
+    'ImportError: /lib64/libc.so.6:'
+    """
+    found = []
+    for name in raised_as.split():
+        pieces = name.split(VARIES)
+        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
+    reported = says.split(" | ") if says else []
+    for text in (*reported, *(line.split(" | ") if line else ())):
+        first, *pieces = text.split(VARIES)
+        begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
+        body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
+        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
+        regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
+        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
+    return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
 
 
 def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pattern, ...]:

@@ -4,7 +4,7 @@
 the time since the start, `bsz` the sequences of a batch.
 """
 
-from hpc_gpt.readers.pattern import INT, LINE_START, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, Dialect, Pattern, line
 
 
 def _entry(key: str, group: str) -> str:
@@ -50,9 +50,9 @@ DIALECT = Dialect(
             rf"\bvalid on '(?!test)\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
             r"(?=[^\n]{0,400}? \| num_updates (?P<step>\d{1,12})(?= \|))",
         ),
-        Pattern("fact", "num. model params: ", rf"\bnum\. model params: (?P<params>{INT}) \(num\. trained: "),
-        Pattern("fact", "| num. model params: ", LINE_START + r"\| num\. model params: (?P<params>\d{1,15})(?=\s*$)"),
-        Pattern("fact", " GPUs (with max", r"\| using (?P<gpus>\d{1,6}) GPUs \(with max"),
+        line("fact", "num. model params: {params} (num. trained: "),
+        line("fact", "| num. model params: {params}", LINE_START),
+        line("fact", "| using {gpus} GPUs (with max"),
         Pattern(
             "fact",
             "max tokens per GPU = ",

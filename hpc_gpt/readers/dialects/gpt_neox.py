@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from hpc_gpt.readers.dialects.megatron import DIALECT as MEGATRON
-from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, line, quotient, without_unknown
 
 _ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"
 _STAGE = re.compile(r"['\"]stage['\"]: (\d)")
@@ -67,7 +67,7 @@ DIALECT = Dialect(
         Pattern("argument", "updated", _ARGUMENT + r"updated {0,8}$"),
         Pattern("argument", "default", _ARGUMENT + r"default {0,8}$"),
         # The launcher prints the same line for its own world of one.
-        Pattern("start", "using world size: ", r"\.configure_distributed_args\(\) using world size: "),
+        line("start", ".configure_distributed_args() using world size: "),
         Pattern(
             "fact",
             "using world size: ",

@@ -10,7 +10,7 @@ the runtime over the steps is exact, but it may show how many steps there were.
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern
+from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern, line, settings
 
 _SHAPE = {
     "hidden": ("n_embd", "hidden_size"),
@@ -31,6 +31,10 @@ _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
 )
+_HEADER = {
+    "Num examples": "samples_per_epoch", "Num Epochs": "epochs", "Instantaneous batch size per device": "micro_batch",
+    "Gradient Accumulation steps": "micro_batches", "Total optimization steps": "steps_planned",
+}  # fmt: skip
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
@@ -52,11 +56,6 @@ def _settings(literal: str, keys: str) -> Pattern:
 
 def _option(name: str) -> Pattern:
     return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])")
-
-
-def _header(text: str, group: str) -> Pattern:
-    """A line of the header: a text, then a whole number, which ends the line."""
-    return Pattern("fact", text, rf"(?<!\| )(?<!\|    )\b{text}(?P<{group}>{INT})" + END)
 
 
 def _shape(literal: str, weak: bool = False) -> Pattern:
@@ -198,16 +197,8 @@ DIALECT = Dialect(
         Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
         Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
-        _header("Num examples = ", "samples_per_epoch"),
-        _header("Num Epochs = ", "epochs"),
-        _header("Instantaneous batch size per device = ", "micro_batch"),
-        Pattern(
-            "fact",
-            "Total train batch size (w. parallel",
-            rf"\bTotal train batch size \(w\. parallel, distributed & accumulation\) = (?P<global_batch>{INT})" + END,
-        ),
-        _header("Gradient Accumulation steps = ", "micro_batches"),
-        _header("Total optimization steps = ", "steps_planned"),
+        *settings("NAME = FIELD", _HEADER, r"(?<!\| )(?<!\|    )\b"),
+        line("fact", "Total train batch size (w. parallel, distributed & accumulation) = {global_batch}"),
         Pattern(
             "fact",
             "Number of trainable parameters = ",
@@ -243,12 +234,8 @@ DIALECT = Dialect(
             rf"/ {{1,8}}(?:Data Parallel GPUs = {INT} \| )?Total batch size(?: \([\dx ]{{1,40}}\))? = (?P<global_batch>{INT})"
             rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
         ),
-        Pattern(
-            "fact",
-            "|| all params: ",
-            rf"\btrainable params: (?P<params_trainable>{INT}) \|\| all params: (?P<params>{INT}) \|\| trainable%",
-        ),
-        _header("Continuing training from global step ", "resumed_step"),
+        line("fact", "trainable params: {params_trainable} || all params: {params} || trainable%"),
+        line("fact", "Continuing training from global step {resumed_step}"),
         Pattern(
             "save",
             "Saving model checkpoint to ",

@@ -7,7 +7,7 @@ it. A cut bar has no `]`: below a whole one, that of it is read which a comma fo
 blank after each figure. The parameters are those of the first rank: with Megatron's strategies, of its share.
 """
 
-from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern, line
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
 _POSTFIX = (
@@ -71,6 +71,6 @@ DIALECT = Dialect(
             weak=True,
         ),
         Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs)=", ended="done"),
-        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_time=", ended="walltime"),
+        line("end", "`Trainer.fit` stopped: `max_time=", ended="walltime"),
     ),
 )

@@ -5,7 +5,7 @@ Its training time includes evaluations and saves, so the steps are not timed by 
 Of the lines of a step the first is read: its loss is that of the first micro-batch.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="litgpt",
@@ -27,11 +27,9 @@ DIALECT = Dialect(
         Pattern(
             "step", " time: ", rf"\biter \d{{1,12}}: loss (?P<loss>{NUMBER}), time: {NUMBER} ?ms(?:, speed: |\s*$)"
         ),
-        Pattern("eval", "val loss ", rf"\biter \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: ", weak=True),
-        Pattern("eval", "val loss ", rf"\bstep \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: ", weak=True),
-        Pattern(
-            "eval", "Final evaluation | ", rf"\bFinal evaluation \| val loss: (?P<loss_eval>{NUMBER}) \| val ppl: "
-        ),
+        line("eval", "iter {}: val loss {loss_eval}, val time: ", weak=True),
+        line("eval", "step {}: val loss {loss_eval}, val time: ", weak=True),
+        line("eval", "Final evaluation | val loss: {loss_eval} | val ppl: "),
         Pattern(
             "fact", "Loading model ", START + r"Loading model (?:'[^'\n]{1,400}' )?with \{'", facts={"engine": "litgpt"}
         ),

@@ -4,7 +4,7 @@ The steps of a bar restart with each epoch, so only those of the first epoch are
 GiB, rounded down.
 """
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="llama_recipes",
@@ -22,8 +22,8 @@ DIALECT = Dialect(
             r"\bTraining Epoch: (?P<epoch>[2-9]|[1-9]\d{1,6})(?:/\d{1,6})?, "
             rf"step \d{{1,12}}/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
         ),
-        Pattern("memory", "CUDA memory", r"\bMax CUDA memory allocated was (?P<memory_allocated_gib>\d{1,7}) GB"),
-        Pattern("memory", "CUDA memory", r"\bMax CUDA memory reserved was (?P<memory_reserved_gib>\d{1,7}) GB"),
+        line("memory", "Max CUDA memory allocated was {memory_allocated_gib} GB"),
+        line("memory", "Max CUDA memory reserved was {memory_reserved_gib} GB"),
         Pattern(
             "fact",
             "applying fsdp activation checkpointing",
@@ -38,14 +38,9 @@ DIALECT = Dialect(
             facts={"dtype": "bf16"},
             weak=True,
         ),
-        *(
-            Pattern("fact", f"--> {key}=", LINE_START + rf"--> {key}=(?P<{group}>\d{{1,9}})" + END)
-            for key, group in (
-                ("batch_size_training", "micro_batch"),
-                ("gradient_accumulation_steps", "micro_batches"),
-                ("context_length", "seq"),
-            )
-        ),
+        line("fact", "--> batch_size_training={micro_batch}", LINE_START),
+        line("fact", "--> gradient_accumulation_steps={micro_batches}", LINE_START),
+        line("fact", "--> context_length={seq}", LINE_START),
         Pattern(
             "fact",
             " Million params",

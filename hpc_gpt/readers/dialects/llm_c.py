@@ -1,8 +1,9 @@
 """llm.c and its PyTorch reference. The first step includes set-up. The MFU is -100 % on a GPU that its table lacks."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern, later
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, START, Dialect, Pattern, later, line, settings
 
 _STEP = r"\bstep {1,8}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"
+_HEADER = {"vocab_size": "vocab", "num_heads": "heads", "channels": "hidden", "num_parameters": "params"}
 _Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
 
 
@@ -32,14 +33,10 @@ DIALECT = Dialect(
             rf"{_STEP}: train loss (?P<loss>{NUMBER})(?: \(acc {NUMBER}\))?(?: norm (?P<grad_norm>{NUMBER}))?"
             rf"(?: lr (?P<lr>{NUMBER}))? \((?P<step_ms>{NUMBER}) ms, (?P<tokens_per_s>{NUMBER}) tok/s\)",
         ),
-        Pattern(
-            "step",
-            " (took ",
-            START + rf"step (?P<step>\d{{1,12}}): train loss (?P<loss>{NUMBER}) \(took (?P<step_ms>{NUMBER}) ms\)",
-        ),
+        line("step", "step {step}: train loss {loss} (took {step_ms} ms)", START),
         Pattern("step", " trl:", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
-        Pattern("eval", "val loss ", LINE_START + rf"val loss (?P<loss_eval>{NUMBER})" + END, weak=True),
-        Pattern("eval", " tel:", START + rf"s:(?P<step>\d{{1,12}}) tel:(?P<loss_eval>{NUMBER})" + END),
+        line("eval", "val loss {loss_eval}", LINE_START, weak=True),
+        line("eval", "s:{step} tel:{loss_eval}", START),
         _row("micro batch size B", "micro_batch"),
         _row("sequence length T", "seq"),
         _row("total batch size", "global_batch_tokens"),
@@ -52,27 +49,10 @@ DIALECT = Dialect(
         _row("num_processes", "gpus"),
         _row("zero_stage", "zero_stage"),
         # The header of the CPU's and the first CUDA version.
-        *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>\d{{1,15}})" + END, weak=True)
-            for name, fact in (
-                ("vocab_size", "vocab"),
-                ("num_heads", "heads"),
-                ("channels", "hidden"),
-                ("num_parameters", "params"),
-            )
-        ),
+        *settings("NAME: FIELD", _HEADER, LINE_START, weak=True),
         _row("device", "device", r"[^|\n]{1,50}?"),
         Pattern("fact", "| precision", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
-        Pattern(
-            "fact",
-            "=> setting grad_accum_steps=",
-            START + r"=> setting grad_accum_steps=(?P<micro_batches>\d{1,9})" + END,
-        ),
-        Pattern(
-            "memory",
-            "peak memory consumption: ",
-            START + r"peak memory consumption: (?P<memory_allocated_mib>\d{1,9}) MiB",
-            weak=True,
-        ),
+        line("fact", "=> setting grad_accum_steps={micro_batches}", START),
+        line("memory", "peak memory consumption: {memory_allocated_mib} MiB", START, weak=True),
     ),
 )

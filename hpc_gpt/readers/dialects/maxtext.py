@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern, later, named
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern, later, line, named
 
 _SETTINGS = {
     "max_target_length": "seq",
@@ -56,12 +56,8 @@ DIALECT = Dialect(
             "ompleted eval after train step",
             rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),",
         ),
-        Pattern(
-            "eval",
-            "average loss after step=",
-            rf"\baverage loss after step=(?P<step>\d{{1,12}}): eval_step_count=\d{{1,9}}, eval_loss=(?P<loss_eval>{NUMBER}),",
-        ),
-        Pattern("fact", "Num_devices: ", r"\bNum_devices: (?P<gpus>\d{1,7}), shape "),
+        line("eval", "average loss after step={step}: eval_step_count={}, eval_loss={loss_eval},"),
+        line("fact", "Num_devices: {gpus}, shape "),
         # Of the recipes' runner; the sizes are those of the configuration.
         Pattern(
             "fact",

@@ -1,6 +1,6 @@
 """Megatron-LM's lines during training, from 2020 to now, and those of forks that print the same."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, line
 
 # The iteration line, in every form since 2020.
 _HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
@@ -41,11 +41,7 @@ DIALECT = Dialect(
     patterns=(
         ITERATION,
         Pattern("more", "Effective Tera Flops", r"\bEffective Tera Flops per GPU: (?P<tflops>\d{1,9}\.?\d{0,6})\b"),
-        Pattern(
-            "fact",
-            "total parameters",
-            r"\bEffective Tera Flops per GPU: [\d.]{1,16} and total parameters (?P<params_billions>[\d.]{1,16}) B",
-        ),
+        line("fact", "Effective Tera Flops per GPU: {} and total parameters {params_billions} B"),
         Pattern(
             "timers",
             "time (ms)",
@@ -86,10 +82,10 @@ DIALECT = Dialect(
             r"\bsuccessfully loaded checkpoint from [^|]{1,4000} at iteration {1,20}(?P<resumed_step>\d{1,12})\b",
         ),
         Pattern("fact", "] datetime: ", r"\[(?:before|after) [^\]]{1,80}\] datetime: "),
-        Pattern("end", "after training is done", r"\[after training is done\] datetime: ", ended="done"),
+        line("end", "[after training is done] datetime: ", ended="done"),
         Pattern("end", "exiting program a", r"\[exiting program at iteration \d", ended="done"),
         Pattern("end", "exiting program a", r"\[exiting program after [\d.]{1,16} minutes\b", ended="walltime"),
-        Pattern("end", "exiting program a", r"\[exiting program after receiving SIGTERM", ended="stopped"),
-        Pattern("end", "Detected kill switch", r"\[Detected kill switch at ", ended="stopped"),
+        line("end", "[exiting program after receiving SIGTERM", ended="stopped"),
+        line("end", "[Detected kill switch at ", ended="stopped"),
     ),
 )

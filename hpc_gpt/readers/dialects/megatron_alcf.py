@@ -1,6 +1,6 @@
 """Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign after each name."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, line
 
 
 def _later(name: str, group: str) -> str:
@@ -31,11 +31,7 @@ DIALECT = Dialect(
             + _later(r"(?:\[LM\])?TFLOPs", "tflops")
             + _later("actual_seqlen", "seq"),
         ),
-        Pattern(
-            "fact",
-            "Number of parameters in model: ",
-            r":model_provider\] Number of parameters in model: (?P<params>\d{1,15})(?=\s*$)",
-        ),
+        line("fact", ":model_provider] Number of parameters in model: {params}"),
         Pattern(
             "fact",
             "number of parameters on (",

@@ -1,6 +1,6 @@
 """What Megatron-LM and its forks print before training: world size, parallel sizes, batch, parameter counts."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, line
 
 _WORLD = "using world size: "
 _MODEL_PARALLEL = "number of parameters on "
@@ -39,7 +39,7 @@ DIALECT = Dialect(
             r"> initializ(?:ing|ed) pipeline model parallel with size (?P<pp>\d{1,9})",
         ),
         Pattern("fact", "using torch.", r"\busing torch\.(?:float16|half) for parameters", facts={"dtype": "fp16"}),
-        Pattern("fact", "using torch.", r"\busing torch\.bfloat16 for parameters", facts={"dtype": "bf16"}),
+        line("fact", "using torch.bfloat16 for parameters", facts={"dtype": "bf16"}),
         Pattern("fact", "using torch.", r"\busing torch\.float(?:32)? for parameters", facts={"dtype": "fp32"}),
         Pattern(
             "fact",
@@ -48,12 +48,7 @@ DIALECT = Dialect(
         ),
         Pattern("fact", "setting global batch", r"\bsetting global batch size to (?P<global_batch>\d{1,9})\b"),
         Pattern("fact", "setting training iter", r"\bsetting training iterations to (?P<steps_planned>\d{1,12})\b"),
-        Pattern(
-            "fact",
-            "padded vocab",
-            r"> padded vocab \(size: (?P<vocab_unpadded>\d{1,12})\) with \d{1,12} dummy tokens "
-            r"\(new size: (?P<vocab>\d{1,12})\)",
-        ),
+        line("fact", "> padded vocab (size: {vocab_unpadded}) with {} dummy tokens (new size: {vocab})"),
         Pattern(
             "fact",
             _MODEL_PARALLEL,
@@ -66,11 +61,7 @@ DIALECT = Dialect(
             r"> number of parameters on model parallel rank (?P<rank_name>\d{1,6}): (?P<rank_params>\d{1,15})\b",
         ),
         # Under ZeRO every rank prints the rounded count of the whole model.
-        Pattern(
-            "fact",
-            _MODEL_PARALLEL,
-            r"> number of parameters on model parallel rank \d{1,6} {1,40}(?P<params_billions>\d{1,6}\.\d{1,9}) Billion",
-        ),
+        line("fact", "> number of parameters on model parallel rank {} {params_billions} Billion"),
         Pattern(
             "fact", "estimated model", r"\bestimated model parameters: (?P<params_estimated_billions>\d{1,6}\.\d{1,16})"
         ),

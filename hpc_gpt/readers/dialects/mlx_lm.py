@@ -1,6 +1,6 @@
 """mlx-lm and its descendants, on Apple's GPUs: iterations, rates since the line before, memory in units of 1e9 bytes."""
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, named
+from hpc_gpt.readers.pattern import Dialect, Pattern, line, named
 
 DIALECT = Dialect(
     name="mlx_lm",
@@ -13,8 +13,6 @@ DIALECT = Dialect(
             + named("(?=,)", loss="Train loss ", lr="Learning Rate ", steps_per_s="It/sec ", tokens_per_s="Tokens/sec ")
             + named("(?=,| GB)", consumed_tokens="Trained Tokens ", memory_allocated_gb="Peak mem "),
         ),
-        Pattern(
-            "eval", ": Val loss ", rf"\bIter (?P<step>\d{{1,12}}): Val loss (?P<loss_eval>{NUMBER}), Val took {NUMBER}s"
-        ),
+        line("eval", "Iter {step}: Val loss {loss_eval}, Val took {}s"),
     ),
 )

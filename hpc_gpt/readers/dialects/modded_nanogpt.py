@@ -4,7 +4,7 @@
 logs print whole milliseconds, and `nan` for the mean of the first ten steps.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, line
 
 _STEP = r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) "
 _TIME = rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms"
@@ -35,22 +35,14 @@ DIALECT = Dialect(
             START + r"Running on device_name=(?P<device>[^\n]{3,60}?) with world_size=(?P<gpus>\d{1,5})(?=\s*$)",
         ),
         # Parameter Golf's header.
-        Pattern("fact", "model_params:", START + r"model_params:(?P<params>\d{1,15})(?=\s*$)", weak=True),
-        Pattern(
-            "fact",
-            " grad_accum_steps:",
-            START + r"world_size:(?P<gpus>\d{1,5}) grad_accum_steps:(?P<micro_batches>\d{1,5})(?=\s*$)",
-        ),
+        line("fact", "model_params:{params}", START, weak=True),
+        line("fact", "world_size:{gpus} grad_accum_steps:{micro_batches}", START),
         Pattern(
             "fact",
             " num_kv_heads:",
             START + r"attention_mode:\w{1,12} num_heads:(?P<heads>\d{1,5}) num_kv_heads:(?P<kv_heads>\d{1,5})(?=\s*$)",
         ),
-        Pattern(
-            "fact",
-            "train_batch_tokens:",
-            START + r"train_batch_tokens:(?P<global_batch_tokens>\d{1,12}) train_seq_len:(?P<seq>\d{1,9}) iterations:",
-        ),
+        line("fact", "train_batch_tokens:{global_batch_tokens} train_seq_len:{seq} iterations:", START),
         Pattern(
             "memory",
             "peak memory ",

@@ -16,10 +16,19 @@ from hpc_gpt.readers.pattern import (
     Fields,
     Pattern,
     later,
+    line,
     named,
+    settings,
     without_unknown,
 )
 
+_SIZES = {
+    "Vocab size": "vocab",
+    "num_layers": "layers",
+    "model_dim": "hidden",
+    "num_heads": "heads",
+    "num_kv_heads": "kv_heads",
+}
 _MODEL = {"sequence_len": "seq", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"}
 
 
@@ -61,34 +70,10 @@ DIALECT = Dialect(
         Pattern(
             "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
         ),
-        *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})" + END, weak=True)
-            for name, fact in (
-                ("Vocab size", "vocab"),
-                ("num_layers", "layers"),
-                ("model_dim", "hidden"),
-                ("num_heads", "heads"),
-                ("num_kv_heads", "kv_heads"),
-            )
-        ),
-        Pattern(
-            "fact",
-            "=> gradient accumulation steps: ",
-            START
-            + rf"Total batch size (?P<global_batch_tokens>{INT}) => gradient accumulation steps: (?P<micro_batches>{INT})"
-            + END,
-        ),
-        Pattern(
-            "fact",
-            "Tokens / micro-batch / rank: ",
-            START + rf"Tokens / micro-batch / rank: (?P<micro_batch>{INT}) x (?P<seq>{INT}) = ",
-        ),
+        *settings("NAME: FIELD", _SIZES, LINE_START, weak=True),
+        line("fact", "Total batch size {global_batch_tokens} => gradient accumulation steps: {micro_batches}", START),
+        line("fact", "Tokens / micro-batch / rank: {micro_batch} x {seq} = ", START),
         Pattern("fact", "| Peak FLOPS (BF16): ", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
-        Pattern(
-            "memory",
-            "Peak memory usage: ",
-            START + rf"Peak memory usage: (?P<memory_allocated_mib>{NUMBER})MiB",
-            weak=True,
-        ),
+        line("memory", "Peak memory usage: {memory_allocated_mib}MiB", START, weak=True),
     ),
 )

@@ -4,7 +4,11 @@ For the first logged steps it prints an MFU of -100 %. A line is one step, timed
 steps have; its loss is that of the last micro-batch. Some copies print losses in bits a character, `BPC`.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, line, settings
+
+_OVERRIDDEN = {
+    "block_size": "seq", "batch_size": "micro_batch", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden",
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="nanogpt",
@@ -39,17 +43,9 @@ DIALECT = Dialect(
             START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$",
             weak=True,
         ),
-        Pattern(
-            "fact",
-            "tokens per iteration will be: ",
-            rf"\btokens per iteration will be: (?P<global_batch_tokens>{INT})(?=\s*$)",
-        ),
+        line("fact", "tokens per iteration will be: {global_batch_tokens}"),
         # The example configurations are echoed as `block_size = 1024`, followed by what the command line overrides.
-        Pattern("fact", "Overriding: ", START + r"Overriding: block_size = (?P<seq>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: batch_size = (?P<micro_batch>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: n_layer = (?P<layers>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: n_head = (?P<heads>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: n_embd = (?P<hidden>\d{1,9})\s*$"),
+        *settings("Overriding: NAME = FIELD", _OVERRIDDEN, START),
         Pattern("save", "saving checkpoint to ", START + r"saving checkpoint to \S"),
     ),
 )

@@ -5,9 +5,19 @@ as `nan.0`. The configuration is printed as YAML, one setting per line. `train_s
 step, after a synchronisation.
 """
 
-from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later
+from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later, line, settings
 
 _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
+_MODEL = {
+    "seq_length": "seq", "num_attention_heads": "heads", "hidden_size": "hidden", "ffn_hidden_size": "ffn",
+    "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "experts",
+    "moe_router_topk": "experts_per_token",
+}  # fmt: skip
+_LAYOUT = {
+    "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "num_layers": "layers",
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
+    "encoder_seq_length": "seq", "num_nodes": "nodes", "devices": "gpus_per_node",
+}  # fmt: skip
 
 
 def _entry(key: str, group: str) -> str:
@@ -77,44 +87,14 @@ DIALECT = Dialect(
                 ("fp8", "true", {"fp8_products": 1}),
             )
         ),
-        *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)", weak=True)
-            for name, fact in (
-                ("micro_batch_size", "micro_batch"),
-                ("global_batch_size", "global_batch"),
-                ("tensor_model_parallel_size", "tp"),
-                ("pipeline_model_parallel_size", "pp"),
-                ("context_parallel_size", "cp"),
-                ("encoder_seq_length", "seq"),
-                ("seq_length", "seq"),
-                ("num_layers", "layers"),
-                ("num_attention_heads", "heads"),
-                ("hidden_size", "hidden"),
-                ("ffn_hidden_size", "ffn"),
-                ("num_query_groups", "kv_heads"),
-                ("kv_channels", "head_dim"),
-                ("num_moe_experts", "experts"),
-                ("moe_router_topk", "experts_per_token"),
-                ("num_nodes", "nodes"),
-                ("devices", "gpus_per_node"),
-            )
-        ),
+        *settings("NAME: FIELD", _MODEL | _LAYOUT, LINE_START, weak=True),
         # NeMo 2 prints its configuration as Python: a name, `=`, a value and a comma on each line.
         *(
             Pattern(
                 "fact", f" {name}=", rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$", weak=True
             )
-            for name, fact in (
-                ("num_attention_heads", "heads"),
-                ("hidden_size", "hidden"),
-                ("ffn_hidden_size", "ffn"),
-                ("num_query_groups", "kv_heads"),
-                ("kv_channels", "head_dim"),
-                ("num_moe_experts", "experts"),
-                ("moe_router_topk", "experts_per_token"),
-                ("seq_length", "seq"),
-            )
+            for name, fact in _MODEL.items()
         ),
-        Pattern("fact", "Padded vocab_size: ", rf"\bPadded vocab_size: (?P<vocab>{INT}), original vocab_size: {INT},"),
+        line("fact", "Padded vocab_size: {vocab}, original vocab_size: {},"),
     ),
 )

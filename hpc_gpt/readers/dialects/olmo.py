@@ -4,12 +4,16 @@ OLMo-core rounds to four decimals below 1 and prints K, M, B above; `BPS` is too
 its line.
 """
 
-from hpc_gpt.readers.pattern import END, INT, NUMBER, Dialect, Pattern, later
+from hpc_gpt.readers.pattern import END, Dialect, Pattern, later, line, settings
 
-
-def _metric(name: str, group: str) -> Pattern:
-    text = name.replace("(", r"\(").replace(")", r"\)")
-    return Pattern("more", f"{name}=", rf"(?<!\S){text}=(?P<{group}>{NUMBER})" + END)
+_METRICS = {
+    "train/CrossEntropyLoss": "loss", "train/CE loss": "loss",
+    "optim/total_grad_norm": "grad_norm", "optim/total grad norm": "grad_norm", "optim/LR (group 0)": "lr",
+    "throughput/total_tokens": "consumed_tokens", "throughput/total tokens": "consumed_tokens",
+    "throughput/device/tokens_per_second": "tokens_per_s_gpu", "throughput/device/TPS": "tokens_per_s_gpu",
+    "throughput/device/MFU": "mfu_percent", "gpu_memory/GPU reserved mem (GiB)": "memory_reserved_gib",
+    "System/Peak GPU Memory (MB)": "memory_allocated_mb",
+}  # fmt: skip
 
 
 DIALECT = Dialect(
@@ -21,19 +25,8 @@ DIALECT = Dialect(
             "[step=",
             r"\[step=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}|\?\?\?)(?:,epoch=\d{1,9}[\],]|, eta=|\](?=\s*$))",
         ),
-        _metric("train/CrossEntropyLoss", "loss"),
-        _metric("train/CE loss", "loss"),
-        _metric("optim/total_grad_norm", "grad_norm"),
-        _metric("optim/total grad norm", "grad_norm"),
-        _metric("optim/LR (group 0)", "lr"),
-        _metric("throughput/total_tokens", "consumed_tokens"),
-        _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
-        _metric("throughput/device/TPS", "tokens_per_s_gpu"),
-        _metric("throughput/device/MFU", "mfu_percent"),
-        _metric("throughput/total tokens", "consumed_tokens"),
+        *settings("NAME=FIELD", _METRICS, r"(?<!\S)", "more"),
         Pattern("more", "/flopsPS=", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
-        _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
-        _metric("System/Peak GPU Memory (MB)", "memory_allocated_mb"),
         Pattern(
             "fact",
             "Total number of parameters: ",
@@ -62,6 +55,6 @@ DIALECT = Dialect(
             )
             + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
         ),
-        Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,", weak=True),
+        line("fact", "Building transformer with {params} total params,", weak=True),
     ),
 )

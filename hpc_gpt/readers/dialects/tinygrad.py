@@ -3,7 +3,7 @@
 The time of `ms run` is the whole step.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="tinygrad",
@@ -34,11 +34,6 @@ DIALECT = Dialect(
             r"(?=[^\n]{0,600} examples/mlperf/model_train\.py)",
         ),
         Pattern("fact", " ms run, ", rf" ms python, [^|\n]{{0,80}}?{NUMBER} ms \w{{1,12}} \* (?P<gpus>\d{{1,6}}), "),
-        Pattern(
-            "fact",
-            " for one epoch with ",
-            START + r"training with batch size (?P<global_batch>\d{1,9}) for one epoch with (?P<steps_planned>\d{1,12})"
-            r" steps",
-        ),
+        line("fact", "training with batch size {global_batch} for one epoch with {steps_planned} steps", START),
     ),
 )

@@ -1,6 +1,6 @@
 """torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern, line
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
@@ -14,12 +14,12 @@ DIALECT = Dialect(
         # Printed once per node with several processes, before any of them prints anything.
         Pattern("start", "Setting OMP_NUM_THREADS environment variable for each process", r"\bSetting OMP_NUM_THREADS"),
         # deepspeed's launcher and accelerate's scripts.
-        Pattern("fact", "dist_world_size=", r"\bdist_world_size=(?P<gpus>\d{1,7})(?=\s*$)"),
-        Pattern("fact", "nnodes=", r"\bnnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<gpus_per_node>\d{1,5}), "),
+        line("fact", "dist_world_size={gpus}"),
+        line("fact", "nnodes={nodes}, num_local_procs={gpus_per_node}, "),
         # DeepSpeed's configuration; NCCL's own line is of a communicator, which may have fewer ranks than the job.
-        Pattern("fact", "mesh_device", r"\bConfig mesh_device None world_size = (?P<gpus>\d{1,7})(?=\s*$)"),
+        line("fact", "Config mesh_device None world_size = {gpus}"),
         Pattern("fact", "WORLD_SIZE=", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
-        Pattern("fact", "Num processes: ", LINE_START + r"Num processes: (?P<gpus>\d{1,7})" + END),
+        line("fact", "Num processes: {gpus}", LINE_START),
         # In the words of programs that no dialect knows: used only if all that is said agrees.
         Pattern(
             "fact",
@@ -32,8 +32,7 @@ DIALECT = Dialect(
         Pattern("fact", "rain", START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
             r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b", weak=True),
         # Lightning's and NeMo's, a process for each GPU, unless they are on CPUs.
-        Pattern("fact", "GLOBAL_RANK: ", r"\bGLOBAL_RANK: \d{1,7}, MEMBER: \d{1,7}/(?P<gpus_said>\d{1,7})(?=\s*$)",
-            weak=True),
+        line("fact", "GLOBAL_RANK: {}, MEMBER: {}/{gpus_said}", weak=True),
         Pattern("fact", "distributed processes registered",
             r"\bAll distributed processes registered\. Starting with (?P<gpus_said>\d{1,7}) processes\b", weak=True),
         Pattern("fact", "distributed_backend=gloo", r"\bdistributed_backend=gloo\b", facts={ "gpus_unused": 1 },

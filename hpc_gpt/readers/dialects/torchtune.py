@@ -1,6 +1,6 @@
 """torchtune's logs on disk: one line per step. Tokens/s are per GPU, memory in GiB; the last figure ends the line."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, STOP_OR_END, Dialect, Pattern, named
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, STOP_OR_END, Dialect, Pattern, line, named
 
 DIALECT = Dialect(
     name="torchtune",
@@ -25,13 +25,8 @@ DIALECT = Dialect(
             rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)",
         ),
         Pattern("fact", "torchtune.utils", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
-        *(
-            Pattern("fact", f"{key}: ", LINE_START + rf"{key}: (?P<{group}>{text})" + END, own=True)
-            for key, group, text in (
-                ("batch_size", "micro_batch", r"\d{1,7}"),
-                ("gradient_accumulation_steps", "micro_batches", r"\d{1,7}"),
-                ("dtype", "dtype", "bf16|fp16|fp32"),
-            )
-        ),
+        line("fact", "batch_size: {micro_batch}", LINE_START, own=True),
+        line("fact", "gradient_accumulation_steps: {micro_batches}", LINE_START, own=True),
+        Pattern("fact", "dtype: ", LINE_START + r"dtype: (?P<dtype>bf16|fp16|fp32)" + END, own=True),
     ),
 )

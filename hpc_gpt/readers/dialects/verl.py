@@ -7,7 +7,7 @@ in the command of a shell.
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import END, Arguments, Dialect, Fields, Pattern, later, without_unknown
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, later, line, without_unknown
 
 _SETTINGS = "train_batch_size|n_gpus_per_node|nnodes|ppo_micro_batch_size_per_gpu|enable_gradient_checkpointing"
 
@@ -54,8 +54,6 @@ DIALECT = Dialect(
                 ("actor_rollout_ref.", r"(?<=[\w]\.)", "=", r"(?=\s)"),
             )
         ),
-        Pattern(
-            "fact", "Total training steps: ", r"\bTotal training steps: (?P<steps_planned>\d{1,12})" + END, weak=True
-        ),
+        line("fact", "Total training steps: {steps_planned}", weak=True),
     ),
 )
