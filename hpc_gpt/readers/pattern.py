@@ -130,6 +130,11 @@ def later(name: str, group: str, end: str = FIELD_END, number: str = NUMBER, wit
     return rf"(?=(?:{within}{name}(?P<{group}>{number}){end})?)"
 
 
+def has(*texts: str) -> str:
+    """A lookahead for each regex that a line must have, in any order: what shows whose line it is."""
+    return "".join(rf"(?=[^\n]{{0,400}}?{text})" for text in texts)
+
+
 def named(end: str = FIELD_END, **names: str) -> str:
     """A lookahead for each field, the group of its keyword, after its name."""
     return "".join(later(name, group, end) for group, name in names.items())

@@ -5,7 +5,13 @@ tokens and `tok/sec` include both. A validation batch costs less than a step, so
 of training and of validation.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, later
+
+
+def _of_record(name: str, group: str, end: str = r"(?= ?\|)") -> str:
+    """A figure of this record; the next one begins with its batches."""
+    return later(rf"\| {name}", group, end, within=r"(?:(?!batches:)[^\n]){0,400}?")
+
 
 DIALECT = Dialect(
     name="colab",
@@ -14,9 +20,12 @@ DIALECT = Dialect(
         Pattern(
             "step",
             "| tok-seen: ",
-            rf"\bbatches: ?(?P<step>\d{{1,12}}) \| loss: ?(?P<loss>{NUMBER})/(?P<loss_eval>{NUMBER}) ?\| "
-            rf"tok-seen: ?{INT} ?\| time: ?{NUMBER} ?\| "
-            rf"tok/sec: ?(?P<tokens_per_s>{NUMBER}) \|",
+            r"\bbatches: ?(?P<step>\d{1,12})(?= \|)"
+            + _of_record("loss: ?", "loss", "(?=/)")
+            + _of_record(rf"loss: ?{NUMBER}/", "loss_eval")
+            + _of_record("tok/sec: ?", "tokens_per_s")
+            # What was cut is not whole.
+            + r"(?=(?:(?!batches:)[^\n]){0,400}?\| tok/sec: ?[\d,.]{1,24} ?\|)",
         ),
     ),
 )

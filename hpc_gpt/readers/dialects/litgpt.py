@@ -5,7 +5,19 @@ Its training time includes evaluations and saves, so the steps are not timed by 
 Of the lines of a step the first is read: its loss is that of the first micro-batch.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern, line
+from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern, has, later, line
+
+# The model's and the training's, each printed as one dict, which is known by a key.
+_CONFIGURATION = {
+    "padded_vocab_size": {
+        "block_size": "seq", "padded_vocab_size": "vocab", "n_layer": "layers", "n_head": "heads",
+        "n_query_groups": "kv_heads", "n_embd": "hidden",
+    },
+    "eval_iters": {
+        "micro_batch_size": "micro_batch", "gradient_accumulation_steps": "micro_batches",
+        "gradient_accumulation_iters": "micro_batches", "devices": "gpus_said",
+    },
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="litgpt",
@@ -15,17 +27,25 @@ DIALECT = Dialect(
         Pattern(
             "step",
             " iter time: ",
-            rf"\biter \d{{1,12}} step (?P<step>\d{{1,12}}) \| loss train: (?P<loss>{NUMBER}), val: "
-            rf"(?:(?P<loss_eval>{NUMBER})|n/a|None) \| iter time: {NUMBER} ms",
+            r"\biter \d{1,12} step (?P<step>\d{1,12})(?= \|)"
+            + has(rf"\| iter time: {NUMBER} ms")
+            + later(r"\| loss train: ", "loss", r"(?=,| \|)")
+            + later(r"[,|] val: ", "loss_eval", r"(?= \|)"),
         ),
         Pattern(
             "step",
-            ": loss ",
-            rf"\biter \d{{1,12}}(?: \|)? step (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), (?:iter|train) time: {NUMBER} ?ms",
+            " time: ",
+            r"\biter \d{1,12}(?: \|)? step (?P<step>\d{1,12})(?=:)"
+            + has("[:,] loss ", rf" (?:iter|train) time: {NUMBER} ?ms")
+            + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
         ),
         # lit-llama counts micro-batches only.
         Pattern(
-            "step", " time: ", rf"\biter \d{{1,12}}: loss (?P<loss>{NUMBER}), time: {NUMBER} ?ms(?:, speed: |\s*$)"
+            "step",
+            " time: ",
+            r"\biter \d{1,12}(?=:)"
+            + has("[:,] loss ", rf"[:,] time: {NUMBER} ?ms(?:,|\s*$)")
+            + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
         ),
         line("eval", "iter {}: val loss {loss_eval}, val time: ", weak=True),
         line("eval", "step {}: val loss {loss_eval}, val time: ", weak=True),
@@ -40,28 +60,7 @@ DIALECT = Dialect(
                 f"'{key}': ",
                 rf"^(?=[^\n]{{0,6000}}'{mark}': )[^\n]{{0,6000}}?[{{ ]'{key}': (?P<{group}>\d{{1,9}})(?=[,}}])",
             )
-            for mark, keys in (
-                (
-                    "padded_vocab_size",
-                    {
-                        "block_size": "seq",
-                        "padded_vocab_size": "vocab",
-                        "n_layer": "layers",
-                        "n_head": "heads",
-                        "n_query_groups": "kv_heads",
-                        "n_embd": "hidden",
-                    },
-                ),
-                (
-                    "eval_iters",
-                    {
-                        "micro_batch_size": "micro_batch",
-                        "gradient_accumulation_steps": "micro_batches",
-                        "gradient_accumulation_iters": "micro_batches",
-                        "devices": "gpus_said",
-                    },
-                ),
-            )
+            for mark, keys in _CONFIGURATION.items()
             for key, group in keys.items()
         ),
         Pattern("fact", "Total parameters", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),

@@ -4,17 +4,25 @@
 logs print whole milliseconds, and `nan` for the mean of the first ten steps.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, line
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, has, later, line
 
-_STEP = r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) "
-_TIME = rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms"
+_TIME = " train_time:"
+# A step and its times, which other fields may surround.
+STEP = (
+    r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})(?= )"
+    + has(rf"{_TIME}{NUMBER}m?s\b", rf" step_avg:{NUMBER}ms\b")
+    + later(_TIME, "elapsed_ms", "(?=ms)")
+    + later(_TIME, "elapsed_s", "(?=s)")
+)
 
 DIALECT = Dialect(
     name="modded_nanogpt",
     dtype="bf16",
     engine="modded-nanogpt",
     patterns=(
-        Pattern("step", " step_avg:", rf"{_STEP}(?:train_loss:(?P<loss>{NUMBER}) )?{_TIME}"),
+        Pattern(
+            "step", " step_avg:", f"{STEP}(?![^\\n]{{0,400}} val_loss:)" + later(" train_loss:", "loss", r"(?=\s|$)")
+        ),
         Pattern(
             "fact",
             "Running PyTorch ",

@@ -3,23 +3,20 @@
 Some of its logs have no other lines of steps.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.dialects.modded_nanogpt import STEP
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, has, later
 
 DIALECT = Dialect(
     name="modded_nanogpt_evals",
     engine="modded-nanogpt",
     patterns=(
-        Pattern(
-            "step",
-            "val_loss:",
-            rf"\bstep:(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) val_loss:{NUMBER} "
-            rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms",
-        ),
+        Pattern("step", "val_loss:", STEP + has(rf" val_loss:{NUMBER}(?=\s|$)")),
         Pattern(
             "eval",
             "val_loss:",
-            rf"\bstep:(?P<step>\d{{1,12}})/\d{{1,12}} val_loss:(?P<loss_eval>{NUMBER}) (?:\w{{1,40}}:\S{{1,40}} ){{0,8}}"
-            + r"train_time:",
+            r"\bstep:(?P<step>\d{1,12})/\d{1,12}(?= )"
+            + has(" train_time:")
+            + later(" val_loss:", "loss_eval", r"(?=\s|$)"),
         ),
     ),
 )

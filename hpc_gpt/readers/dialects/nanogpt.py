@@ -4,11 +4,20 @@ For the first logged steps it prints an MFU of -100 %. A line is one step, timed
 steps have; its loss is that of the last micro-batch. Some copies print losses in bits a character, `BPC`.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, line, settings
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, has, later, line, named, settings
 
 _OVERRIDDEN = {
     "block_size": "seq", "batch_size": "micro_batch", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden",
 }  # fmt: skip
+
+_MFU = rf"(?!-){NUMBER}"
+
+
+def _loss(name: str, group: str) -> str:
+    """A loss; of some copies in bits."""
+    plain = later(name, group, r"(?=,|\s*$)")
+    return later(name, f"{group}_bits", "(?= BPC)") + rf"(?:(?![^\n]* BPC){plain})?"
+
 
 DIALECT = Dialect(
     name="nanogpt",
@@ -20,22 +29,26 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            ": loss ",
-            rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?:(?P<loss_bits>{NUMBER}) BPC|(?P<loss>{NUMBER})), time (?P<step_ms>{NUMBER})ms"
-            rf"(?:, mfu (?:-100\.00|(?P<mfu_percent>{NUMBER}))%)?",
+            "iter ",
+            rf"(?<!; )\biter (?P<step>\d{{1,12}})(?=:){has('[:,] loss ', rf'[:,] time {NUMBER}ms')}"
+            + _loss("[:,] loss ", "loss")
+            + later("[:,] time ", "step_ms", "(?=ms)")
+            + later("[:,] mfu ", "mfu_percent", "(?=%)", _MFU),
         ),
         Pattern(
             "step",
-            "ms | mfu ",
+            "| mfu ",
             START
-            + rf"(?P<step>\d{{1,12}}) \| loss (?P<loss>{NUMBER}) \| lr (?P<lr>{NUMBER}) \| (?P<step_ms>{NUMBER})ms \| mfu "
-            rf"(?:-100\.00|(?P<mfu_percent>{NUMBER}))%",
+            + r"(?P<step>\d{1,12})(?= \|)"
+            + has(rf"\| {NUMBER}ms\b", r"\| mfu ")
+            + named(r"(?= \||\s*$)", loss=r"\| loss ", lr=r"\| lr ")
+            + later(r"\| ", "step_ms", "(?=ms)")
+            + later(r"\| mfu ", "mfu_percent", "(?=%)", _MFU),
         ),
         Pattern(
             "eval",
-            ", val loss ",
-            rf"\bstep (?P<step>\d{{1,12}}): train loss {NUMBER}(?P<of> BPC)?, val loss "
-            rf"(?(of)(?P<loss_eval_bits>{NUMBER}) BPC|(?P<loss_eval>{NUMBER}))(?=\s*$)",
+            "val loss ",
+            rf"\bstep (?P<step>\d{{1,12}})(?=:){has('[:,] train loss ')}" + _loss("[:,] val loss ", "loss_eval"),
         ),
         Pattern(
             "fact",

@@ -3,7 +3,15 @@
 The time of `ms run` is the whole step.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, line
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, START, Dialect, Pattern, has, later, line
+
+
+def _before(unit: str, group: str) -> str:
+    """A figure before its unit or name."""
+    return later(r"(?<![^ :\]])", group, f"(?={unit})", within=r"[^|\n]{0,400}?")
+
+
+_LOSS_AND_LR = _before(r" loss\b", "loss") + _before(r" LR\b", "lr")
 
 DIALECT = Dialect(
     name="tinygrad",
@@ -11,21 +19,22 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " ms run, ",
-            START + rf"(?P<step>\d{{1,12}}) {{1,8}}(?P<step_ms>{NUMBER}) ms run, {{1,8}}[^|\n]{{0,160}}? ms python, "
-            rf"[^|\n]{{0,160}}?(?P<loss>{NUMBER}) loss, (?:[^|\n]{{0,60}}?(?P<lr>{NUMBER}) LR, )?",
+            "s run",
+            START
+            + rf"(?P<step>\d{{1,12}}) {{1,8}}(?={NUMBER} [a-zA-Z])"
+            + has(rf"{NUMBER} m?s run\b", rf"{NUMBER} loss\b")
+            + _before(r" ms run\b", "step_ms")
+            + _before(r" s run\b", "step_s")
+            + _LOSS_AND_LR,
         ),
         Pattern(
             "step",
-            " s run, ",
-            START
-            + rf"(?P<step>\d{{1,12}}) {{1,8}}(?P<step_s>{NUMBER}) s run, {{1,8}}(?P<loss>{NUMBER}) loss, (?P<lr>{NUMBER}) LR, ",
-        ),
-        Pattern(
-            "step",
-            " GB used, ",
-            START
-            + rf"(?P<loss>{NUMBER}) loss, (?P<lr>{NUMBER}) LR, {NUMBER} GB used, {{1,8}}(?P<step_s>{NUMBER}) s(?=\s*$)",
+            " GB used",
+            LINE_START
+            + rf"(?={NUMBER} [a-zA-Z])"
+            + has(rf"{NUMBER} loss\b", r" LR\b", r" GB used\b")
+            + _before(r" s(?=,|\s*$)", "step_s")
+            + _LOSS_AND_LR,
         ),
         Pattern(
             "fact",
