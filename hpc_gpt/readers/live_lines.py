@@ -6,13 +6,13 @@ For the supervisor of a program that is not ours. A log that is there is read by
 import collections
 import re
 
-from hpc_gpt.readers.causes import plainness, without_ignored
 from hpc_gpt.readers.dialects import generic
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
+from hpc_gpt.readers.logs.step_rows import sound_step
 from hpc_gpt.readers.logs.tracebacks import NO_MESSAGE, Tracebacks, patterns_of
+from hpc_gpt.readers.part_failures import plainness, without_ignored
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, Pattern
-from hpc_gpt.readers.steps import sound_step
 from hpc_gpt.secrets import hide_secrets
 
 # A failure further up is not why the program ended.

@@ -3,9 +3,9 @@
 import re
 
 from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.readers.causes import one_a_line
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs.matches import all_patterns
+from hpc_gpt.readers.part_failures import one_a_line
 from tests.readers.reading import read_lines, specimen_of
 
 OURS = {

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.logs.lines import MOST_GIB
 from hpc_gpt.readers.logs.matches import all_patterns
+from hpc_gpt.readers.logs.parts import MOST_GIB
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.readers.logs.step_rows import MOST_STEP
 from hpc_gpt.readers.pattern import figure
-from hpc_gpt.readers.steps import MOST_STEP
 from tests import marked
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS

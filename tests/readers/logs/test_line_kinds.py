@@ -10,8 +10,8 @@ from hpc_gpt.readers.logs import line_kinds, lines, matches
 from hpc_gpt.readers.logs import read_log as read_log_module
 from hpc_gpt.readers.logs.digits import asked_digits
 from hpc_gpt.readers.logs.line_kinds import LineKinds
-from hpc_gpt.readers.logs.lines import PRINTED_BEFORE
 from hpc_gpt.readers.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
+from hpc_gpt.readers.logs.parts import PRINTED_BEFORE
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.pattern import Dialect, Pattern
 from tests.readers.logs.comparable import comparable
