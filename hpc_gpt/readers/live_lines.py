@@ -35,7 +35,7 @@ class LiveLines:
     """The lines of one program, in their order. Dialects read its steps, or `pattern`, a regex, if it is given."""
 
     def __init__(self, pattern: str | None = None) -> None:
-        self._own = None if pattern is None else (re.compile(pattern), Pattern("step", "", pattern))
+        self._own = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_KEPT_LINES)
         self._tracebacks = Tracebacks()
         self._count = 0

@@ -51,16 +51,17 @@ Kind = Literal[
 class Pattern:
     """One kind of line; the groups of its `regex` are named as in UNITS and STEP_FIELDS.
 
-    `literal` is in every line that matches: a search for it is cheap, so `regex` is tried on few lines. One of seven
-    characters or more is found fastest. A line can have several matches. `keys` is for lines of `key: value | key:
-    value`: the text after a match of `regex` is split at `separator`, and each key in `keys` gives a field. `closed`:
-    the separator also ends the last value, so a value without one was cut off and is not taken. `facts` are true if the
-    pattern matches; those named in STEP_FIELDS go into the row of a step.
+    `literal` is in every line that matches, by default the longest text of `regex` outside of brackets: a search for it
+    is cheap, so `regex` is tried on few lines. One of seven characters or more is found fastest. A line can have
+    several matches. `keys` is for lines of `key: value | key: value`: the text after a match of `regex` is split at
+    `separator`, and each key in `keys` gives a field. `closed`: the separator also ends the last value, so a value
+    without one was cut off and is not taken. `facts` are true if the pattern matches; those named in STEP_FIELDS go
+    into the row of a step.
     """
 
     kind: Kind
-    literal: str
     regex: str
+    literal: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     separator: str = "|"
     closed: bool = False
@@ -72,12 +73,38 @@ class Pattern:
     weak: bool = False
     to_do: str = ""  # what cures this failure, where its class says less
 
+    def __post_init__(self) -> None:
+        if not self.literal:
+            object.__setattr__(self, "literal", literal_of(self.regex))
+
+
+# A letter of the private use area stands for a punctuation mark that a regex escapes.
+_ASIDE = 0xE000
+
+
+def literal_of(regex: str) -> str:
+    """The longest text that a regex has outside of brackets: it is in every line that matches.
+
+    >>> literal_of(r"\\bvalidate step: {1,8}(?P<step>\\d{1,12}) \\(done\\)")
+    'validate step:'
+    """
+    text = re.sub(r"\\(.)", lambda found: "\0" if found[1].isalnum() else chr(_ASIDE + ord(found[1])), regex)
+    text = re.sub(r"\[[^\]]*\]", "\0", text)
+    while "(" in text:
+        text = re.sub(r"\([^()]*\)(?:[?*+]|\{[^}]*\})*", "\0", text)
+    text = re.sub(r".(?:[?*+]|\{[^}]*\})\??", "\0", text)
+    longest = max(re.split(r"[\0.^$]", text), key=len)
+    assert len(longest) > 1, f"no text stands outside of brackets in {regex}: name a literal"
+    assert "|" not in text, f"{regex} has several forms: name a literal"
+    assert not regex.startswith("(?i"), f"{regex} has letters of both cases: name a literal"
+    return re.sub("[\ue000-\ue0ff]", lambda found: chr(ord(found[0]) - _ASIDE), longest)
+
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
     """The pattern of a failure of a class of state.ENDED. Its words are what `regex` matches and what follows, if it
     has no group of `words`."""
     regex = regex if "(?P<words>" in regex else rf"(?P<words>(?:{regex}).{{0,300}})"
-    return Pattern("failure", literal, regex, ended=ended, echo=echo)
+    return Pattern("failure", regex, literal, ended=ended, echo=echo)
 
 
 def echo(ended: str, literal: str, regex: str) -> Pattern:
@@ -158,7 +185,7 @@ def line(kind: Kind, text: str, begin: str | None = None, **more: Any) -> Patter
         if field_name is not None:
             value = r"[^\n]{1,80}?" if field_name in TEXT_FIELDS else NUMBER
             regex += rf" {{0,40}}(?P<{field_name}>{value})" if field_name else rf" {{0,40}}{NUMBER}"
-    return Pattern(kind, max(pieces[::2], key=len), regex if pieces[-1] else regex + END, **more)
+    return Pattern(kind, regex if pieces[-1] else regex + END, max(pieces[::2], key=len), **more)
 
 
 def settings(

@@ -9,12 +9,12 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " | num_label_tokens ",
             r"\bstep (?P<step>\d{1,12})(?= \|[^\n]{0,400}? loss )"
             + named(epoch=r"\| epoch ", loss=r"\| loss ", grad_norm=r"\| grad_norm ", lr=r"\| lr ")
             + named(memory_allocated_gib=r"\| mem ")
             + later(r"\| tps ", "tokens_per_s", r"(?=\()")
             + later(rf"\| tps {NUMBER}\(", "tokens_per_s_gpu", r"(?=/gpu\))"),
+            literal=" | num_label_tokens ",
         ),
     ),
 )

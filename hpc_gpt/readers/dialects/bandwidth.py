@@ -6,7 +6,7 @@ DIALECT = Dialect(
     name="bandwidth",
     patterns=(
         line("fact", "algo throughput: {} bps, {allreduce_gbit_per_s} Gbps"),
-        Pattern("fact", "busbw: ", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
-        Pattern("fact", "Avg bus bandwidth", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),
+        Pattern("fact", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
+        Pattern("fact", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),
     ),
 )

@@ -19,13 +19,14 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| tok-seen: ",
+            # What was cut is not whole.
             r"\bbatches: ?(?P<step>\d{1,12})(?= \|)"
             + _of_record("loss: ?", "loss", "(?=/)")
             + _of_record(rf"loss: ?{NUMBER}/", "loss_eval")
             + _of_record("tok/sec: ?", "tokens_per_s")
             # What was cut is not whole.
             + r"(?=(?:(?!batches:)[^\n]){0,400}?\| tok/sec: ?[\d,.]{1,24} ?\|)",
+            literal="| tok-seen: ",
         ),
     ),
 )

@@ -8,8 +8,6 @@ DIALECT = Dialect(
     patterns=(
         line("step", "colossalai - INFO: Step time: {step_s}"),
         line("fact", "colossalai - colossalai - INFO: ", facts={"engine": "colossalai"}),
-        Pattern(
-            "memory", "Max CUDA memory usage: ", rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b"
-        ),
+        Pattern("memory", rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b"),
     ),
 )

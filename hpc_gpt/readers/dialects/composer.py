@@ -16,18 +16,16 @@ _FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"
 
 
 def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") -> Pattern:
-    return Pattern(kind, f"Train {name}: ", rf"\bTrain {name}: (?P<{group}>{number})" + END)
+    return Pattern(kind, rf"\bTrain {name}: (?P<{group}>{number})" + END, literal=f"Train {name}: ")
 
 
 DIALECT = Dialect(
     name="composer",
     engine="composer",
     patterns=(
-        Pattern(
-            "step", "[batch=", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"
-        ),
+        Pattern("step", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"),
         # The count of batches restarts with each epoch.
-        Pattern("step", "][batch=", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
+        Pattern("step", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
         _metric("loss/train/total", "loss"),
         _metric("time/token", "consumed_tokens", r"\d{1,24}"),
         _metric("time/sample", "consumed_samples", r"\d{1,24}"),
@@ -43,18 +41,10 @@ DIALECT = Dialect(
         # Before September 2023: reserved now, which is the peak as long as the allocator gives nothing back.
         _metric("memory/reserved_mem", "memory_reserved_gb", kind="memory"),
         _metric("trainer/device_train_microbatch_size", "micro_batch", r"\d{1,9}", kind="fact"),
-        Pattern(
-            "eval",
-            "LanguageCrossEntropy: ",
-            rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
-        ),
-        Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END, weak=True),
-        Pattern(
-            "fact",
-            "Using precision Precision.",
-            r"\bUsing precision Precision\.(?:AMP_)?(?P<dtype>BF16|FP16|FP32)" + END,
-        ),
-        Pattern("fact", "cfg.n_params=", LINE_START + r"cfg\.n_params=(?P<params>\d\.\d\de\+\d\d)" + END),
+        Pattern("eval", rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END),
+        Pattern("fact", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END, weak=True),
+        Pattern("fact", r"\bUsing precision Precision\.(?:AMP_)?(?P<dtype>BF16|FP16|FP32)" + END),
+        Pattern("fact", LINE_START + r"cfg\.n_params=(?P<params>\d\.\d\de\+\d\d)" + END),
         *settings("NAME: FIELD", _CONFIGURATION, LINE_START, weak=True),
     ),
 )

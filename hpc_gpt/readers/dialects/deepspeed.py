@@ -24,39 +24,36 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "memory",
-            "Max_MA ",
             rf"\bMA {_GB} GB {{1,20}}Max_MA (?P<memory_allocated_gib>{_GB}) GB {{1,20}}CA {_GB} GB {{1,20}}"
             rf"Max_CA (?P<memory_reserved_gib>{_GB}) GB",
         ),
         Pattern(
             "timers",
-            "time (ms) |",
             r"(?:\]|rank=\d{1,7}) time \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){1,200})",
+            literal="time (ms) |",
         ),
         # step=0 is printed before training begins.
         Pattern(
             "step",
-            ", skipped=",
             r"\bstep=(?P<step>[1-9]\d{0,11}), skipped=(?P<skipped_so_far>\d{1,12}), lr=\[(?P<lr>[^\],\[]{1,32})(?=[,\]])",
         ),
+        Pattern("save", r"\bSaving model checkpoint: \S{0,1000}global_step(?P<step>\d{1,12})/"),
         Pattern(
-            "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,1000}global_step(?P<step>\d{1,12})/"
+            "argument",
+            r" cmd = [^\n]{1,400} (?P<key>--world_info)=(?P<value>[\w=-]{8,1000})(?=\s)",
+            literal="--world_info=",
         ),
-        Pattern(
-            "argument", "--world_info=", r" cmd = [^\n]{1,400} (?P<key>--world_info)=(?P<value>[\w=-]{8,1000})(?=\s)"
-        ),
-        Pattern("fact", "DeepSpeed info: version=", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
-        Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
-        Pattern("fact", "torch version ..", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})"),
+        Pattern("fact", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
+        Pattern("fact", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})", literal="deepspeed info .."),
+        Pattern("fact", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})", literal="torch version .."),
         # Printed only without model parallelism: then both sizes are the same.
         line("fact", "data_parallel_size: {gpus}, parameter_parallel_size: "),
         line("fact", "data_parallel_size: {dp}, parameter_parallel_size: "),
-        Pattern("fact", "world size: ", r"^world size: {12,}(?P<gpus>\d{1,9})\s*$"),
-        Pattern("fact", "data parallel size: ", r"^data parallel size: {12,}(?P<dp>\d{1,9})\s*$"),
-        Pattern("fact", "batch size per GPU: ", r"^batch size per GPU: {12,}(?P<micro_batch>\d{1,9})\s*$"),
+        Pattern("fact", r"^world size: {12,}(?P<gpus>\d{1,9})\s*$"),
+        Pattern("fact", r"^data parallel size: {12,}(?P<dp>\d{1,9})\s*$"),
+        Pattern("fact", r"^batch size per GPU: {12,}(?P<micro_batch>\d{1,9})\s*$"),
         Pattern(
             "fact",
-            "params of model = ",
             r"^params of model = params per GPU \* mp_size: {2,70}(?P<params>\d{1,6}(?:\.\d{1,4})? ?[kKMGB])\s*$",
         ),
         line("end", "[launch.py:{}:main] Process {} exits successfully", ended="done"),

@@ -8,7 +8,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            ", SamplesPerSec=",
             r"(?<![\w/])\d{1,6}/(?P<step>\d{1,12}), SamplesPerSec=(?P<samples_per_s>[^,\s]{1,32})"
             r"(?:, MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<memory_allocated_gib>[\d.]{1,12})GB)?",
         ),

@@ -16,36 +16,26 @@ DIALECT = Dialect(
         # After each step of rank 0.
         Pattern(
             "fact",
-            "Model Parameters: ",
             rf"\bModel Parameters: (?P<params_billions>{NUMBER}) B, Latency: [\d.]{{1,12}}s, TFLOPs: (?P<tflops>{NUMBER}), "
             r"[^\n]{0,200}? Batch Size: (?P<micro_batch>\d{1,7}), Sequence Length: (?P<seq>\d{1,9})(?=\s*$)",
         ),
         Pattern(
             "step",
-            "PPO Epoch: ",
             r"\bEpoch: (?P<epoch>\d{1,6}) \| Step: (?P<step>\d{1,12})(?= \| PPO Epoch: )" + named(loss=" Actor Loss: "),
+            literal="PPO Epoch: ",
         ),
         Pattern(
             "step",
-            "|ppo_ep: ",
             r"\bepoch: (?P<epoch>\d{1,6})\|step: (?P<step>\d{1,12})(?=\|ppo_ep: )" + named(loss=r"\|act_loss: "),
+            literal="|ppo_ep: ",
         ),
+        Pattern("more", r"\|E2E latency=" + f"(?P<step_s>{NUMBER})s" + named(samples_per_s="CurSamplesPerSec=")),
         Pattern(
             "more",
-            "|E2E latency=",
-            r"\|E2E latency=" + f"(?P<step_s>{NUMBER})s" + named(samples_per_s="CurSamplesPerSec="),
-        ),
-        Pattern(
-            "more",
-            "End-to-End => ",
             rf"\bEnd-to-End => Latency: (?P<step_s>{NUMBER})s,"
             + named("(?=,)", tflops=" TFLOPs: ", samples_per_s=" Samples/sec: "),
         ),
-        Pattern(
-            "fact",
-            ", Total Micro Batches ",
-            r"\bBeginning of Epoch \d{1,6}/(?P<epochs>\d{1,6}), Total Micro Batches \d",
-        ),
-        Pattern("eval", ", loss: ", rf"^ppl: {NUMBER}, loss: (?P<loss_eval>{NUMBER})" + END, own=True),
+        Pattern("fact", r"\bBeginning of Epoch \d{1,6}/(?P<epochs>\d{1,6}), Total Micro Batches \d"),
+        Pattern("eval", rf"^ppl: {NUMBER}, loss: (?P<loss_eval>{NUMBER})" + END, own=True),
     ),
 )

@@ -6,7 +6,7 @@ DIALECT = Dialect(
     name="deepspeed_overflow",
     patterns=(
         # If every rank prints it, rank 0 counts.
-        Pattern("step", "OVERFLOW! ", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
+        Pattern("step", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
         line("step", "Overflow detected. Skipping step.", facts={"skipped": 1}),
     ),
 )

@@ -9,13 +9,11 @@ DIALECT = Dialect(
         # Each line is the mean of the steps since the line before. Further losses can follow the sum.
         Pattern(
             "step",
-            "iter time (s): ",
             r"\bsteps: (?P<step>\d{1,12}) loss: (?P<loss>[^ |]{1,24}) (?:[\w /.-]{1,40}: [^ |:]{1,24} ){0,8}?"
             r"iter time \(s\): (?P<step_s>\d{1,9}\.\d{1,6}) samples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6})",
         ),
         Pattern(
             "fact",
-            "STAGE_PARAMS=",
             r"\bRANK=(?P<rank_name>\d{1,7} STAGE=\d{1,5}) LAYERS=\d{1,6} \[\d{1,6}, \d{1,6}\) "
             r"STAGE_PARAMS=(?P<rank_params>\d{1,15}) ",
         ),
@@ -23,9 +21,7 @@ DIALECT = Dialect(
         # Tied parameters count once, parameters that tensor-parallel ranks replicate count once per copy.
         line("fact", "UNIQUE_PARAMS={params} "),
         Pattern(
-            "fact",
-            "CONFIG: micro_batches=",
-            r"\bCONFIG: micro_batches=(?P<micro_batches>\d{1,9}) micro_batch_size=(?P<micro_batch>\d{1,9})\b",
+            "fact", r"\bCONFIG: micro_batches=(?P<micro_batches>\d{1,9}) micro_batch_size=(?P<micro_batch>\d{1,9})\b"
         ),
     ),
 )

@@ -8,10 +8,10 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "CurrSamplesPerSec=",
             r"\bglobal_step=(?P<step>\d{1,12}),"
             + later(r"\bCurrSamplesPerSec=", "samples_per_s", "(?=,)")
             + later(r"\bMaxMemAllocated=", "memory_allocated_gib", "(?=GB)"),
+            literal="CurrSamplesPerSec=",
         ),
     ),
     flags=(

@@ -119,7 +119,9 @@ def failure_family(
         before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
         regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
         found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
-    return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
+    return tuple(
+        Pattern("failure", regex, literal=literal, ended=ended, echo=echo, to_do=to_do) for literal, regex in found
+    )
 
 
 def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
@@ -133,7 +135,9 @@ def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pat
     return (
         *failure_family(ended, to_do, says=words),
         *(
-            Pattern("failure", literal, rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", ended=ended, to_do=to_do)
+            Pattern(
+                "failure", rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", literal=literal, ended=ended, to_do=to_do
+            )
             for literal, form in forms
         ),
     )
@@ -156,9 +160,7 @@ DIALECT = Dialect(
         *failure_family("node_failure", _FABRIC,
             says=("fabric manager | fabric Manager | fabricmanager | NVSwitch | fabric state | NVLink is down | "
             "nvlink inactive")),
-        Pattern("failure", "ask launch for ",
-            r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})",
-            ended="node_failure", to_do=_LAUNCH),
+        Pattern("failure", r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})", literal="ask launch for ", ended="node_failure", to_do=_LAUNCH),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),
@@ -192,10 +194,8 @@ DIALECT = Dialect(
             says=("CUDA_HOME | Unable to JIT load | Ninja is required | nvcc: not found | cannot find nvcc | "
             "No such file or directory: '…/nvcc' | No such file or directory: 'nvcc' | "
             "No such file or directory: 'ninja' | No such file or directory: 'which' | Failed to find C compiler")),
-        Pattern("failure", " error: ",
-            r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
-            r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})",
-            ended="user_error", to_do=_BUILD),
+        Pattern("failure", r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
+            r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})", literal=" error: ", ended="user_error", to_do=_BUILD),
         *failure_family("user_error", _INSTALL,
             says=("package doesn't have | please install | please build | is not installed | are not installed | "
             "was not built with | was not compiled with | compiled without | built without | "

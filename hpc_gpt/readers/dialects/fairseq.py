@@ -24,7 +24,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            '"num_updates": ',
             r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})(?=[^{}\n]{0,20000}?, \"loss\": )"
             + _entry("loss", "loss_bits")
             + _entry("num_updates", "step")
@@ -36,17 +35,17 @@ DIALECT = Dialect(
             + _entry("cuda_gb_allocated", "memory_allocated_gib")
             + _entry("cuda_gb_reserved", "memory_reserved_gib")
             + _entry("wall", "elapsed_s"),
+            literal='"num_updates": ',
         ),
         # Versions of 2018: the update of the epoch, and running means in brackets.
         Pattern(
             "step",
-            ", wpb=",
             rf"\| epoch (?P<epoch>\d{{1,6}}) {{1,8}}\d{{1,12}} / \d{{1,12}} loss=(?P<loss_bits>{NUMBER}) \({NUMBER}\), [^\n]{{0,200}}?"
             rf"\blr=(?P<lr>{NUMBER})(?=,)",
+            literal=", wpb=",
         ),
         Pattern(
             "eval",
-            "' subset | ",
             rf"\bvalid on '(?!test)\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
             r"(?=[^\n]{0,400}? \| num_updates (?P<step>\d{1,12})(?= \|))",
         ),
@@ -55,19 +54,17 @@ DIALECT = Dialect(
         line("fact", "| using {gpus} GPUs (with max"),
         Pattern(
             "fact",
-            "max tokens per GPU = ",
             r"\bmax tokens per GPU = \w{1,12} and (?:batch size|max sentences) per GPU = (?P<micro_batch>\d{1,7})(?=\s*$)",
         ),
         Pattern(
             "eval",
-            '"valid_loss": ',
             r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})"
             + _entry("valid_loss", "loss_eval_bits")
             + _entry("valid_num_updates", "step"),
+            literal='"valid_loss": ',
         ),
         Pattern(
             "step",
-            " num_updates=",
             rf"(?:\d{{1,12}} / \d{{1,12}} |\[[\d:]{{1,20}}<[\d:?]{{1,20}}, [^,\n]{{1,20}}, )loss=(?P<loss_bits>{NUMBER}),"
             + _pair("num_updates", "step").replace("(?=(?:", "(?=").replace("))?)", "))")
             + _pair("wps", "tokens_per_s")
@@ -75,6 +72,7 @@ DIALECT = Dialect(
             + _pair("lr", "lr")
             + _pair("gnorm", "grad_norm")
             + _pair("wall", "elapsed_s"),
+            literal=" num_updates=",
         ),
     ),
 )

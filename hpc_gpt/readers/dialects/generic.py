@@ -87,35 +87,35 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "oss",
             rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT}"
             + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})")
             + ")",
+            literal="oss",
         ),
         # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
         Pattern(
             "step",
-            "poch",
             rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT}"
             + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
             + ")",
+            literal="poch",
         ),
         # In bits a character.
         Pattern(
             "step",
-            "oss",
             rf"{_FIRST}(?i:{_OF}{_COUNT}[^\n]{{0,100}}?{_BITS}"
             rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?)",
+            literal="oss",
         ),
         Pattern(
             "step",
-            "amples/s",
             rf"(?i)\bbatch {{1,4}}(?P<step>\d{{1,12}}),? {{1,4}}loss: {{0,4}}(?P<loss>{NUMBER}),? {{0,4}}speed: {{0,4}}"
             rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
+            literal="amples/s",
         ),
-        Pattern("step", "oss", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}"),
+        Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
         *(
-            Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
+            Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (
                 (" test session starts ", r"=+ test session starts =+"),
                 (" tests in ", r"Ran \d{1,7} tests in \d"),

@@ -56,7 +56,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "samples/sec: ",
             r"\bsamples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6}) \| iteration {1,20}(?P<step>\d{1,12})/ {0,20}"
             r"(?P<steps_planned>\d{1,12}) {0,4}\| elapsed time per iteration \(ms\): (?P<step_ms>\d{1,12}\.\d{1,6}) \|"
             r" learning rate: (?P<lr>[^| ]{1,24}) \|"
@@ -64,24 +63,22 @@ DIALECT = Dialect(
             keys=MEGATRON.patterns[0].keys,
             closed=True,
         ),
-        Pattern("argument", "updated", _ARGUMENT + r"updated {0,8}$"),
-        Pattern("argument", "default", _ARGUMENT + r"default {0,8}$"),
+        Pattern("argument", _ARGUMENT + r"updated {0,8}$"),
+        Pattern("argument", _ARGUMENT + r"default {0,8}$"),
         # The launcher prints the same line for its own world of one.
         line("start", ".configure_distributed_args() using world size: "),
         Pattern(
             "fact",
-            "using world size: ",
             r"\.configure_distributed_args\(\) using world size: (?!1 )(?P<gpus>\d{1,9}) and model-parallel size: "
             r"(?P<tp>\d{1,9})\b",
         ),
-        Pattern("fact", "> total params: ", r"> total params: (?P<params>\d[\d,]{0,30})"),
+        Pattern("fact", r"> total params: (?P<params>\d[\d,]{0,30})"),
         Pattern(
             "eval",
-            "results at iteration",
             r"\bvalidation results at iteration {1,20}(?P<step>\d{1,12}) \| [^\n]{0,400}?\blm_loss value: "
             r"(?P<loss_eval>[^| ]{1,24}) {0,4}\|",
         ),
-        Pattern("end", "exiting the program at", r"\| exiting the program at iteration \d", ended="done"),
+        Pattern("end", r"\| exiting the program at iteration \d", ended="done"),
     ),
     interpret=interpret,
 )

@@ -51,11 +51,11 @@ def _entry(key: str, group: str) -> str:
 
 def _settings(literal: str, keys: str) -> Pattern:
     """Entries of the TrainingArguments, all on one line or one on each line."""
-    return Pattern("argument", literal, rf"(?:^|[ (:\]])(?P<key>{keys})=(?P<value>[\w.-]{{1,20}})(?=,|\))")
+    return Pattern("argument", rf"(?:^|[ (:\]])(?P<key>{keys})=(?P<value>[\w.-]{{1,20}})(?=,|\))", literal=literal)
 
 
 def _option(name: str) -> Pattern:
-    return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])")
+    return Pattern("argument", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])", literal=f"--{name}")
 
 
 def _shape(literal: str, weak: bool = False) -> Pattern:
@@ -63,9 +63,9 @@ def _shape(literal: str, weak: bool = False) -> Pattern:
     sorted, so only the vocabulary can be last and have no comma. GPT-2's are also those of programs after nanoGPT."""
     return Pattern(
         "argument",
-        literal,
         rf"(?P<key>\"(?{'=' if weak else '!'}n_(?:embd|layer|head|kv_head)\")(?:{_KEYS})\"): "
         r"(?P<value>\d{1,12}|true|false)(?=,)",
+        literal=literal,
         weak=weak,
     )
 
@@ -119,7 +119,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "'loss': ",
+            # Most lines have none of these, which one search finds out.
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entry("grad_norm", "grad_norm")
             + _entry("learning_rate", "lr")
@@ -140,7 +140,6 @@ DIALECT = Dialect(
         # ms-swift's own log.
         Pattern(
             "step",
-            '"train_speed(iter/s)": ',
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\(iter/s\)\": )"
             rf"(?=(?:[^{{}}\n]{{0,1500}}?\"grad_norm\": (?P<grad_norm>{NUMBER})(?=[,}}]))?)"
             rf"(?=(?:[^{{}}\n]{{0,1500}}?\"learning_rate\": (?P<lr>{NUMBER})(?=[,}}]))?)"
@@ -148,11 +147,11 @@ DIALECT = Dialect(
             rf"(?=(?:[^{{}}\n]{{0,1500}}?\"memory\(GiB\)\": (?P<memory_reserved_gib>{NUMBER})(?=[,}}]))?)"
             r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
+            literal='"train_speed(iter/s)": ',
         ),
         # LLaMA-Factory's own log has the same figures.
         Pattern(
             "step",
-            '"current_steps": ',
             r"\{\"current_steps\": (?P<step>\d{1,12}), \"total_steps\": (?P<steps_planned>\d{1,12}), (?=[^{}\n]{0,2000}\})"
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"loss\": (?P<loss>{NUMBER})(?=[,}}]))?)"
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"(?:lr|learning_rate)\": (?P<lr>{NUMBER})(?=[,}}]))?)"
@@ -160,18 +159,14 @@ DIALECT = Dialect(
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"elapsed_time\": \"(?P<elapsed_s>{CLOCK})\")?)",
         ),
         Pattern(
-            "eval",
-            "'eval_loss': ",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}",
+            "eval", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}"
         ),
         Pattern(
             "eval",
-            '"eval_loss": ',
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
         ),
         Pattern(
             "total",
-            "'train_runtime': ",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"
             + _entry("train_samples_per_second", "samples_per_s")
             + _entry("train_tokens_per_second", "tokens_per_s")
@@ -180,88 +175,64 @@ DIALECT = Dialect(
         ),
         # The block of metrics at the end: it always has two decimals of a second, so a cut shows.
         Pattern(
-            "total",
-            "train_runtime",
-            r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END,
+            "total", r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END
         ),
-        Pattern(
-            "total",
-            "train_samples_per_second",
-            rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END,
-        ),
-        Pattern(
-            "total",
-            "train_steps_per_second",
-            rf"\btrain_steps_per_second {{1,40}}= {{0,40}}(?P<steps_rounded>{NUMBER})" + END,
-        ),
-        Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
-        Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
+        Pattern("total", rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END),
+        Pattern("total", rf"\btrain_steps_per_second {{1,40}}= {{0,40}}(?P<steps_rounded>{NUMBER})" + END),
+        Pattern("fact", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
+        Pattern("eval", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
         *settings("NAME = FIELD", _HEADER, r"(?<!\| )(?<!\|    )\b"),
         line("fact", "Total train batch size (w. parallel, distributed & accumulation) = {global_batch}"),
+        Pattern("fact", rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END),
         Pattern(
             "fact",
-            "Number of trainable parameters = ",
-            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END,
-        ),
-        Pattern(
-            "fact",
-            "% trained)",
             rf"\bTrainable parameters = (?P<params_trainable>{INT}) of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
         ),
         # Unsloth's header, beside its drawing.
-        Pattern("start", "Unsloth - 2x faster", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END),
+        Pattern("start", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END, literal="Unsloth - 2x faster"),
+        Pattern("fact", rf"/\| {{1,8}}(?P<device>[^|\n]{{2,60}}?)\. Num GPUs = (?P<gpus>{INT})\. Max memory: "),
         Pattern(
             "fact",
-            ". Max memory: ",
-            rf"/\| {{1,8}}(?P<device>[^|\n]{{2,60}}?)\. Num GPUs = (?P<gpus>{INT})\. Max memory: ",
-        ),
-        Pattern(
-            "fact",
-            " | Num Epochs = ",
             rf"/\| {{1,8}}Num examples = (?P<samples_per_epoch>{INT}) \| Num Epochs = "
             rf"(?:(?P<epochs>{INT}) \| Total steps = (?P<steps_planned>{INT})" + END + ")?",
         ),
         Pattern(
             "fact",
-            "Batch size per device = ",
             rf"\\ {{1,8}}Batch size per device = (?P<micro_batch>{INT}) \| Gradient [Aa]ccumulation steps = (?P<micro_batches>{INT})"
             + END,
         ),
         Pattern(
             "fact",
-            "Total batch size",
             rf"/ {{1,8}}(?:Data Parallel GPUs = {INT} \| )?Total batch size(?: \([\dx ]{{1,40}}\))? = (?P<global_batch>{INT})"
             rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
         ),
         line("fact", "trainable params: {params_trainable} || all params: {params} || trainable%"),
         line("fact", "Continuing training from global step {resumed_step}"),
+        Pattern("save", r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END),
         Pattern(
-            "save",
-            "Saving model checkpoint to ",
-            r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END,
+            "end",
+            r"\bTraining completed\. Do not forget",
+            literal="Training completed. Do not forget to share",
+            ended="done",
         ),
-        Pattern(
-            "end", "Training completed. Do not forget to share", r"\bTraining completed\. Do not forget", ended="done"
-        ),
-        Pattern("fact", " backend", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
-        Pattern(
-            "fact",
-            "Detected DeepSpeed ZeRO-",
-            r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):",
-            facts={"engine": "hf-deepspeed"},
-        ),
+        Pattern("fact", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
+        Pattern("fact", r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):", facts={"engine": "hf-deepspeed"}),
         *(
-            Pattern("argument", literal, rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])")
+            Pattern(
+                "argument", rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])", literal=literal
+            )
             for literal in ("--config_overrides", "Overriding config: ")
         ),
         _shape('"n_'),
         _shape('"n_', weak=True),
         *map(_shape, ('"num_', '_size": ', '"head_dim": ', '"tie_word_', '"gradient_checkpointing')),
-        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, weak=True),
-        Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", weak=True),
+        Pattern("argument", r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, literal='"vocab_size": ', weak=True),
+        Pattern(
+            "argument", r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", literal='"model_type": ', weak=True
+        ),
         # A model of several: which sizes are of which is not read.
-        Pattern("argument", '_config": {', r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)"),
+        Pattern("argument", r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)", literal='_config": {'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
         _settings("gradient_checkpointing=", "gradient_checkpointing"),

@@ -13,7 +13,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            '"loss_eval": ',
             r"\{\"step\": (?P<step>\d{1,12}), \"loss\": (?=[^{}\n]{0,1000}\"time\": [\d.]{1,24}[,}])"
             rf"(?:(?P<loss>{NUMBER})|null)(?=, \"loss_eval\": )"
             + _entry("loss_eval", "loss_eval")
@@ -24,10 +23,10 @@ DIALECT = Dialect(
             + _entry("memory_allocated_gib", "memory_allocated_gib")
             + _entry("memory_reserved_gib", "memory_reserved_gib")
             + _entry("time", "at"),
+            literal='"loss_eval": ',
         ),
         Pattern(
             "save",
-            '"save_s": ',
             rf"\{{\"step\": (?P<step>\d{{1,12}}), \"loss\": [^{{}}\n]{{1,1000}}, \"save_s\": (?P<save_s>{NUMBER}), \"time\": ",
         ),
     ),

@@ -13,7 +13,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "tgs (tokens/gpu/second)=",
             rf"\btflops=(?P<tflops>{NUMBER})[ ,]{{1,2}}step=(?P<step>\d{{1,12}})[ ,]{{1,2}}loss=(?P<loss>{NUMBER})[ ,]"
             rf"[^\n]{{0,100}}?\btgs \(tokens/gpu/second\)=(?P<tokens_per_s_gpu>{NUMBER})(?=[ ,])"
             + _later("lr", "lr")
@@ -22,7 +21,6 @@ DIALECT = Dialect(
         ),
         Pattern(
             "start",
-            "Distributed environment is initialized, ",
             r"\bDistributed environment is initialized, data parallel size: (?P<dp>\d{1,7}), "
             r"pipeline parallel size: (?P<pp>\d{1,5}), tensor parallel size: (?P<tp>\d{1,5})(?=,|\s*$)",
         ),

@@ -9,7 +9,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "Progress on:train ",
             r"\bProgress on:train (?P<step>\d{1,4}(?:\.\d{1,2})?[kM]?)it/(?P<steps_planned>\d{1,4}(?:\.\d{1,2})?[kM]?)it "
             rf"rate:[^\n]{{0,300}}?postfix:[^\n]{{0,100}}?\bloss=(?P<loss>{NUMBER})(?=,|\s*$)",
         ),

@@ -26,48 +26,44 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " iter time: ",
             r"\biter \d{1,12} step (?P<step>\d{1,12})(?= \|)"
             + has(rf"\| iter time: {NUMBER} ms")
             + later(r"\| loss train: ", "loss", r"(?=,| \|)")
             + later(r"[,|] val: ", "loss_eval", r"(?= \|)"),
+            literal=" iter time: ",
         ),
         Pattern(
             "step",
-            " time: ",
             r"\biter \d{1,12}(?: \|)? step (?P<step>\d{1,12})(?=:)"
             + has("[:,] loss ", rf" (?:iter|train) time: {NUMBER} ?ms")
             + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
+            literal=" time: ",
         ),
         # lit-llama counts micro-batches only.
         Pattern(
             "step",
-            " time: ",
             r"\biter \d{1,12}(?=:)"
             + has("[:,] loss ", rf"[:,] time: {NUMBER} ?ms(?:,|\s*$)")
             + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
+            literal=" time: ",
         ),
         line("eval", "iter {}: val loss {loss_eval}, val time: ", weak=True),
         line("eval", "step {}: val loss {loss_eval}, val time: ", weak=True),
         line("eval", "Final evaluation | val loss: {loss_eval} | val ppl: "),
-        Pattern(
-            "fact", "Loading model ", START + r"Loading model (?:'[^'\n]{1,400}' )?with \{'", facts={"engine": "litgpt"}
-        ),
-        Pattern("fact", "FLOPs not found for ", START + r"FLOPs not found for '(?P<device>[^'\n]{2,60})'"),
+        Pattern("fact", START + r"Loading model (?:'[^'\n]{1,400}' )?with \{'", facts={"engine": "litgpt"}),
+        Pattern("fact", START + r"FLOPs not found for '(?P<device>[^'\n]{2,60})'"),
         *(
             Pattern(
                 "fact",
-                f"'{key}': ",
                 rf"^(?=[^\n]{{0,6000}}'{mark}': )[^\n]{{0,6000}}?[{{ ]'{key}': (?P<{group}>\d{{1,9}})(?=[,}}])",
+                literal=f"'{key}': ",
             )
             for mark, keys in _CONFIGURATION.items()
             for key, group in keys.items()
         ),
-        Pattern("fact", "Total parameters", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),
-        Pattern("total", "| - Training Time", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
-        Pattern("total", "Training time: ", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
-        Pattern(
-            "memory", "Memory ", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True
-        ),
+        Pattern("fact", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),
+        Pattern("total", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
+        Pattern("total", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
+        Pattern("memory", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True),
     ),
 )

@@ -13,12 +13,10 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " completed (loss: ",
             rf"\bTraining Epoch: 1(?:/\d{{1,6}})?, step (?P<step>\d{{1,12}})/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
         ),
         Pattern(
             "step",
-            " completed (loss: ",
             r"\bTraining Epoch: (?P<epoch>[2-9]|[1-9]\d{1,6})(?:/\d{1,6})?, "
             rf"step \d{{1,12}}/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
         ),
@@ -26,14 +24,12 @@ DIALECT = Dialect(
         line("memory", "Max CUDA memory reserved was {memory_reserved_gib} GB"),
         Pattern(
             "fact",
-            "applying fsdp activation checkpointing",
             LINE_START + r"--> applying fsdp activation checkpointing\.\.\.(?=\s*$)",
             facts={"recompute": "full"},
             weak=True,
         ),
         Pattern(
             "fact",
-            "enabled for mixed precision",
             LINE_START + r"bFloat16 enabled for mixed precision - using bfSixteen policy(?=\s*$)",
             facts={"dtype": "bf16"},
             weak=True,
@@ -41,11 +37,6 @@ DIALECT = Dialect(
         line("fact", "--> batch_size_training={micro_batch}", LINE_START),
         line("fact", "--> gradient_accumulation_steps={micro_batches}", LINE_START),
         line("fact", "--> context_length={seq}", LINE_START),
-        Pattern(
-            "fact",
-            " Million params",
-            rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params",
-            weak=True,
-        ),
+        Pattern("fact", rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params", weak=True),
     ),
 )

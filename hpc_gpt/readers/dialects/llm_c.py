@@ -9,7 +9,7 @@ _Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
 
 def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
     """A row of the parameter table that it prints first."""
-    return Pattern("fact", f"| {name}", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|")
+    return Pattern("fact", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|", literal=f"| {name}")
 
 
 DIALECT = Dialect(
@@ -18,7 +18,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " tok/s",
             rf"{_STEP} \|(?=[^\n]{{0,400}}\d tok/s)"
             + later(r" loss {1,12}", "loss", rf"(?={_Z} ?\|)")
             + later(r"\| norm {1,12}", "grad_norm", rf"(?={_Z} ?\|)")
@@ -26,15 +25,15 @@ DIALECT = Dialect(
             + later(r"\| \(? {0,8}", "step_ms", r"(?= ms \|)")
             + later(r"\| {1,8}", "mfu_percent", r"(?=% [\w ]{1,20} MFU \|)", r"\d{1,3}\.\d")
             + later(r"\| {1,8}", "tokens_per_s", "(?= tok/s)"),
+            literal=" tok/s",
         ),
         Pattern(
             "step",
-            " tok/s)",
             rf"{_STEP}: train loss (?P<loss>{NUMBER})(?: \(acc {NUMBER}\))?(?: norm (?P<grad_norm>{NUMBER}))?"
             rf"(?: lr (?P<lr>{NUMBER}))? \((?P<step_ms>{NUMBER}) ms, (?P<tokens_per_s>{NUMBER}) tok/s\)",
         ),
         line("step", "step {step}: train loss {loss} (took {step_ms} ms)", START),
-        Pattern("step", " trl:", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
+        Pattern("step", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
         line("eval", "val loss {loss_eval}", LINE_START, weak=True),
         line("eval", "s:{step} tel:{loss_eval}", START),
         _row("micro batch size B", "micro_batch"),
@@ -51,7 +50,7 @@ DIALECT = Dialect(
         # The header of the CPU's and the first CUDA version.
         *settings("NAME: FIELD", _HEADER, LINE_START, weak=True),
         _row("device", "device", r"[^|\n]{1,50}?"),
-        Pattern("fact", "| precision", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
+        Pattern("fact", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
         line("fact", "=> setting grad_accum_steps={micro_batches}", START),
         line("memory", "peak memory consumption: {memory_allocated_mib} MiB", START, weak=True),
     ),

@@ -46,37 +46,26 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "completed step: ",
             r"\bcompleted step: (?P<step>\d{1,12}),"
             + named(step_s=" seconds: ", tflops=" TFLOP/s(?:/device)?: ", tokens_per_s_gpu=" Tokens/s/device: ")
             + later(", loss:? ", "loss", r"(?=,|\s*$)", r"(?:\d{1,9}\.\d{3}|nan|inf)"),
         ),
-        Pattern(
-            "eval",
-            "ompleted eval after train step",
-            rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),",
-        ),
+        Pattern("eval", rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),"),
         line("eval", "average loss after step={step}: eval_step_count={}, eval_loss={loss_eval},"),
         line("fact", "Num_devices: {gpus}, shape "),
         # Of the recipes' runner; the sizes are those of the configuration.
         Pattern(
             "fact",
-            "tuning params for model",
             r"\btuning params for model are: \{"
             r"(?=(?:[^{}\n]{0,2000}?'per_device_batch_size': (?P<micro_batch>\d{1,6})(?=[,}]))?)"
             r"(?=(?:[^{}\n]{0,2000}?'max_target_length': (?P<seq>\d{1,9})(?=[,}]))?)"
             r"(?=(?:[^{}\n]{0,2000}?'remat_policy': '(?P<recompute>full)')?)",
         ),
-        Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
+        Pattern("fact", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
             "argument",
-            "Config param ",
             r"\bConfig param (?P<key>(?:dtype|remat_policy|logits_via_embedding|decoder_block):) (?P<value>\w{1,40})(?=\s*$)",
         ),
-        Pattern(
-            "argument",
-            "Config param ",
-            rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)",
-        ),
+        Pattern("argument", rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)"),
     ),
 )

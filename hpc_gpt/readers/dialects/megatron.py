@@ -33,58 +33,49 @@ _KEYS_OF = {
 }  # fmt: skip
 _KEYS = {key: name for name, keys in _KEYS_OF.items() for key in keys}
 _NUMBER = r"\d{1,9}\.\d{1,16}"
-ITERATION = Pattern("step", "elapsed time per iteration", _HEAD, keys=_KEYS, closed=True)
+ITERATION = Pattern("step", _HEAD, literal="elapsed time per iteration", keys=_KEYS, closed=True)
 
 DIALECT = Dialect(
     name="megatron",
     engine="megatron-lm",
     patterns=(
         ITERATION,
-        Pattern("more", "Effective Tera Flops", r"\bEffective Tera Flops per GPU: (?P<tflops>\d{1,9}\.?\d{0,6})\b"),
+        Pattern("more", r"\bEffective Tera Flops per GPU: (?P<tflops>\d{1,9}\.?\d{0,6})\b"),
         line("fact", "Effective Tera Flops per GPU: {} and total parameters {params_billions} B"),
         Pattern(
             "timers",
-            "time (ms)",
             r"(?<![\]\d] )(?<!iteration )\btime \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){0,200})",
         ),
         Pattern(
             "timers",
-            ".: ",
             r"^[^|.]{0,40}?(?P<key>[a-z][a-z0-9_/-]{1,60}(?: [a-z0-9_/-]{1,30}){0,4}) \.{1,48}: "
             r"(?:\(\d{1,12}\.\d{1,6}, )?(?P<value>\d{1,12}\.\d{1,6})\)?\s*$",
+            literal=".: ",
         ),
         Pattern(
             "memory",
-            "memory (MB)",
             r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(?after (?P<after_steps>\d{1,12}) iterations\)? memory \(MB\)"
             rf" \| allocated: {_NUMBER} \| max allocated: (?P<memory_allocated_mib>{_NUMBER})"
             rf" \| (?:reserved|cached): {_NUMBER} \| max (?:reserved|cached): (?P<memory_reserved_mib>{_NUMBER})",
         ),
         Pattern(
             "eval",
-            "loss value: ",
             r"\bloss at (?:iteration {1,20}(?P<step>\d{1,12})\b|the end of training\b)(?![^|]{0,80}\btest\b)[^|]{0,80}"
             r"\| {0,4}lm[ _-]loss value: (?P<loss_eval>[^| ]{1,24}) {0,4}\|",
         ),
+        Pattern("save", r"\bsuccessfully saved (?:local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})\b"),
         Pattern(
             "save",
-            "successfully saved",
-            r"\bsuccessfully saved (?:local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})\b",
-        ),
-        Pattern(
-            "save",
-            "Checkpoint Save GB: ",
             r"\bCheckpoint Save GB: [\d.]{1,16}, GB/Sec: [\d.]{1,16}, Latency\(second\): (?P<save_s>\d{1,9}\.\d{1,6})\b",
         ),
         Pattern(
             "fact",
-            "successfully loaded",
             r"\bsuccessfully loaded checkpoint from [^|]{1,4000} at iteration {1,20}(?P<resumed_step>\d{1,12})\b",
         ),
-        Pattern("fact", "] datetime: ", r"\[(?:before|after) [^\]]{1,80}\] datetime: "),
+        Pattern("fact", r"\[(?:before|after) [^\]]{1,80}\] datetime: "),
         line("end", "[after training is done] datetime: ", ended="done"),
-        Pattern("end", "exiting program a", r"\[exiting program at iteration \d", ended="done"),
-        Pattern("end", "exiting program a", r"\[exiting program after [\d.]{1,16} minutes\b", ended="walltime"),
+        Pattern("end", r"\[exiting program at iteration \d", ended="done"),
+        Pattern("end", r"\[exiting program after [\d.]{1,16} minutes\b", ended="walltime"),
         line("end", "[exiting program after receiving SIGTERM", ended="stopped"),
         line("end", "[Detected kill switch at ", ended="stopped"),
     ),

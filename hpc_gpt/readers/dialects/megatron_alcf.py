@@ -14,7 +14,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "elapsed_time_per_iteration_ms=",
             r"\biteration= {0,12}(?P<step>\d{1,12})/ {0,12}(?P<steps_planned>\d{1,12}) (?=\|)"
             + _later("consumed_samples", "consumed_samples")
             + _later("consumed_tokens", "consumed_tokens")
@@ -30,11 +29,11 @@ DIALECT = Dialect(
             + _later("tokens_per_gpu_per_second_tgs", "tokens_per_s_gpu")
             + _later(r"(?:\[LM\])?TFLOPs", "tflops")
             + _later("actual_seqlen", "seq"),
+            literal="elapsed_time_per_iteration_ms=",
         ),
         line("fact", ":model_provider] Number of parameters in model: {params}"),
         Pattern(
             "fact",
-            "number of parameters on (",
             r"> number of parameters on \(tensor, pipeline\) model parallel rank \((?P<rank_name>\d{1,6}, \d{1,6})\)="
             r"(?P<rank_params>\d{1,15})(?=\s*$)",
         ),

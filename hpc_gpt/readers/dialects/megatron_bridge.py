@@ -8,13 +8,10 @@ DIALECT = Dialect(
     patterns=(
         # Precedes the iteration line of the same step and has no step number.
         Pattern(
-            "step",
-            "GPU utilization: ",
-            r"\bStep Time : \d{1,9}\.\d{1,4}s GPU utilization: (?P<tflops>\d{1,6}\.\d{1,4})MODEL_TFLOP/s/GPU",
+            "step", r"\bStep Time : \d{1,9}\.\d{1,4}s GPU utilization: (?P<tflops>\d{1,6}\.\d{1,4})MODEL_TFLOP/s/GPU"
         ),
         Pattern(
             "memory",
-            "memory (GB)",
             r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(after \d{1,12} iterations\) memory \(GB\) \|",
             keys={
                 "mem-max-allocated-gigabytes": "memory_allocated_gb",

@@ -8,10 +8,10 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            ": Train loss ",
             r"\bIter (?P<step>\d{1,12}): "
             + named("(?=,)", loss="Train loss ", lr="Learning Rate ", steps_per_s="It/sec ", tokens_per_s="Tokens/sec ")
             + named("(?=,| GB)", consumed_tokens="Trained Tokens ", memory_allocated_gb="Peak mem "),
+            literal=": Train loss ",
         ),
         line("eval", "Iter {step}: Val loss {loss_eval}, Val took {}s"),
     ),

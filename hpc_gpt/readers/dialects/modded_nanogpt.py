@@ -21,39 +21,33 @@ DIALECT = Dialect(
     engine="modded-nanogpt",
     patterns=(
         Pattern(
-            "step", " step_avg:", f"{STEP}(?![^\\n]{{0,400}} val_loss:)" + later(" train_loss:", "loss", r"(?=\s|$)")
+            "step",
+            f"{STEP}(?![^\\n]{{0,400}} val_loss:)" + later(" train_loss:", "loss", r"(?=\s|$)"),
+            literal=" step_avg:",
         ),
         Pattern(
             "fact",
-            "Running PyTorch ",
             START + r"Running PyTorch \S{1,60} compiled for CUDA \S{1,20} on (?P<device>[^\n]{3,60}?) with world_size "
             r"(?P<gpus>\d{1,5})(?=\s*$)",
             facts={"nodes": 1},
         ),
         # It runs on one node: accumulation steps times GPUs are 8.
         Pattern(
-            "fact",
-            " compiled for CUDA ",
-            START + r"Running [Pp]y[Tt]orch \d\S{1,60} compiled for CUDA \S{1,20}(?=\s*$)",
-            facts={"nodes": 1},
+            "fact", START + r"Running [Pp]y[Tt]orch \d\S{1,60} compiled for CUDA \S{1,20}(?=\s*$)", facts={"nodes": 1}
         ),
         Pattern(
-            "fact",
-            "device_name=",
-            START + r"Running on device_name=(?P<device>[^\n]{3,60}?) with world_size=(?P<gpus>\d{1,5})(?=\s*$)",
+            "fact", START + r"Running on device_name=(?P<device>[^\n]{3,60}?) with world_size=(?P<gpus>\d{1,5})(?=\s*$)"
         ),
         # Parameter Golf's header.
         line("fact", "model_params:{params}", START, weak=True),
         line("fact", "world_size:{gpus} grad_accum_steps:{micro_batches}", START),
         Pattern(
             "fact",
-            " num_kv_heads:",
             START + r"attention_mode:\w{1,12} num_heads:(?P<heads>\d{1,5}) num_kv_heads:(?P<kv_heads>\d{1,5})(?=\s*$)",
         ),
         line("fact", "train_batch_tokens:{global_batch_tokens} train_seq_len:{seq} iterations:", START),
         Pattern(
             "memory",
-            "peak memory ",
             START + r"peak memory (?:consumption|allocated): (?P<memory_allocated_mib>\d{1,9}) MiB"
             r"(?: reserved: (?P<memory_reserved_mib>\d{1,9}) MiB)?",
             weak=True,

@@ -10,13 +10,13 @@ DIALECT = Dialect(
     name="modded_nanogpt_evals",
     engine="modded-nanogpt",
     patterns=(
-        Pattern("step", "val_loss:", STEP + has(rf" val_loss:{NUMBER}(?=\s|$)")),
+        Pattern("step", STEP + has(rf" val_loss:{NUMBER}(?=\s|$)"), literal="val_loss:"),
         Pattern(
             "eval",
-            "val_loss:",
             r"\bstep:(?P<step>\d{1,12})/\d{1,12}(?= )"
             + has(" train_time:")
             + later(" val_loss:", "loss_eval", r"(?=\s|$)"),
+            literal="val_loss:",
         ),
     ),
 )

@@ -49,31 +49,31 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "tok/sec: ",
             # Unlike build-nanogpt it prints the share that is done, or the multiplier of the learning rate.
             rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
             rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
             + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")
             + later(" dt: ", "step_ms", "(?= ?ms)")
             + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
+            literal="tok/sec: ",
         ),
         *(
             Pattern(
                 "argument",
-                f'"{name}": ',
                 LINE_START + rf"(?P<key>\"{name}\"): (?P<value>\d{{1,9}})(?=,?\s*$)",
+                literal=f'"{name}": ',
                 weak=True,
             )
             for name in _MODEL
         ),
-        Pattern("fact", "total          ", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, weak=True),
         Pattern(
-            "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
+            "fact", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, literal="total          ", weak=True
         ),
+        Pattern("fact", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True),
         *settings("NAME: FIELD", _SIZES, LINE_START, weak=True),
         line("fact", "Total batch size {global_batch_tokens} => gradient accumulation steps: {micro_batches}", START),
         line("fact", "Tokens / micro-batch / rank: {micro_batch} x {seq} = ", START),
-        Pattern("fact", "| Peak FLOPS (BF16): ", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
+        Pattern("fact", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
         line("memory", "Peak memory usage: {memory_allocated_mib}MiB", START, weak=True),
     ),
 )

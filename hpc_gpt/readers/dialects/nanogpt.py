@@ -29,7 +29,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "iter ",
             rf"(?<!; )\biter (?P<step>\d{{1,12}})(?=:){has('[:,] loss ', rf'[:,] time {NUMBER}ms')}"
             + _loss("[:,] loss ", "loss")
             + later("[:,] time ", "step_ms", "(?=ms)")
@@ -37,28 +36,23 @@ DIALECT = Dialect(
         ),
         Pattern(
             "step",
-            "| mfu ",
             START
             + r"(?P<step>\d{1,12})(?= \|)"
             + has(rf"\| {NUMBER}ms\b", r"\| mfu ")
             + named(r"(?= \||\s*$)", loss=r"\| loss ", lr=r"\| lr ")
             + later(r"\| ", "step_ms", "(?=ms)")
             + later(r"\| mfu ", "mfu_percent", "(?=%)", _MFU),
+            literal="| mfu ",
         ),
         Pattern(
             "eval",
-            "val loss ",
             rf"\bstep (?P<step>\d{{1,12}})(?=:){has('[:,] train loss ')}" + _loss("[:,] val loss ", "loss_eval"),
+            literal="val loss ",
         ),
-        Pattern(
-            "fact",
-            "number of parameters: ",
-            START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$",
-            weak=True,
-        ),
+        Pattern("fact", START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$", weak=True),
         line("fact", "tokens per iteration will be: {global_batch_tokens}"),
         # The example configurations are echoed as `block_size = 1024`, followed by what the command line overrides.
         *settings("Overriding: NAME = FIELD", _OVERRIDDEN, START),
-        Pattern("save", "saving checkpoint to ", START + r"saving checkpoint to \S"),
+        Pattern("save", START + r"saving checkpoint to \S"),
     ),
 )

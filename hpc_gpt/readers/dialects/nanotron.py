@@ -34,21 +34,20 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| elapsed_time_per_iteration_ms: ",
             _ITERATION
             + _column("elapsed_time_per_iteration_ms", "step_ms")
             + _column("global_batch_size", "global_batch", r"\d{1,9}")
             + _COLUMNS
             + _column("grad_norm", "grad_norm", end=r"(?= \||\s*$)"),
+            literal="| elapsed_time_per_iteration_ms: ",
         ),
         Pattern(
             "step",
-            "| time_per_iteration_ms: ",
             _ITERATION + _column("time_per_iteration_ms", "step_ms") + _COLUMNS + _column("grad_norm", "grad_norm"),
+            literal="| time_per_iteration_ms: ",
         ),
         Pattern(
             "fact",
-            "| grad_accum: ",
             rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)"
             + _column("cp", "cp", INT)
             + _column("sequence_length", "seq", INT)
@@ -56,9 +55,9 @@ DIALECT = Dialect(
             + _column("train_steps", "steps_planned", INT),
         ),
         # The configuration as pprint prints it: one argument per line.
-        Pattern("fact", "ParallelismArgs(dp=", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
+        Pattern("fact", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
         *(
-            Pattern("fact", f"{name}=", _TAG + rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)")
+            Pattern("fact", _TAG + rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)", literal=f"{name}=")
             for name, fact in (
                 ("pp", "pp"),
                 ("tp", "tp"),
@@ -75,37 +74,32 @@ DIALECT = Dialect(
                 ("zero_stage", "zero_stage"),
             )
         ),
-        Pattern("fact", "LlamaConfig(", _TAG + r"(?<=[ =(])LlamaConfig\(", facts={"model_type": "llama"}),
+        Pattern("fact", _TAG + r"(?<=[ =(])LlamaConfig\(", facts={"model_type": "llama"}),
         *(
             Pattern(
                 "fact",
-                "tie_word_embeddings=",
                 _TAG + rf"(?<=[ (])tie_word_embeddings={on}(?=\){{0,4}},\s*$)",
+                literal="tie_word_embeddings=",
                 facts={"untied_embeddings": on == "False"},
             )
             for on in ("True", "False")
         ),
-        Pattern("fact", "dtype=torch.", _TAG + r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
+        Pattern("fact", _TAG + r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
         *(
             Pattern(
                 "fact",
-                "recompute_layer=",
                 _TAG + rf"(?<=[ (])recompute_layer={on}(?=\){{0,4}},\s*$)",
+                literal="recompute_layer=",
                 facts={"recompute": recompute},
             )
             for on, recompute in (("True", "full"), ("False", "none"))
         ),
-        Pattern(
-            "fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \(", weak=True
-        ),
+        Pattern("fact", rf"\bTotal number of parameters: (?P<params>{SHORT}) \(", weak=True),
         Pattern(
             "memory",
-            "Peak reserved: ",
             r"[\] ]Memory usage: \d{1,9}\.\d\dMiB\. Peak allocated:? (?P<memory_allocated_mib>\d{1,9}\.\d\d)MiB"
             r"\.? Peak reserved: (?P<memory_reserved_mib>\d{1,9}\.\d\d)MiB",
         ),
-        Pattern(
-            "save", "Saving checkpoint at ", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END
-        ),
+        Pattern("save", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END),
     ),
 )

@@ -36,7 +36,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "reduced_train_loss",
+            # Without a `]` the bar is cut: what a comma follows is whole.
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
             rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
             + _entry("reduced_train_loss", "loss")
@@ -46,16 +46,17 @@ DIALECT = Dialect(
             + _entry("val_loss", "loss_eval")
             # Without a `]` the bar is cut: what a comma follows is whole.
             + r"[^\]\n]{0,3000}(?:\]|$)",
+            literal="reduced_train_loss",
         ),
         Pattern(
             "progress",
-            "reduced_train_loss",
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
             rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<[^\]\n]{{0,3000}}(?:\]|$)",
+            literal="reduced_train_loss",
         ),
         Pattern(
             "step",
-            "Training epoch ",
+            # After the samples they end the line.
             r"\bTraining epoch \d{1,9}, iteration (?P<before>\d{1,12})/\d{1,12}(?= \|)"
             + _column("lr", "lr")
             + _column("global_batch_size", "global_batch")
@@ -74,7 +75,7 @@ DIALECT = Dialect(
         ),
         # The configuration as YAML.
         *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: {value}(?=\s*$)", facts=facts, weak=True)
+            Pattern("fact", LINE_START + rf"{name}: {value}(?=\s*$)", literal=f"{name}: ", facts=facts, weak=True)
             for name, value, facts in (
                 ("precision", r"'?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?", {}),
                 ("activations_checkpoint_granularity", "(?P<recompute>selective|full)", {}),
@@ -91,7 +92,10 @@ DIALECT = Dialect(
         # NeMo 2 prints its configuration as Python: a name, `=`, a value and a comma on each line.
         *(
             Pattern(
-                "fact", f" {name}=", rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$", weak=True
+                "fact",
+                rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$",
+                literal=f" {name}=",
+                weak=True,
             )
             for name, fact in _MODEL.items()
         ),

@@ -16,33 +16,29 @@ _NAME = (
 DIALECT = Dialect(
     name="nvidia_smi",
     patterns=(
-        Pattern("fact", " (UUID: ", LINE_START + rf"GPU {_INDEX}: (?P<device>[^()\n]{{3,60}}?) \(UUID: "),
+        Pattern("fact", LINE_START + rf"GPU {_INDEX}: (?P<device>[^()\n]{{3,60}}?) \(UUID: "),
         Pattern(
             "fact",
-            " 00000000:",
             LINE_START
             + rf"\| {{1,4}}{_INDEX}  (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}(?:On|Off|N/A) {{0,4}}\| {{1,4}}00000000:",
         ),
         # gpustat
         Pattern(
-            "fact",
-            "°C, ",
-            LINE_START + rf"\[{_INDEX}\] (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}\| {{0,2}}\d{{1,3}}°C, ",
+            "fact", LINE_START + rf"\[{_INDEX}\] (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}\| {{0,2}}\d{{1,3}}°C, "
         ),
         Pattern(
             "fact",
-            " Instinct MI",
             LINE_START
             + r"GPU\[\d{1,3}\]\s{0,4}: (?:Card [Ss]eries|Product Name|Card [Mm]odel):\s{0,4}"
             + r"(?P<device>AMD Instinct MI\d{2,3}[AX]?(?: \w{2,6}){0,2})"
             + END,
+            literal=" Instinct MI",
         ),
         Pattern(
             "fact",
-            "evice",
             START + rf"(?:[Uu]sing |[Tt]raining on )?(?:CUDA |GPU )?[Dd]evice(?: name)?(?:: | ?= ?){_NAME}" + END,
             weak=True,
         ),
-        Pattern("fact", "GPU", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
+        Pattern("fact", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
     ),
 )

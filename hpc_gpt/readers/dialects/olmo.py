@@ -22,21 +22,14 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "[step=",
             r"\[step=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}|\?\?\?)(?:,epoch=\d{1,9}[\],]|, eta=|\](?=\s*$))",
         ),
         *settings("NAME=FIELD", _METRICS, r"(?<!\S)", "more"),
-        Pattern("more", "/flopsPS=", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
-        Pattern(
-            "fact",
-            "Total number of parameters: ",
-            r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END,
-            weak=True,
-        ),
+        Pattern("more", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
+        Pattern("fact", r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END, weak=True),
         # The whole configuration on one line. A `d_model` of another program has no such batch.
         Pattern(
             "fact",
-            "device_train_microbatch_size=",
             r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
             + "".join(
                 later(rf"[(, ]{name}=", group, "(?=[,)])", r"\d{1,9}", r"[^\n]{0,20000}?")
@@ -54,6 +47,7 @@ DIALECT = Dialect(
                 )
             )
             + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
+            literal="device_train_microbatch_size=",
         ),
         line("fact", "Building transformer with {params} total params,", weak=True),
     ),

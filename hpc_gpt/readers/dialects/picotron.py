@@ -11,7 +11,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| Tokens/s/GPU: ",
             r"\bStep: (?P<step>\d{1,12})(?= *\|)"
             + named(loss=r"\| Loss: *", mfu_percent=r"\| MFU: *")
             + "".join(
@@ -23,12 +22,8 @@ DIALECT = Dialect(
                 )
             )
             + later(r"\| Memory usage: *", "memory_reserved_gb", "(?=GB)"),
+            literal="| Tokens/s/GPU: ",
         ),
-        Pattern(
-            "fact",
-            "Number of parameters: ",
-            START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$",
-            weak=True,
-        ),
+        Pattern("fact", START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$", weak=True),
     ),
 )

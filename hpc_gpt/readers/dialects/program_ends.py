@@ -43,11 +43,14 @@ DIALECT = Dialect(
     name="program_ends",
     patterns=(
         # torchrun's and Ray's, of whatever they started
-        Pattern("end", "] worker group successfully finished", r"\] worker group successfully finished", ended="done"),
-        Pattern("end", "' succeeded", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
-        *(Pattern("end", words, rf"(?<!\w){words}{rest}", ended=ended, weak=True) for words, rest, ended in _TABLE),
+        Pattern("end", r"\] worker group successfully finished", ended="done"),
+        Pattern("end", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
         *(
-            Pattern("end", literal, rf"(?i)^{_NOT}.{{0,200}}?{said}", ended=ended, weak=True)
+            Pattern("end", rf"(?<!\w){words}{rest}", literal=words, ended=ended, weak=True)
+            for words, rest, ended in _TABLE
+        ),
+        *(
+            Pattern("end", rf"(?i)^{_NOT}.{{0,200}}?{said}", literal=literal, ended=ended, weak=True)
             for literal, said, ended in (
                 *((literal, _SAID, "done") for literal in ("raining", "RAINING", "inished", "omplete")),
                 ("arly", _EARLY, "stopped"),

@@ -29,7 +29,7 @@ def _state(state: str, ended: str) -> Pattern:
 DIALECT = Dialect(
     name="slurm_words",
     patterns=(
-        Pattern("fact", "CANCELLED", r"\*\*\* (?:JOB|STEP) (?P<job_id>\d{1,12})\S{0,20} ON "),
+        Pattern("fact", r"\*\*\* (?:JOB|STEP) (?P<job_id>\d{1,12})\S{0,20} ON ", literal="CANCELLED"),
         _cancelled("JOB|STEP", "DUE TO TIME LIMIT", "walltime"),
         _cancelled("JOB|STEP", "DUE TO PREEMPTION", "preempted"),
         _cancelled("JOB|STEP", "DUE TO NODE FAILURE", "node_failure"),
@@ -69,14 +69,14 @@ DIALECT = Dialect(
         _row("OUT_OF_ME", r"OUT_OF_ME(?:MORY|\+)?", "host_memory"),
         _row("CANCELLED", r"CANCELLED\+?", "cancelled"),
         echo("error", "FAILED", _ROW + "FAILED" + _ROW_END),
-        Pattern("end", "COMPLETED", _ROW.replace("words", "value") + "COMPLETED" + _ROW_END, ended="done"),
+        Pattern("end", _ROW.replace("words", "value") + "COMPLETED" + _ROW_END, literal="COMPLETED", ended="done"),
         _state("TIMEOUT|DEADLINE", "walltime"),
         _state("NODE_FAIL|BOOT_FAIL", "node_failure"),
         _state("PREEMPTED", "preempted"),
         _state("OUT_OF_MEMORY", "host_memory"),
         _state("CANCELLED", "cancelled"),
         echo("error", "JobState=FAILED", r"(?P<words>JobState=FAILED\b.{0,200})"),
-        Pattern("end", "JobState=COMPLETED", r"JobState=COMPLETED\b", ended="done"),
-        Pattern("fact", "JobId=", r"^JobId=(?P<job_id>\d{1,12}) "),
+        Pattern("end", r"JobState=COMPLETED\b", ended="done"),
+        Pattern("fact", r"^JobId=(?P<job_id>\d{1,12}) "),
     ),
 )  # fmt: skip

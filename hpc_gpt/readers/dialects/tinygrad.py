@@ -19,30 +19,32 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "s run",
             START
             + rf"(?P<step>\d{{1,12}}) {{1,8}}(?={NUMBER} [a-zA-Z])"
             + has(rf"{NUMBER} m?s run\b", rf"{NUMBER} loss\b")
             + _before(r" ms run\b", "step_ms")
             + _before(r" s run\b", "step_s")
             + _LOSS_AND_LR,
+            literal="s run",
         ),
         Pattern(
             "step",
-            " GB used",
             LINE_START
             + rf"(?={NUMBER} [a-zA-Z])"
             + has(rf"{NUMBER} loss\b", r" LR\b", r" GB used\b")
             + _before(r" s(?=,|\s*$)", "step_s")
             + _LOSS_AND_LR,
+            literal=" GB used",
         ),
         Pattern(
             "fact",
-            " examples/mlperf/model_train.py",
             START + r"(?:BS=(?P<global_batch>\d{1,7})|(?:DP|GPUS)=(?P<gpus_said>\d{1,5})|SEQLEN=(?P<seq>\d{1,7}))(?=\s)"
             r"(?=[^\n]{0,600} examples/mlperf/model_train\.py)",
+            literal=" examples/mlperf/model_train.py",
         ),
-        Pattern("fact", " ms run, ", rf" ms python, [^|\n]{{0,80}}?{NUMBER} ms \w{{1,12}} \* (?P<gpus>\d{{1,6}}), "),
+        Pattern(
+            "fact", rf" ms python, [^|\n]{{0,80}}?{NUMBER} ms \w{{1,12}} \* (?P<gpus>\d{{1,6}}), ", literal=" ms run, "
+        ),
         line("fact", "training with batch size {global_batch} for one epoch with {steps_planned} steps", START),
     ),
 )

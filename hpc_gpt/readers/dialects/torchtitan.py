@@ -18,7 +18,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "  loss: ",
             # The last step has a second line, of the final step.
             r"(?<!validate )\bstep: {1,8}(?P<step>\d{1,12})(?= {2}[^\n]{0,400} {2}(?:tps|wps): )"
             + later(r" {2}loss: {1,8}", "loss", "(?=  )", _NO_LOSS)
@@ -26,43 +25,33 @@ DIALECT = Dialect(
             + later(" (?:tps|wps): {1,8}", "tokens_per_s_gpu", "(?=  )", INT)
             + later(" memory: {1,8}", "memory_reserved_gib", r"(?=GiB\()")
             + later(" mfu: {1,8}", "mfu_percent", "(?=%)"),
+            literal="  loss: ",
         ),
-        Pattern("start", "Starting job: ", r"\b[\w.]{1,80} - INFO - Starting job: "),
+        Pattern("start", r"\b[\w.]{1,80} - INFO - Starting job: "),
         Pattern(
             "eval",
-            "validate step: ",
             rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?P<loss_eval>{_NO_LOSS}) {{2}}memory: ",
         ),
+        Pattern("fact", rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b"),
         Pattern(
             "fact",
-            "total parameters",
-            rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b",
-        ),
-        Pattern(
-            "fact",
-            "Total parameter count: ",
             rf"\bTotal parameter count: dense (?P<params_dense>{INT}), sparse (?P<params_sparse>{INT}), "
             rf"(?:vision {INT}, )?active (?P<params_active>{INT})\s*$",
         ),
-        Pattern("fact", "Swapped to Float8Linear", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
+        Pattern("fact", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
+        Pattern("fact", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"),
         Pattern(
-            "fact", "mixed_precision_param", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"
+            "fact", rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory"
         ),
         Pattern(
             "fact",
-            " capacity: ",
-            rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory",
-        ),
-        Pattern(
-            "fact",
-            "with local batch size",
             rf"\blocal batch size:? (?P<micro_batch>{INT}), global batch size (?P<global_batch>{INT}), "
             rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}),"
             rf"(?: total steps (?P<steps_planned>{INT}) )?",
+            literal="with local batch size",
         ),
         Pattern(
             "fact",
-            "ModelArgs(",
             _MODEL
             + "".join(
                 rf"(?=(?:[^\n]{{0,2000}}?\b{name}=(?P<{fact}>\d{{1,9}})(?=[,)]))?)"
@@ -78,22 +67,16 @@ DIALECT = Dialect(
                 )
             ),
         ),
+        Pattern("fact", _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)", facts={"untied_embeddings": 1}),
         Pattern(
             "fact",
-            "ModelArgs(",
-            _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)",
-            facts={"untied_embeddings": 1},
-        ),
-        Pattern(
-            "fact",
-            " tokens per train step, ",
             rf"\b(?P<global_batch_tokens>{INT}) tokens per train step, "
             rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?maximum context length (?P<seq>{INT}), "
             rf"total steps (?P<steps_planned>{INT}) ",
         ),
         Pattern(
             "fact",
-            "Building device mesh with parallelism: ",
+            # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
             r"\bBuilding device mesh with parallelism: "
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
             # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
@@ -105,25 +88,21 @@ DIALECT = Dialect(
         *(
             Pattern(
                 "fact",
-                "D device mesh with [",
                 r"-D device mesh with \["
                 + ", ?".join("'dp(?:_shard|_replicate)?'" if axis == "dp" else f"'{axis}'" for axis in axes)
                 + r"\], \["
                 + ", ?".join(rf"(?P<{axis}>\d{{1,6}})" for axis in axes)
                 + r"\]",
+                literal="D device mesh with [",
                 facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in axes},
             )
             for axes in map(str.split, _MESHES)
         ),
         Pattern(
-            "fact",
-            "activation checkpointing to the model",
-            r"\bApplied (?:full|FullAC) activation checkpointing to the model",
-            facts={"recompute": "full"},
+            "fact", r"\bApplied (?:full|FullAC) activation checkpointing to the model", facts={"recompute": "full"}
         ),
         Pattern(
             "fact",
-            "activation checkpointing to the model",
             r"\bApplied (?:selective|SelectiveAC) activation checkpointing to the model",
             facts={"recompute": "selective"},
         ),

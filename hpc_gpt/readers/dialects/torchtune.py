@@ -8,7 +8,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " | loss:",
             rf"\bStep (?P<step>\d{{1,12}}) \|(?= loss:{NUMBER} )"
             + named(loss=" loss:", lr=" lr:", memory_allocated_gib=" peak_memory_alloc:")
             + named(
@@ -17,16 +16,13 @@ DIALECT = Dialect(
                 grad_norm=" grad_norm:",
                 memory_reserved_gib=" peak_memory_reserved:",
             ),
+            literal=" | loss:",
         ),
         # The label of its bar: the epoch and the step, in some versions that of the epoch.
-        Pattern(
-            "step",
-            "|Loss: ",
-            rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)",
-        ),
-        Pattern("fact", "torchtune.utils", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
+        Pattern("step", rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)"),
+        Pattern("fact", r"\bINFO:torchtune\.utils\._?logging:", facts={"engine": "torchtune"}),
         line("fact", "batch_size: {micro_batch}", LINE_START, own=True),
         line("fact", "gradient_accumulation_steps: {micro_batches}", LINE_START, own=True),
-        Pattern("fact", "dtype: ", LINE_START + r"dtype: (?P<dtype>bf16|fp16|fp32)" + END, own=True),
+        Pattern("fact", LINE_START + r"dtype: (?P<dtype>bf16|fp16|fp32)" + END, own=True),
     ),
 )

@@ -37,7 +37,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "timing_s/step:",
             r"\bstep:(?P<step>\d{1,12})(?= - [^\n]{0,20000}? - timing_s/step:)"
             + _metric("actor/pg_loss", "loss")
             + _metric("actor/grad_norm", "grad_norm")
@@ -46,9 +45,10 @@ DIALECT = Dialect(
             + _metric("perf/throughput", "tokens_per_s_gpu", r"(?= - |\s*$)")
             + _metric("(?:actor/)?perf/max_memory_allocated_gb", "memory_allocated_gib")
             + _metric("(?:actor/)?perf/max_memory_reserved_gb", "memory_reserved_gib"),
+            literal="timing_s/step:",
         ),
         *(
-            Pattern("argument", literal, before + rf"(?P<key>{_SETTINGS}){between}(?P<value>\w{{1,12}}){after}")
+            Pattern("argument", before + rf"(?P<key>{_SETTINGS}){between}(?P<value>\w{{1,12}}){after}", literal=literal)
             for literal, before, between, after in (  # the lines of Ray's actors are labelled
                 (" pid=", r"(?<=[{ ]')", "': ", r"(?=[,}])"),
                 ("actor_rollout_ref.", r"(?<=[\w]\.)", "=", r"(?=\s)"),

@@ -345,14 +345,14 @@ class _Entry:
 
 # The four-byte pieces of literals that lines have most often, one after another: tests hold them to the specimens.
 _PIECES = (
-    '0000     000: 00rainsteplossrrortraiing tiontimeror:or:  lossize-00 atioErroINFO": "atchion 000:000]moryemor'
-    ' traitererro00]  errain_ranke": ningbatcparaeratoss:okenmemo | l ste timrati_sizpochper_s": kens00: ted ss: '
-    "oss tera_pertoke itemplecess toklocaank  par of vicetep  memotalodel.py: to  for 0, ize:evicze: withroceoces"
+    '0000     000: 00rainsteplossrrortraiing tiontimeror:or:  lossize-00 atioErroINFO": "atchion 000:", "000]mory'
+    'emor traitererro00]  errain_ranke": ningbatcparaeratoss:okenmemo | l ste timrati_sizpochper_s": kens00: ted '
+    "ss: oss tera_pertoke itemplecess toklocaank  par of vicetep  memotalodel to  for 0, ize:evicze: withroceoces"
     "lloceErrated: 0,normith inined: aramaini wituntiter ntimdevi_stemodeallo siz in ocatled gradcate faital for "
     "failepoc on  numserv_lostep:tch_pleserveampl INFythothontepss_pe_batNCCL:   00 ( GPUumbetingsecoorchmberize "
-    "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiCUDA per = 0totaime:iledeserer oed te 00"
-    "data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_saral"
-    "aile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n gra"
+    "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiNFO CUDA per = 0totaime:iledeserer oed t"
+    "e 00data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_s"
+    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra"
 )
 COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES), 4))
 

@@ -21,16 +21,14 @@ from hpc_gpt.readers.logs.line_kinds import (
     kinds_for_a_log,
     zeroed,
 )
-from hpc_gpt.readers.logs.lines import (
-    LONGEST_LINE,
-    LineReader,
-)
+from hpc_gpt.readers.logs.lines import LineReader
 from hpc_gpt.readers.logs.matches import (
     ANSI,
     Found,
     literal_scan,
     without_colours,
 )
+from hpc_gpt.readers.logs.parts import LONGEST_LINE
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.logs.stretches import Between, is_between, take_known
 from hpc_gpt.readers.logs.tracebacks import LAST_FRAME

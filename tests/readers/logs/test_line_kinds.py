@@ -85,9 +85,9 @@ def test_a_line_of_an_epoch_that_is_printed_twice_counts_once(tmp_path: Path) ->
 def test_the_digits_that_patterns_ask_for() -> None:
     """Where they are, and None if the line lacks one or its pattern says what must not be there."""
 
-    def asked(regex: str, text: str, literal: str = "") -> object:
-        pattern = Pattern("fact", literal, regex)
-        return asked_digits([DialectPattern(Dialect("x", (pattern,), "", ""), pattern, 0)], text)
+    def asked(regex: str, text: str, literal: str = "any") -> object:
+        pattern = Pattern("fact", regex, literal)
+        return asked_digits([DialectPattern(Dialect("x", (pattern,)), pattern, 0)], text)
 
     assert asked(r"step=(?P<step>[1-9]\d*), s", "step=120, s") == ((5, "123456789"),)
     assert asked(r"step=(?P<step>[1-9]\d*), s", "step=020, s") is None
@@ -104,7 +104,7 @@ def test_a_pattern_that_asks_for_a_digit_is_asked_each_time(tmp_path: Path, monk
     """`step 7` is a line of steps to this dialect, `step 8` is none."""
     dialect = Dialect(
         "picky",
-        (Pattern("step", "picky step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),),
+        (Pattern("step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),),
     )
     patterns = (DialectPattern(dialect, dialect.patterns[0], 0),)
     monkeypatch.setattr(matches, "all_patterns", lambda: patterns)
