@@ -202,6 +202,13 @@ def settings(
     )
 
 
+def entries(
+    form: str, fields: Mapping[str, str], end: str = FIELD_END, within: str = r"[^\n]{0,1000}?", number: str = NUMBER
+) -> str:
+    """A lookahead for each of {name: field}, after the regex `form` with the name for NAME."""
+    return "".join(later(form.replace("NAME", name), field, end, number, within) for name, field in fields.items())
+
+
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the
 # name and the message of the exception decide the class of a failure.
 # What launchers put before it: `[rank3]: `, `[default3]:`, `[1,3]<stderr>:`, `12: `, `r6i4n5: `, `(worker pid=12) `, a

@@ -19,7 +19,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            # What was cut is not whole.
             r"\bbatches: ?(?P<step>\d{1,12})(?= \|)"
             + _of_record("loss: ?", "loss", "(?=/)")
             + _of_record(rf"loss: ?{NUMBER}/", "loss_eval")

@@ -160,7 +160,9 @@ DIALECT = Dialect(
         *failure_family("node_failure", _FABRIC,
             says=("fabric manager | fabric Manager | fabricmanager | NVSwitch | fabric state | NVLink is down | "
             "nvlink inactive")),
-        Pattern("failure", r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})", literal="ask launch for ", ended="node_failure", to_do=_LAUNCH),
+        Pattern("failure",
+            r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})",
+            literal="ask launch for ", ended="node_failure", to_do=_LAUNCH),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),
@@ -194,8 +196,10 @@ DIALECT = Dialect(
             says=("CUDA_HOME | Unable to JIT load | Ninja is required | nvcc: not found | cannot find nvcc | "
             "No such file or directory: '…/nvcc' | No such file or directory: 'nvcc' | "
             "No such file or directory: 'ninja' | No such file or directory: 'which' | Failed to find C compiler")),
-        Pattern("failure", r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
-            r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})", literal=" error: ", ended="user_error", to_do=_BUILD),
+        Pattern("failure",
+            r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
+            r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})",
+            literal=" error: ", ended="user_error", to_do=_BUILD),
         *failure_family("user_error", _INSTALL,
             says=("package doesn't have | please install | please build | is not installed | are not installed | "
             "was not built with | was not compiled with | compiled without | built without | "

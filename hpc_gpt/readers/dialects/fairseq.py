@@ -4,11 +4,19 @@
 the time since the start, `bsz` the sequences of a batch.
 """
 
-from hpc_gpt.readers.pattern import LINE_START, NUMBER, Dialect, Pattern, line
+from collections.abc import Mapping
+
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, Dialect, Pattern, entries, line
+
+_FIELDS = {
+    "loss": "loss_bits", "num_updates": "step", "wps": "tokens_per_s", "lr": "lr", "gnorm": "grad_norm",
+    "loss_scale": "loss_scale", "cuda_gb_allocated": "memory_allocated_gib", "cuda_gb_reserved": "memory_reserved_gib",
+    "wall": "elapsed_s",
+}  # fmt: skip
 
 
-def _entry(key: str, group: str) -> str:
-    return rf"(?=(?:[^{{}}\n]{{0,20000}}?, \"{key}\": \"?(?P<{group}>{NUMBER})\"?(?=[,}}]))?)"
+def _entries(fields: Mapping[str, str]) -> str:
+    return entries(', "NAME": "?', fields, '"?(?=[,}])', r"[^{}\n]{0,20000}?")
 
 
 def _pair(key: str, group: str) -> str:
@@ -25,16 +33,8 @@ DIALECT = Dialect(
         Pattern(
             "step",
             r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})(?=[^{}\n]{0,20000}?, \"loss\": )"
-            + _entry("loss", "loss_bits")
-            + _entry("num_updates", "step")
-            + _entry("wps", "tokens_per_s")
-            + _entry("bsz", "global_batch").replace(NUMBER, r"\d{1,9}")
-            + _entry("lr", "lr")
-            + _entry("gnorm", "grad_norm")
-            + _entry("loss_scale", "loss_scale")
-            + _entry("cuda_gb_allocated", "memory_allocated_gib")
-            + _entry("cuda_gb_reserved", "memory_reserved_gib")
-            + _entry("wall", "elapsed_s"),
+            + _entries(_FIELDS)
+            + _entries({"bsz": "global_batch"}).replace(NUMBER, r"\d{1,9}"),
             literal='"num_updates": ',
         ),
         # Versions of 2018: the update of the epoch, and running means in brackets.
@@ -59,8 +59,7 @@ DIALECT = Dialect(
         Pattern(
             "eval",
             r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})"
-            + _entry("valid_loss", "loss_eval_bits")
-            + _entry("valid_num_updates", "step"),
+            + _entries({"valid_loss": "loss_eval_bits", "valid_num_updates": "step"}),
             literal='"valid_loss": ',
         ),
         Pattern(

@@ -10,7 +10,7 @@ the runtime over the steps is exact, but it may show how many steps there were.
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern, line, settings
+from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern, entries, line, settings
 
 _SHAPE = {
     "hidden": ("n_embd", "hidden_size"),
@@ -35,6 +35,21 @@ _HEADER = {
     "Num examples": "samples_per_epoch", "Num Epochs": "epochs", "Instantaneous batch size per device": "micro_batch",
     "Gradient Accumulation steps": "micro_batches", "Total optimization steps": "steps_planned",
 }  # fmt: skip
+_WITHIN = r"[^{}\n]{0,1500}?"
+_FIGURES = {
+    "num_(?:input_tokens_seen|tokens)": "consumed_tokens", "step_tokens_per_second": "tokens_per_s",
+    r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)": "memory_allocated_gib",
+    r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)": "memory_reserved_gib",
+    "total_peak_memory_allocated_MB": "memory_allocated_mib", "total_peak_memory_reserved_MB": "memory_reserved_mib",
+    "step_time": "step_s", "tokens(?:/train_per_sec|_per_second)_per_gpu": "tokens_per_s_gpu",
+}  # fmt: skip
+_OF_SWIFT = {
+    "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", r"memory\(GiB\)": "memory_reserved_gib",
+}  # fmt: skip
+_TOTALS = {
+    "train_samples_per_second": "samples_per_s", "train_tokens_per_second": "tokens_per_s",
+    "train_steps_per_second": "steps_rounded", "train_loss": "loss_mean",
+}  # fmt: skip
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
@@ -44,9 +59,9 @@ def _quoted(group: str) -> str:
     return rf"'?(?P<{group}>{NUMBER})'?(?=[,}}])"
 
 
-def _entry(key: str, group: str) -> str:
-    """A lookahead for one entry of the dict that follows, if there is one."""
-    return rf"(?=(?:[^{{}}\n]{{0,1500}}?'{key}': {_quoted(group)})?)"
+def _entries(fields: Mapping[str, str]) -> str:
+    """A lookahead for each entry of the dict that follows."""
+    return entries("'NAME': '?", fields, "'?(?=[,}])", _WITHIN)
 
 
 def _settings(literal: str, keys: str) -> Pattern:
@@ -119,21 +134,11 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            # Most lines have none of these, which one search finds out.
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
-            + _entry("grad_norm", "grad_norm")
-            + _entry("learning_rate", "lr")
-            + _entry("epoch", "epoch")
+            + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these, which one search finds out.
             + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step))"
-            + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
-            + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
-            + _entry(r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)", "memory_reserved_gib")
-            + _entry("total_peak_memory_allocated_MB", "memory_allocated_mib")
-            + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
-            + _entry("step_tokens_per_second", "tokens_per_s")
-            + _entry("step_time", "step_s")
-            + _entry("tokens(?:/train_per_sec|_per_second)_per_gpu", "tokens_per_s_gpu")
+            + _entries(_FIGURES)
             + _PROGRESS
             + ")?",
         ),
@@ -141,11 +146,8 @@ DIALECT = Dialect(
         Pattern(
             "step",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\(iter/s\)\": )"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"grad_norm\": (?P<grad_norm>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"learning_rate\": (?P<lr>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"epoch\": (?P<epoch>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"memory\(GiB\)\": (?P<memory_reserved_gib>{NUMBER})(?=[,}}]))?)"
-            r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
+            + entries('"NAME": ', _OF_SWIFT, "(?=[,}])", _WITHIN)
+            + r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
             literal='"train_speed(iter/s)": ',
         ),
@@ -167,11 +169,7 @@ DIALECT = Dialect(
         ),
         Pattern(
             "total",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"
-            + _entry("train_samples_per_second", "samples_per_s")
-            + _entry("train_tokens_per_second", "tokens_per_s")
-            + _entry("train_steps_per_second", "steps_rounded")
-            + _entry("train_loss", "loss_mean"),
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}" + _entries(_TOTALS),
         ),
         # The block of metrics at the end: it always has two decimals of a second, so a cut shows.
         Pattern(

@@ -1,11 +1,8 @@
 """InternEvo and InternLM: a line a step. Its TFLOPs and `tgs` are per GPU, of the last step."""
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, entries
 
-
-def _later(key: str, group: str) -> str:
-    return rf"(?=(?:[^\n]{{0,1000}}?[ ,]{key}=(?P<{group}>{NUMBER})(?=[ ,]))?)"
-
+_FIELDS = {"lr": "lr", "grad_norm": "grad_norm", "num_consumed_tokens": "consumed_tokens"}
 
 DIALECT = Dialect(
     name="internevo",
@@ -15,9 +12,7 @@ DIALECT = Dialect(
             "step",
             rf"\btflops=(?P<tflops>{NUMBER})[ ,]{{1,2}}step=(?P<step>\d{{1,12}})[ ,]{{1,2}}loss=(?P<loss>{NUMBER})[ ,]"
             rf"[^\n]{{0,100}}?\btgs \(tokens/gpu/second\)=(?P<tokens_per_s_gpu>{NUMBER})(?=[ ,])"
-            + _later("lr", "lr")
-            + _later("grad_norm", "grad_norm")
-            + _later("num_consumed_tokens", "consumed_tokens"),
+            + entries("[ ,]NAME=", _FIELDS, "(?=[ ,])"),
         ),
         Pattern(
             "start",

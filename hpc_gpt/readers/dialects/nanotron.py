@@ -4,24 +4,22 @@
 `time_per_iteration_ms` (since March 2025). 1.02K samples may be 1,020 or 1,024: only a batch without a suffix is read.
 """
 
-from hpc_gpt.readers.pattern import END, INT, SHORT, Dialect, Pattern
+from collections.abc import Mapping
 
-_BEFORE = r"(?=(?:[^\n]{0,4000}?\| "
+from hpc_gpt.readers.pattern import END, INT, SHORT, Dialect, Pattern, entries
+
+_COLUMNS = {
+    "consumed_tokens": "consumed_tokens", "tokens_per_sec": "tokens_per_s", "tokens_per_sec_per_gpu": "tokens_per_s_gpu",
+    "lm_loss": "loss", "lr": "lr", "model_tflops_per_gpu": "tflops",
+}  # fmt: skip
+_SIZES = {"cp": "cp", "sequence_length": "seq", "global_batch_size": "global_batch", "train_steps": "steps_planned"}
 
 
-def _column(key: str, group: str, number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
-    """A lookahead for one column, if the line has it."""
-    return rf"{_BEFORE}{key}: {{0,20}}(?P<{group}>{number}){end})?)"
+def _columns(fields: Mapping[str, str], number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
+    """A lookahead for each column that the line has."""
+    return entries(r"\| NAME: {0,20}", fields, end, r"[^\n]{0,4000}?", number)
 
 
-_COLUMNS = (
-    _column("consumed_tokens", "consumed_tokens")
-    + _column("tokens_per_sec", "tokens_per_s")
-    + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
-    + _column("lm_loss", "loss")
-    + _column("lr", "lr")
-    + _column("model_tflops_per_gpu", "tflops")
-)
 _ITERATION = r"\biteration: (?P<step>\d{1,12}) / (?P<steps_planned>\d{1,12})(?= \|)"
 
 # A line of the configuration follows the tag: a program that logs its own source has the same text without one.
@@ -35,24 +33,19 @@ DIALECT = Dialect(
         Pattern(
             "step",
             _ITERATION
-            + _column("elapsed_time_per_iteration_ms", "step_ms")
-            + _column("global_batch_size", "global_batch", r"\d{1,9}")
-            + _COLUMNS
-            + _column("grad_norm", "grad_norm", end=r"(?= \||\s*$)"),
+            + _columns({"elapsed_time_per_iteration_ms": "step_ms"} | _COLUMNS)
+            + _columns({"global_batch_size": "global_batch"}, r"\d{1,9}")
+            + _columns({"grad_norm": "grad_norm"}, end=r"(?= \||\s*$)"),
             literal="| elapsed_time_per_iteration_ms: ",
         ),
         Pattern(
             "step",
-            _ITERATION + _column("time_per_iteration_ms", "step_ms") + _COLUMNS + _column("grad_norm", "grad_norm"),
+            _ITERATION + _columns({"time_per_iteration_ms": "step_ms", "grad_norm": "grad_norm"} | _COLUMNS),
             literal="| time_per_iteration_ms: ",
         ),
         Pattern(
             "fact",
-            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)"
-            + _column("cp", "cp", INT)
-            + _column("sequence_length", "seq", INT)
-            + _column("global_batch_size", "global_batch", INT)
-            + _column("train_steps", "steps_planned", INT),
+            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)" + _columns(_SIZES, INT),
         ),
         # The configuration as pprint prints it: one argument per line.
         Pattern("fact", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),

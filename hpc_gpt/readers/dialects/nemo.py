@@ -36,7 +36,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            # Without a `]` the bar is cut: what a comma follows is whole.
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
             rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
             + _entry("reduced_train_loss", "loss")
@@ -56,7 +55,6 @@ DIALECT = Dialect(
         ),
         Pattern(
             "step",
-            # After the samples they end the line.
             r"\bTraining epoch \d{1,9}, iteration (?P<before>\d{1,12})/\d{1,12}(?= \|)"
             + _column("lr", "lr")
             + _column("global_batch_size", "global_batch")

@@ -4,7 +4,7 @@ OLMo-core rounds to four decimals below 1 and prints K, M, B above; `BPS` is too
 its line.
 """
 
-from hpc_gpt.readers.pattern import END, Dialect, Pattern, later, line, settings
+from hpc_gpt.readers.pattern import END, Dialect, Pattern, entries, later, line, settings
 
 _METRICS = {
     "train/CrossEntropyLoss": "loss", "train/CE loss": "loss",
@@ -15,6 +15,11 @@ _METRICS = {
     "System/Peak GPU Memory (MB)": "memory_allocated_mb",
 }  # fmt: skip
 
+_CONFIGURATION = {
+    "d_model": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "max_sequence_length": "seq",
+    "vocab_size": "vocab_unpadded", "embedding_size": "vocab", "global_train_batch_size": "global_batch",
+    "device_train_microbatch_size": "micro_batch", "device_train_grad_accum": "micro_batches",
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="olmo",
@@ -31,21 +36,7 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
-            + "".join(
-                later(rf"[(, ]{name}=", group, "(?=[,)])", r"\d{1,9}", r"[^\n]{0,20000}?")
-                for name, group in (
-                    ("d_model", "hidden"),
-                    ("n_layers", "layers"),
-                    ("n_heads", "heads"),
-                    ("n_kv_heads", "kv_heads"),
-                    ("max_sequence_length", "seq"),
-                    ("vocab_size", "vocab_unpadded"),
-                    ("embedding_size", "vocab"),
-                    ("global_train_batch_size", "global_batch"),
-                    ("device_train_microbatch_size", "micro_batch"),
-                    ("device_train_grad_accum", "micro_batches"),
-                )
-            )
+            + entries("[(, ]NAME=", _CONFIGURATION, "(?=[,)])", r"[^\n]{0,20000}?")
             + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
             literal="device_train_microbatch_size=",
         ),

@@ -4,12 +4,16 @@
 in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, later, named
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, entries, later, named
 
 _NO_LOSS = rf"(?!-){NUMBER}"  # below 0: the rank has no loss
 _MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 _MODEL = r"\bBuilding \S{1,64} \S{1,64} with \w{0,40}ModelArgs\("
+_ARGUMENTS = {
+    "dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "head_dim": "head_dim",
+    "num_experts": "experts", "top_k": "experts_per_token", "vocab_size": "vocab",
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="torchtitan",
@@ -50,23 +54,7 @@ DIALECT = Dialect(
             rf"(?: total steps (?P<steps_planned>{INT}) )?",
             literal="with local batch size",
         ),
-        Pattern(
-            "fact",
-            _MODEL
-            + "".join(
-                rf"(?=(?:[^\n]{{0,2000}}?\b{name}=(?P<{fact}>\d{{1,9}})(?=[,)]))?)"
-                for name, fact in (
-                    ("dim", "hidden"),
-                    ("n_layers", "layers"),
-                    ("n_heads", "heads"),
-                    ("n_kv_heads", "kv_heads"),
-                    ("head_dim", "head_dim"),
-                    ("num_experts", "experts"),
-                    ("top_k", "experts_per_token"),
-                    ("vocab_size", "vocab"),
-                )
-            ),
-        ),
+        Pattern("fact", _MODEL + entries(r"\bNAME=", _ARGUMENTS, "(?=[,)])", r"[^\n]{0,2000}?")),
         Pattern("fact", _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)", facts={"untied_embeddings": 1}),
         Pattern(
             "fact",
@@ -76,7 +64,6 @@ DIALECT = Dialect(
         ),
         Pattern(
             "fact",
-            # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
             r"\bBuilding device mesh with parallelism: "
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
             # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.

@@ -30,7 +30,6 @@ DIALECT = Dialect(
         *(
             Pattern(
                 "progress",
-                # The goal of a named bar may be less than the whole run.
                 _BEGIN
                 + name
                 + _BAR

@@ -7,8 +7,14 @@ in the command of a shell.
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, later, line, without_unknown
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, entries, later, line, without_unknown
 
+_METRICS = {
+    "actor/pg_loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "lr", "timing_s/step": "step_s",
+    "(?:actor/)?perf/max_memory_allocated_gb": "memory_allocated_gib",
+    "(?:actor/)?perf/max_memory_reserved_gb": "memory_reserved_gib",
+}  # fmt: skip
+_NAME, _WITHIN = r" - NAME:(?:np\.\w{1,12}\()?", r"[^\n]{0,20000}?"
 _SETTINGS = "train_batch_size|n_gpus_per_node|nnodes|ppo_micro_batch_size_per_gpu|enable_gradient_checkpointing"
 
 
@@ -25,10 +31,6 @@ def _interpret(texts: Mapping[str, str]) -> Fields:
     )
 
 
-def _metric(key: str, group: str, end: str = "(?= - )") -> str:
-    return later(rf" - {key}:(?:np\.\w{{1,12}}\()?", group, rf"\)?{end}", within=r"[^\n]{0,20000}?")
-
-
 DIALECT = Dialect(
     name="verl",
     engine="verl",
@@ -38,13 +40,8 @@ DIALECT = Dialect(
         Pattern(
             "step",
             r"\bstep:(?P<step>\d{1,12})(?= - [^\n]{0,20000}? - timing_s/step:)"
-            + _metric("actor/pg_loss", "loss")
-            + _metric("actor/grad_norm", "grad_norm")
-            + _metric("actor/lr", "lr")
-            + _metric("timing_s/step", "step_s")
-            + _metric("perf/throughput", "tokens_per_s_gpu", r"(?= - |\s*$)")
-            + _metric("(?:actor/)?perf/max_memory_allocated_gb", "memory_allocated_gib")
-            + _metric("(?:actor/)?perf/max_memory_reserved_gb", "memory_reserved_gib"),
+            + entries(_NAME, _METRICS, r"\)?(?= - )", _WITHIN)
+            + later(_NAME.replace("NAME", "perf/throughput"), "tokens_per_s_gpu", r"\)?(?= - |\s*$)", within=_WITHIN),
             literal="timing_s/step:",
         ),
         *(
