@@ -26,8 +26,7 @@ The rules, in this order:
 
 import math
 import re
-import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hpc_gpt.ends.failures import VAGUE, meaning
@@ -42,20 +41,9 @@ from hpc_gpt.readers.blame import (
 from hpc_gpt.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
 from hpc_gpt.readers.dialects.memory_exhausted import held_by_others
 from hpc_gpt.readers.logs import Failure, Part
-from hpc_gpt.readers.pattern import MARKS
+from hpc_gpt.readers.part_failures import found_in, has_steps, join_blocks, last_line, last_setting, last_step_at
 from hpc_gpt.secrets import hide_secrets
 
-# torchelastic's report of a failed group: lines of the host, number and exit code of one rank.
-_ROOT = re.compile(r"^Root Cause ")
-_HOST = re.compile(r"^host +: ")
-_RANK = re.compile(r"^rank +: \d+ \(local_rank: ")
-_EXIT = re.compile(r"^exitcode +: (-?\d+)")
-_LONGEST_BLOCK = 8  # lines
-IGNORED = "Exception ignored "
-# What an interpreter, its threads and exit functions print as it ends.
-_BEGINS_TRACEBACK = re.compile(rf"{IGNORED}|Exception in thread |Error in atexit")
-_AT_EXIT = re.compile(r"Fatal Python error: (?!Segm|Bus|Ill|Float)")
-_LONGEST_TRACEBACK = 40  # lines
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
 SKEW_S = 2.0
 NEAR_LINES = 200
@@ -135,21 +123,21 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     survived: list[Failure] = []
     open_: list[Failure] = []
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
-    trained_at = max((at for part in parts if (at := _last_step_at(part)) is not None), default=-math.inf)
-    has_trained = any(map(_has_steps, parts))
-    found_in = [_found_in(part) for part in parts]
+    trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
+    has_trained = any(map(has_steps, parts))
+    failed = [found_in(part) for part in parts]
     of_ranks = {part.file: _OwnFailures() for part in parts}
-    for part, found in zip(parts, found_in, strict=True):
+    for part, found in zip(parts, failed, strict=True):
         of_ranks[part.file].add(part, found)
     labelled = sum(each.labelled > 0 for each in of_ranks.values())
-    for part, found in zip(parts, found_in, strict=True):
+    for part, found in zip(parts, failed, strict=True):
         own, rank = of_ranks[part.file], _rank_of_file(part.file)
-        beside = has_trained and not _has_steps(part)
+        beside = has_trained and not has_steps(part)
         ranks_ran = beside or labelled > bool(own.labelled)
         begun = own.begun if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
-        trained, trained_by_others = _last_line(part, 1), _last_line(part, 1 if reached_end else 2)
-        for failure in _join_blocks(found):
+        trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
+        for failure in join_blocks(found):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
                 failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
@@ -239,84 +227,6 @@ def one_line(words: str) -> str:
     return hide_secrets(" ".join(printable.split()))[:400]
 
 
-def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
-    """The failures in the order of their lines, of those on one line the most specific."""
-    best: dict[tuple[str, int], Failure] = {}
-    for failure in failures:
-        place = (failure.place.file, failure.place.line)
-        if place not in best or plainness(failure) < plainness(best[place]):
-            best[place] = failure
-    return sorted(best.values(), key=lambda failure: failure.place.line)
-
-
-def _found_in(part: Part) -> list[Failure]:
-    """The failures of a part, one of each line, and the ends that it says itself."""
-    ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
-    done = min((place.line for ended, place in part.ends if ended == "done"), default=math.inf)
-    return without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done)
-
-
-def plainness(failure: Failure) -> tuple[bool, bool, bool]:
-    """A sort key: of the failures of one line the first by it counts."""
-    # An echo has a pattern of its own, which is more specific than the bare name of the exception.
-    plain = failure.ended == "error" and not failure.to_do
-    return plain and not failure.echo, plain, not failure.to_do
-
-
-def _last_line(part: Part, steps_left: int) -> int:
-    """The line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
-    found = [0, *(where.line for ended, where in part.ends if ended == "done")]
-    found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
-    for steps in part.steps.values():
-        # Of very many lines only a sample is kept: each represents several.
-        nth = steps_left if steps.stride == 1 else 1
-        found += [int(steps.line[-nth])] if len(steps) >= nth else []
-    # tqdm draws its bar again as it is closed, after the traceback.
-    bars = [
-        bar
-        for before, bar in zip([None, *part.progress], part.progress, strict=False)
-        if not before or bar[0] != before[0]
-    ]
-    found += [bars[-steps_left][2]] if len(bars) >= steps_left else []
-    return max(found)
-
-
-def _has_steps(part: Part) -> bool:
-    return bool(part.progress or any(map(len, part.steps.values())))
-
-
-def _last_setting(part: Part) -> int:
-    """The last line in which a program says what it trains; 0 without one."""
-    lines = [place.line for _, place in part.arguments.values()]
-    lines += [fact.place.line for name in MARKS for fact in part.facts.get(name, ())]
-    return max(lines, default=0)
-
-
-def _last_step_at(part: Part) -> float | None:
-    """The time of day of a part's last step, in epoch seconds; None without one."""
-    last = [steps["at"][-1] for steps in part.steps.values() if len(steps) and math.isfinite(steps["at"][-1])]
-    return float(max(last)) if last else None
-
-
-def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list[Failure]:
-    """The failures, sorted by line, without those that ended nothing: what Python says it ignored, each after its
-    `IGNORED` line; after the line in which the program is `done`, what its threads and exit functions say too."""
-    kept: list[Failure] = []
-    ignored: Failure | None = None
-    for failure in failures:
-        at_end = failure.place.line > done
-        if failure.echo and _BEGINS_TRACEBACK.match(failure.words):
-            ignored = failure if at_end or failure.words.startswith(IGNORED) else ignored
-        elif ignored is not None and failure.place.line - ignored.place.line <= _LONGEST_TRACEBACK:
-            if failure.rank is None or ignored.rank is None or failure.rank == ignored.rank:
-                ignored = None  # the last line of its traceback
-            else:
-                kept.append(failure)
-        elif not (at_end and _AT_EXIT.match(failure.words)):
-            kept.append(failure)
-    return kept
-
-
 @dataclass
 class _OwnFailures:
     """Where ranks fail of themselves in a file: the `last` line, the last one that is `labelled` with a rank; and the
@@ -328,7 +238,7 @@ class _OwnFailures:
 
     def add(self, part: Part, failures: Sequence[Failure]) -> None:
         """Adds a part of the file."""
-        self.begun = max(self.begun, _last_setting(part), part.first_line if part.started else 0)
+        self.begun = max(self.begun, last_setting(part), part.first_line if part.started else 0)
         for each in failures:
             # srun's words are about a task that may have said more, a shell's about none.
             if (
@@ -475,45 +385,3 @@ def _rank_of_file(file: str) -> int | None:
     """
     found = _RANK_IN_FILE.findall(file)
     return int(found[-1]) if found else None
-
-
-def _join_blocks(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures, sorted by line, with each of torchelastic's blocks as one: its rank, node and exit code.
-
-    The block below `Root Cause` was observed first. Lines of a block that was cut off stay as they are.
-    """
-    joined: list[Failure] = []
-    begun: list[Failure] = []
-    for failure in failures:
-        another = _HOST.match(failure.words) and any(_HOST.match(each.words) for each in begun)
-        if begun and (another or not 0 < failure.place.line - begun[0].place.line <= _LONGEST_BLOCK):
-            joined += begun
-            begun = []
-        if failure.echo and any(regex.match(failure.words) for regex in (_ROOT, _HOST, _RANK)):
-            begun.append(failure)
-        elif begun and _EXIT.match(failure.words) and (whole := _joined(begun, failure)):
-            joined.append(whole)
-            begun = []
-        else:
-            joined.append(failure)
-    return sorted([*joined, *begun], key=lambda failure: failure.place.line)
-
-
-def _joined(begun: Sequence[Failure], end: Failure) -> Failure | None:
-    rank = next((failure.rank for failure in begun if _RANK.match(failure.words)), None)
-    if rank is None:
-        return None
-    node = next((failure.node for failure in begun if _HOST.match(failure.words)), None)
-    words = f"rank {rank} {_exit_text(end)}"
-    if any(_ROOT.match(failure.words) for failure in begun):
-        words = f"{words}, {FIRST_OBSERVED}"
-    return replace(end, words=words, rank=rank, node=None if node == "localhost" else node)
-
-
-def _exit_text(failure: Failure) -> str:
-    found = _EXIT.match(failure.words)
-    code = int(found[1]) if found else 0
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
-    return f"was ended by signal {-code}{name}"

@@ -6,13 +6,13 @@ For the supervisor of a program that is not ours. A log that is there is read by
 import collections
 import re
 
-from hpc_gpt.readers.causes import plainness, without_ignored
 from hpc_gpt.readers.dialects import generic
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.logs.matches import find, float_of, rank_of, row_of, values_of, without_colours
+from hpc_gpt.readers.logs.step_rows import sound_step
 from hpc_gpt.readers.logs.tracebacks import NO_MESSAGE, Tracebacks, patterns_of
+from hpc_gpt.readers.part_failures import plainness, without_ignored
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, Pattern
-from hpc_gpt.readers.steps import sound_step
 from hpc_gpt.secrets import hide_secrets
 
 # A failure further up is not why the program ended.
@@ -35,7 +35,7 @@ class LiveLines:
     """The lines of one program, in their order. Dialects read its steps, or `pattern`, a regex, if it is given."""
 
     def __init__(self, pattern: str | None = None) -> None:
-        self._own = None if pattern is None else (re.compile(pattern), Pattern("step", "", pattern))
+        self._own = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
         self._failures: collections.deque[Failure] = collections.deque(maxlen=_KEPT_LINES)
         self._tracebacks = Tracebacks()
         self._count = 0

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hpc_gpt.formulas import GIB
 
@@ -51,16 +51,17 @@ Kind = Literal[
 class Pattern:
     """One kind of line; the groups of its `regex` are named as in UNITS and STEP_FIELDS.
 
-    `literal` is in every line that matches: a search for it is cheap, so `regex` is tried on few lines. One of seven
-    characters or more is found fastest. A line can have several matches. `keys` is for lines of `key: value | key:
-    value`: the text after a match of `regex` is split at `separator`, and each key in `keys` gives a field. `closed`:
-    the separator also ends the last value, so a value without one was cut off and is not taken. `facts` are true if the
-    pattern matches; those named in STEP_FIELDS go into the row of a step.
+    `literal` is in every line that matches, by default the longest text of `regex` outside of brackets: a search for it
+    is cheap, so `regex` is tried on few lines. One of seven characters or more is found fastest. A line can have
+    several matches. `keys` is for lines of `key: value | key: value`: the text after a match of `regex` is split at
+    `separator`, and each key in `keys` gives a field. `closed`: the separator also ends the last value, so a value
+    without one was cut off and is not taken. `facts` are true if the pattern matches; those named in STEP_FIELDS go
+    into the row of a step.
     """
 
     kind: Kind
-    literal: str
     regex: str
+    literal: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     separator: str = "|"
     closed: bool = False
@@ -72,12 +73,38 @@ class Pattern:
     weak: bool = False
     to_do: str = ""  # what cures this failure, where its class says less
 
+    def __post_init__(self) -> None:
+        if not self.literal:
+            object.__setattr__(self, "literal", literal_of(self.regex))
+
+
+# A letter of the private use area stands for a punctuation mark that a regex escapes.
+_ASIDE = 0xE000
+
+
+def literal_of(regex: str) -> str:
+    """The longest text that a regex has outside of brackets: it is in every line that matches.
+
+    >>> literal_of(r"\\bvalidate step: {1,8}(?P<step>\\d{1,12}) \\(done\\)")
+    'validate step:'
+    """
+    text = re.sub(r"\\(.)", lambda found: "\0" if found[1].isalnum() else chr(_ASIDE + ord(found[1])), regex)
+    text = re.sub(r"\[[^\]]*\]", "\0", text)
+    while "(" in text:
+        text = re.sub(r"\([^()]*\)(?:[?*+]|\{[^}]*\})*", "\0", text)
+    text = re.sub(r".(?:[?*+]|\{[^}]*\})\??", "\0", text)
+    longest = max(re.split(r"[\0.^$]", text), key=len)
+    assert len(longest) > 1, f"no text stands outside of brackets in {regex}: name a literal"
+    assert "|" not in text, f"{regex} has several forms: name a literal"
+    assert not regex.startswith("(?i"), f"{regex} has letters of both cases: name a literal"
+    return re.sub("[\ue000-\ue0ff]", lambda found: chr(ord(found[0]) - _ASIDE), longest)
+
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
     """The pattern of a failure of a class of state.ENDED. Its words are what `regex` matches and what follows, if it
     has no group of `words`."""
     regex = regex if "(?P<words>" in regex else rf"(?P<words>(?:{regex}).{{0,300}})"
-    return Pattern("failure", literal, regex, ended=ended, echo=echo)
+    return Pattern("failure", regex, literal, ended=ended, echo=echo)
 
 
 def echo(ended: str, literal: str, regex: str) -> Pattern:
@@ -91,8 +118,7 @@ Fields = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class Dialect:
-    """The lines of one program. `specimen` has whole lines in its form, with values of our own; `seen` says where the
-    form is public. Tests read both.
+    """The lines of one program. tests/readers/specimens has lines in its form, in a file of its name.
 
     `interpret` turns the arguments that the program dumped into fields: {argument: text} to {field: value}.
     `flags`: what a reader must know about this program's figures; every record from it carries them.
@@ -102,8 +128,6 @@ class Dialect:
 
     name: str
     patterns: tuple[Pattern, ...]
-    specimen: str
-    seen: str
     engine: str | None = None
     interpret: Callable[[Mapping[str, str]], Fields] | None = None
     flags: tuple[str, ...] = ()
@@ -133,9 +157,56 @@ def later(name: str, group: str, end: str = FIELD_END, number: str = NUMBER, wit
     return rf"(?=(?:{within}{name}(?P<{group}>{number}){end})?)"
 
 
+def has(*texts: str) -> str:
+    """A lookahead for each regex that a line must have, in any order: what shows whose line it is."""
+    return "".join(rf"(?=[^\n]{{0,400}}?{text})" for text in texts)
+
+
 def named(end: str = FIELD_END, **names: str) -> str:
     """A lookahead for each field, the group of its keyword, after its name."""
     return "".join(later(name, group, end) for group, name in names.items())
+
+
+def line(kind: Kind, text: str, begin: str | None = None, **more: Any) -> Pattern:
+    """The pattern of a line as it is printed, with the fields in braces: a number each, or the text of a TEXT_FIELD.
+
+    `{}` is a number that is not read. The last number ends the line. `begin`: what may precede, START or LINE_START;
+    without it, anything but a letter. `more`: as in Pattern.
+
+    >>> import re
+    >>> found = re.search(line("fact", "of {params_billions} B, {} tied").regex, "parameters of   1.3 B, 0.1 tied")
+    >>> found and found.groupdict()
+    {'params_billions': '1.3'}
+    """
+    pieces = re.split(r"\{(\w*)\}", text)
+    regex = (r"\b" if text[0].isalnum() else "") if begin is None else begin
+    for plain, field_name in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+        regex += re.escape(plain)
+        if field_name is not None:
+            value = r"[^\n]{1,80}?" if field_name in TEXT_FIELDS else NUMBER
+            regex += rf" {{0,40}}(?P<{field_name}>{value})" if field_name else rf" {{0,40}}{NUMBER}"
+    return Pattern(kind, regex if pieces[-1] else regex + END, max(pieces[::2], key=len), **more)
+
+
+def settings(
+    form: str, fields: Mapping[str, str], begin: str | None = None, kind: Kind = "fact", **more: Any
+) -> tuple[Pattern, ...]:
+    """A `line` for each name in `fields`, {name: field}: `form` with them for NAME and FIELD.
+
+    >>> [each.literal for each in settings("--> NAME=FIELD", {"context_length": "seq", "batch": "micro_batch"})]
+    ['--> context_length=', '--> batch=']
+    """
+    return tuple(
+        line(kind, form.replace("NAME", name).replace("FIELD", f"{{{field}}}"), begin, **more)
+        for name, field in fields.items()
+    )
+
+
+def entries(
+    form: str, fields: Mapping[str, str], end: str = FIELD_END, within: str = r"[^\n]{0,1000}?", number: str = NUMBER
+) -> str:
+    """A lookahead for each of {name: field}, after the regex `form` with the name for NAME."""
+    return "".join(later(form.replace("NAME", name), field, end, number, within) for name, field in fields.items())
 
 
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the
@@ -168,54 +239,6 @@ def raised(names: str, about: str = "") -> str:
     words = rf"(?=.{{0,2000}}(?:{about}))" if about else ""
     module = r"(?:[A-Za-z_]\w{0,60}\.){0,8}"
     return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,700}}|\.?$))"
-
-
-# What shows that a line reports a failure, before the words that say which one; and that it does not.
-_REPORTS = (
-    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
-    r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
-    r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
-)
-_ONLY_MENTIONS = (
-    r"(?! {0,16}[-*+•#>] |.{0,300}Warning: (?!CUDA initialization)"
-    r"|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
-)
-VARIES = "…"
-
-
-def failure_family(
-    ended: str,
-    to_do: str,
-    *,
-    raised_as: str = "",
-    says: str = "",
-    line: str = "",
-    echo: bool = False,
-) -> tuple[Pattern, ...]:
-    """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
-
-    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
-    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
-    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
-
-    >>> import re
-    >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
-    >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
-    'ImportError: /lib64/libc.so.6:'
-    """
-    found = []
-    for name in raised_as.split():
-        pieces = name.split(VARIES)
-        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
-    reported = says.split(" | ") if says else []
-    for text in (*reported, *(line.split(" | ") if line else ())):
-        first, *pieces = text.split(VARIES)
-        begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
-        body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
-        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
-        regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
-        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
-    return tuple(Pattern("failure", literal, regex, ended=ended, echo=echo, to_do=to_do) for literal, regex in found)
 
 
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.

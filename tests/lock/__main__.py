@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
+SPECIMENS = REPOSITORY / "tests" / "readers" / "specimens"
 SUMS = Path(__file__).with_name("sums.txt")
 RUNS = REPOSITORY / "tests" / "specimens" / "made_at_b498b09.tar.xz"
 _MASKS = (
@@ -34,14 +35,13 @@ _MASKS = (
 
 def answers(work: Path) -> dict[str, str]:
     """What the program says to every question, masked."""
-    from hpc_gpt.readers.dialects import dialects
     from tests.cli.command import in_process
     from tests.lock.questions import SHARED, everything
 
     specimens, runs = work / "specimens", work / "runs"
     specimens.mkdir()
-    for dialect in dialects():
-        (specimens / f"{dialect.name}.log").write_text(dialect.specimen, encoding="utf-8")
+    for file in SPECIMENS.iterdir():
+        (specimens / f"{file.stem}.log").write_bytes(file.read_bytes().split(b"\n", 1)[1])
     runs.mkdir()
     if RUNS.exists():
         with tarfile.open(RUNS) as archive:
@@ -80,7 +80,7 @@ def ask_commit(commit: str, out: Path) -> None:
         tree = Path(folder) / REPOSITORY.name
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], cwd=REPOSITORY, check=True)
         try:
-            for name in ("lock", "specimens"):
+            for name in ("lock", "specimens", "readers/specimens"):
                 shutil.rmtree(tree / "tests" / name, ignore_errors=True)
                 if (REPOSITORY / "tests" / name).exists():
                     shutil.copytree(REPOSITORY / "tests" / name, tree / "tests" / name)

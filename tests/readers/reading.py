@@ -9,6 +9,13 @@ from hpc_gpt.readers.logs.matches import without_colours
 from hpc_gpt.readers.logs.read_log import LogRead
 from hpc_gpt.readers.logs.source import Source
 
+SPECIMENS = Path(__file__).with_name("specimens")
+
+
+def specimen_of(dialect: str) -> str:
+    """Whole lines in the form of a dialect's program, with values of our own."""
+    return (SPECIMENS / f"{dialect}.txt").read_text(encoding="utf-8").split("\n", 1)[1]
+
 
 def take(reader: LineReader, number: int, line: str) -> None:
     """One line, without its end. A carriage return in it separates two states of a progress bar."""

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_gpt.readers.causes import Cause, first_cause, one_a_line
+from hpc_gpt.readers.causes import Cause, first_cause
 from hpc_gpt.readers.logs import Fact, Failure, Part
+from hpc_gpt.readers.part_failures import one_a_line
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.draft import asked_at
 from hpc_gpt.readers.runs.foreign_run import read_foreign

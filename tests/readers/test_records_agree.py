@@ -15,7 +15,7 @@ from hpc_gpt.readers.runs.grouping import group_logs
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.devices import DEVICES
-from tests.readers.reading import read_lines
+from tests.readers.reading import read_lines, specimen_of
 from tests.readers.test_printed import logs_of
 
 HERE = Path(__file__).parent
@@ -82,7 +82,7 @@ def test_records_of_printed_lines_agree(file: Path) -> None:
 
 def test_records_of_specimens_agree(tmp_path: Path) -> None:
     for dialect in dialects():
-        (tmp_path / f"{dialect.name}.log").write_text(dialect.specimen)
+        (tmp_path / f"{dialect.name}.log").write_text(specimen_of(dialect.name))
     gathered = gather_paths([str(tmp_path)], Path("/nowhere"))
     assert len(gathered.records) > 20
     assert_agree(gathered.records)

@@ -9,16 +9,12 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " | num_label_tokens ",
             r"\bstep (?P<step>\d{1,12})(?= \|[^\n]{0,400}? loss )"
             + named(epoch=r"\| epoch ", loss=r"\| loss ", grad_norm=r"\| grad_norm ", lr=r"\| lr ")
             + named(memory_allocated_gib=r"\| mem ")
             + later(r"\| tps ", "tokens_per_s", r"(?=\()")
             + later(rf"\| tps {NUMBER}\(", "tokens_per_s_gpu", r"(?=/gpu\))"),
+            literal=" | num_label_tokens ",
         ),
     ),
-    specimen="""\
-2026-08-10 15:55:20 | INFO | root | step 9 | epoch 0 | loss 0.6974 | grad_norm 1.5436 | lr 1.00e-05 | mem 24.90 GiB | tps 11278.56(1409.82/gpu) | num_label_tokens 21541
-""",
-    seen="NVIDIA-NeMo/Automodel/pull/3473",
 )

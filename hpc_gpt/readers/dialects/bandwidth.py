@@ -1,20 +1,12 @@
 """Network benchmarks: BigScience's all_reduce bench and NVIDIA's nccl-tests. They are facts of a job, not of training."""
 
-from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="bandwidth",
     patterns=(
-        Pattern(
-            "fact", "algo throughput: ", rf"\balgo throughput: {NUMBER} bps, (?P<allreduce_gbit_per_s>{NUMBER}) Gbps"
-        ),
-        Pattern("fact", "busbw: ", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
-        Pattern("fact", "Avg bus bandwidth", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),
+        line("fact", "algo throughput: {} bps, {allreduce_gbit_per_s} Gbps"),
+        Pattern("fact", rf"\bbusbw: (?P<allreduce_bus_gbit_per_s>{NUMBER}) {{1,4}}Gbps"),
+        Pattern("fact", rf"# Avg bus bandwidth {{1,8}}: (?P<nccl_bus_gbyte_per_s>{NUMBER})" + END),
     ),
-    specimen="""\
- algo throughput: 41797155891.1448 bps, 41.7972 Gbps
- busbw: 40.4910  Gbps
-# Avg bus bandwidth    : 123.456
-""",
-    seen="bigscience-workshop/bigscience experiments/bandwidth; NVIDIA/nccl-tests",
 )

@@ -1,6 +1,6 @@
 """karpathy's build-nanogpt and its many copies: tokens/s of the whole job, steps counted from 0. Its log.txt has three columns."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern, later, named
+from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern, later, line, named
 
 DIALECT = Dialect(
     name="build_nanogpt",
@@ -8,38 +8,18 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "tok/sec: ",
             # With a share that is done, or `lrm`, it is nanochat's.
             r"\bstep:? {1,8}(?P<step>\d{1,12})(?=,| \|)(?! \|[^\n]{0,400} lrm: )(?=[^\n]{0,400} dt: )"
             + named(loss="[|,] loss: ", lr=r"\| lr:? ", grad_norm=r"(?:\||\d) norm: ")
             + later(" dt: ", "step_ms", "(?= ?ms)")
             + later(" dt: ", "step_s", "(?= ?s)")
             + later(" tok/sec: ", "tokens_per_s", r"(?= \||\s*$)"),
+            literal="tok/sec: ",
         ),
-        Pattern("step", " train ", LINE_START + r"(?P<step>\d{1,12}) train (?P<loss>\d{1,4}\.\d{1,8})" + END),
-        Pattern("eval", " val ", LINE_START + r"(?P<step>\d{1,12}) val (?P<loss_eval>\d{1,4}\.\d{1,8})" + END),
-        Pattern(
-            "eval", "validation loss: ", LINE_START + rf"validation loss: (?P<loss_eval>{NUMBER})" + END, weak=True
-        ),
-        Pattern(
-            "fact",
-            "total desired batch size: ",
-            START + r"total desired batch size: (?P<global_batch_tokens>\d{1,12})" + END,
-        ),
-        Pattern(
-            "fact",
-            "=> calculated gradient accumulation steps: ",
-            START + r"=> calculated gradient accumulation steps: (?P<micro_batches>\d{1,9})" + END,
-        ),
+        Pattern("step", LINE_START + r"(?P<step>\d{1,12}) train (?P<loss>\d{1,4}\.\d{1,8})" + END),
+        Pattern("eval", LINE_START + r"(?P<step>\d{1,12}) val (?P<loss_eval>\d{1,4}\.\d{1,8})" + END),
+        line("eval", "validation loss: {loss_eval}", LINE_START, weak=True),
+        line("fact", "total desired batch size: {global_batch_tokens}", START),
+        line("fact", "=> calculated gradient accumulation steps: {micro_batches}", START),
     ),
-    specimen="""\
-step    10 | loss: 9.223193 | lr 9.5446e-06 | norm: 2.0633 | dt: 319.18ms | tok/sec: 1013976.69
-step 11, loss: 9.121193, dt: 0.32s, tok/sec: 1013976.69
-validation loss: 3.0572
-250 train 3.225837
-250 val 3.9987
-total desired batch size: 521420
-=> calculated gradient accumulation steps: 1
-""",
-    seen="karpathy/build-nanogpt train_gpt2.py and its copies",
 )

@@ -5,7 +5,13 @@ tokens and `tok/sec` include both. A validation batch costs less than a step, so
 of training and of validation.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, later
+
+
+def _of_record(name: str, group: str, end: str = r"(?= ?\|)") -> str:
+    """A figure of this record; the next one begins with its batches."""
+    return later(rf"\| {name}", group, end, within=r"(?:(?!batches:)[^\n]){0,400}?")
+
 
 DIALECT = Dialect(
     name="colab",
@@ -13,16 +19,13 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| tok-seen: ",
-            rf"\bbatches: ?(?P<step>\d{{1,12}}) \| loss: ?(?P<loss>{NUMBER})/(?P<loss_eval>{NUMBER}) ?\| "
-            rf"tok-seen: ?{INT} ?\| time: ?{NUMBER} ?\| "
-            rf"tok/sec: ?(?P<tokens_per_s>{NUMBER}) \|",
+            r"\bbatches: ?(?P<step>\d{1,12})(?= \|)"
+            + _of_record("loss: ?", "loss", "(?=/)")
+            + _of_record(rf"loss: ?{NUMBER}/", "loss_eval")
+            + _of_record("tok/sec: ?", "tokens_per_s")
+            # What was cut is not whole.
+            + r"(?=(?:(?!batches:)[^\n]){0,400}?\| tok/sec: ?[\d,.]{1,24} ?\|)",
+            literal="| tok-seen: ",
         ),
     ),
-    specimen="""\
-batches:220 | loss: 7.041/6.790 | tok-seen: 7,208,960 | time: 107.98 | tok/sec: 66,759.81 | epoch time: 15.14 hrs
-batches:11 | loss: 8.836/7.979| tok-seen: 157,696| time: 24.71| tok/sec: 6,381.04 | epoch time: 158.39 hrs batches:22 | loss: 7.431/7.307| tok-seen: 315,392| time: 9.31| tok/sec: 16,947.16 | epoch time: 59.64 hrs
-batches: 220 | loss: 36.890/14.536 | tok-seen: 7,208,960 | time: 108.44 | tok/sec: 66,477.84 | epoch: 15.20
-""",
-    seen='the notebook "Training optimization", experiments/colab-ladder',
 )

@@ -67,29 +67,4 @@ DIALECT = Dialect(
         echo("error", "c10d", r"(?P<words>The client socket has (?:failed to connect|timed out).{0,200})"),
         echo("error", "MPI_ABORT", r"(?P<words>MPI_ABORT was invoked on rank (?P<rank>\d{1,7}).{0,200})"),
     ),
-    specimen="""\
-[E ProcessGroupNCCL.cpp:566] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1812332) ran for 1853723 milliseconds before timing out.
-[rank1]:[E1021 10:35:53.456789789 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=606758) ran for 604843 milliseconds before timing out.
-RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 10454 ms
-[rank2]: RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.
-RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:04:51)
-torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.
-[rank0]:[F1021 10:43:53.4 ProcessGroupNCCL.cpp:1250] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.
-[rank0]:[E1021 10:42:53.4 ProcessGroupNCCL.cpp:1240] [PG 0 Rank 0] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=1
-[rank2]:[E1021 10:35:53.5 ProcessGroupNCCL.cpp:1537] [PG 0 Rank 2] Received a dump signal due to a collective timeout from rank 1 and we will try our best to dump the debug info.
-[rank1]:[E1021 10:35:53.6 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Timeout at NCCL work: 12, last enqueued NCCL work: 12, last completed NCCL work: 11.
-[E ProcessGroupNCCL.cpp:325] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.
-[rank1]:[I1021 10:35:54.4 ProcessGroupNCCL.cpp:1400] Finished writing FlightRecorder debug info to /tmp/nccl_trace_rank_1
-  what():  [Rank 3] NCCL watchdog thread terminated with exception: CUDA error: unspecified launch failure
-cn0417:4711:4800 [3] NCCL WARN NET/IB : Got completion from peer 10.148.3.4<40744> with error 12, opcode 0, len 32269, vendor err 129
-cn0417:4711:4800 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.148.3.4<40744> with status=5 opcode=32656 len=32659 vendor err 249 (Recv)
-[cn0417:4711 :0:4711] ib_mlx5_log.c:171  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)
-cn0417:4711:4800 [3] NCCL WARN Call to connect to 10.148.3.4<40744> failed : Connection refused
-Last error: socketProgress: Connection closed by remote peer cn0418.ib0<37408>
-RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.1.1]:12345
-ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
-[W socket.cpp:601] [c10d] The client socket has failed to connect to [cn0417]:29500 (errno: 111 - Connection refused).
-MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD
-""",
-    seen="torch/csrc/distributed/c10d of PyTorch 1.8 to 2.9, NCCL, gloo, Open MPI",
 )  # fmt: skip

@@ -1,20 +1,13 @@
 """ColossalAI's examples: rich's console, which wraps long lines; a step's time is on a line of its own, without a number."""
 
-from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="colossalai",
     engine="colossalai",
     patterns=(
-        Pattern("step", "Step time: ", rf"\bcolossalai - INFO: Step time: (?P<step_s>{NUMBER})" + END),
-        Pattern("fact", "colossalai - INFO: ", r"\bcolossalai - colossalai - INFO: ", facts={"engine": "colossalai"}),
-        Pattern(
-            "memory", "Max CUDA memory usage: ", rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b"
-        ),
+        line("step", "colossalai - INFO: Step time: {step_s}"),
+        line("fact", "colossalai - colossalai - INFO: ", facts={"engine": "colossalai"}),
+        Pattern("memory", rf"\bMax CUDA memory usage: (?P<memory_allocated_mib>{NUMBER}) MB\b"),
     ),
-    specimen="""\
-                    INFO     colossalai - colossalai - INFO: Step time: 22.885
-                    INFO     colossalai - colossalai - INFO: Max CUDA memory usage: 40211.14 MB
-""",
-    seen="hpcaitech/ColossalAI/issues/1400, /4551; examples/language/llama2/benchmark.py",
 )

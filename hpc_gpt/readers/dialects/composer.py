@@ -5,29 +5,27 @@ memory only the peak is read. Metrics without a line of their batch are counted 
 and has four decimals: fewer mean that the line was cut.
 """
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Kind, Pattern, settings
 
+_CONFIGURATION = {
+    "max_seq_len": "seq", "global_train_batch_size": "global_batch", "n_gpus": "gpus", "n_params": "params",
+    "num_gpus_per_node": "gpus_per_node", "num_nodes": "nodes", "d_model": "hidden", "n_layers": "layers",
+    "n_heads": "heads",
+}  # fmt: skip
 _FLOAT = r"(?:-?\d{1,20}\.\d{4}|nan|inf|-inf)"
 
 
 def _metric(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") -> Pattern:
-    return Pattern(kind, f"Train {name}: ", rf"\bTrain {name}: (?P<{group}>{number})" + END)
-
-
-def _setting(name: str, group: str, value: str) -> Pattern:
-    """A line of the configuration, printed as YAML."""
-    return Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{group}>{value})" + END, weak=True)
+    return Pattern(kind, rf"\bTrain {name}: (?P<{group}>{number})" + END, literal=f"Train {name}: ")
 
 
 DIALECT = Dialect(
     name="composer",
     engine="composer",
     patterns=(
-        Pattern(
-            "step", "[batch=", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"
-        ),
+        Pattern("step", r"(?:(?<!\])|(?<=\[epoch=1\]))\[batch=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]:"),
         # The count of batches restarts with each epoch.
-        Pattern("step", "][batch=", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
+        Pattern("step", r"\[epoch=(?P<epoch>[2-9]|[1-9]\d{1,6})\]\[batch=\d{1,12}/\d{1,12}\]:"),
         _metric("loss/train/total", "loss"),
         _metric("time/token", "consumed_tokens", r"\d{1,24}"),
         _metric("time/sample", "consumed_samples", r"\d{1,24}"),
@@ -43,42 +41,10 @@ DIALECT = Dialect(
         # Before September 2023: reserved now, which is the peak as long as the allocator gives nothing back.
         _metric("memory/reserved_mem", "memory_reserved_gb", kind="memory"),
         _metric("trainer/device_train_microbatch_size", "micro_batch", r"\d{1,9}", kind="fact"),
-        Pattern(
-            "eval",
-            "LanguageCrossEntropy: ",
-            rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END,
-        ),
-        Pattern("fact", "precision: ", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END, weak=True),
-        Pattern(
-            "fact",
-            "Using precision Precision.",
-            r"\bUsing precision Precision\.(?:AMP_)?(?P<dtype>BF16|FP16|FP32)" + END,
-        ),
-        _setting("max_seq_len", "seq", r"\d{1,9}"),
-        _setting("global_train_batch_size", "global_batch", r"\d{1,9}"),
-        _setting("n_gpus", "gpus", r"\d{1,7}"),
-        _setting("n_params", "params", r"\d{1,15}"),
-        Pattern("fact", "cfg.n_params=", LINE_START + r"cfg\.n_params=(?P<params>\d\.\d\de\+\d\d)" + END),
-        _setting("num_gpus_per_node", "gpus_per_node", r"\d{1,4}"),
-        _setting("num_nodes", "nodes", r"\d{1,6}"),
-        _setting("d_model", "hidden", r"\d{1,9}"),
-        _setting("n_layers", "layers", r"\d{1,9}"),
-        _setting("n_heads", "heads", r"\d{1,9}"),
+        Pattern("eval", rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END),
+        Pattern("fact", LINE_START + r"precision: (?:amp_)?(?P<dtype>bf16|fp16|fp32)" + END, weak=True),
+        Pattern("fact", r"\bUsing precision Precision\.(?:AMP_)?(?P<dtype>BF16|FP16|FP32)" + END),
+        Pattern("fact", LINE_START + r"cfg\.n_params=(?P<params>\d\.\d\de\+\d\d)" + END),
+        *settings("NAME: FIELD", _CONFIGURATION, LINE_START, weak=True),
     ),
-    specimen="""\
-[batch=1204/9600]:
-\t Train time/token: 387405507
-\t Train loss/train/total: 10.8364
-\t Train throughput/device/tokens_per_sec: 15802.0933
-\t Train memory/peak_reserved_mem: 51.6325
-\t Train trainer/device_train_microbatch_size: 8
-\t Eval metrics/eval/LanguageCrossEntropy: 3.3407
-global_train_batch_size: 384
-cfg.n_params=1.58e+08
-num_gpus_per_node: 4
-precision: amp_bf16
-2024-09-06 02:39:27,995: rank0[73][MainThread]: INFO: composer.trainer.trainer: Using precision Precision.AMP_FP16
- - Train memory/reserved_mem: 14.0077
-""",
-    seen="mosaicml/llm-foundry/issues/444; princeton-nlp/LLM-Shearing/issues/24; mosaicml/composer console_logger.py",
 )

@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import Dialect, Fields, Pattern
+from hpc_gpt.readers.pattern import Dialect, Fields, Pattern, line
 
 _GB = r"\d{1,6}(?:\.\d{1,6})?"
 
@@ -24,58 +24,40 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "memory",
-            "Max_MA ",
             rf"\bMA {_GB} GB {{1,20}}Max_MA (?P<memory_allocated_gib>{_GB}) GB {{1,20}}CA {_GB} GB {{1,20}}"
             rf"Max_CA (?P<memory_reserved_gib>{_GB}) GB",
         ),
         Pattern(
             "timers",
-            "time (ms) |",
             r"(?:\]|rank=\d{1,7}) time \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){1,200})",
+            literal="time (ms) |",
         ),
         # step=0 is printed before training begins.
         Pattern(
             "step",
-            ", skipped=",
             r"\bstep=(?P<step>[1-9]\d{0,11}), skipped=(?P<skipped_so_far>\d{1,12}), lr=\[(?P<lr>[^\],\[]{1,32})(?=[,\]])",
         ),
+        Pattern("save", r"\bSaving model checkpoint: \S{0,1000}global_step(?P<step>\d{1,12})/"),
         Pattern(
-            "save", "Saving model checkpoint: ", r"\bSaving model checkpoint: \S{0,1000}global_step(?P<step>\d{1,12})/"
+            "argument",
+            r" cmd = [^\n]{1,400} (?P<key>--world_info)=(?P<value>[\w=-]{8,1000})(?=\s)",
+            literal="--world_info=",
         ),
-        Pattern(
-            "argument", "--world_info=", r" cmd = [^\n]{1,400} (?P<key>--world_info)=(?P<value>[\w=-]{8,1000})(?=\s)"
-        ),
-        Pattern("fact", "DeepSpeed info: version=", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
-        Pattern("fact", "deepspeed info ..", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
-        Pattern("fact", "torch version ..", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})"),
+        Pattern("fact", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
+        Pattern("fact", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})", literal="deepspeed info .."),
+        Pattern("fact", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})", literal="torch version .."),
         # Printed only without model parallelism: then both sizes are the same.
-        Pattern(
-            "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<gpus>\d{1,9}), parameter_parallel_size: "
-        ),
-        Pattern(
-            "fact", "parameter_parallel_size: ", r"\bdata_parallel_size: (?P<dp>\d{1,9}), parameter_parallel_size: "
-        ),
-        Pattern("fact", "world size: ", r"^world size: {12,}(?P<gpus>\d{1,9})\s*$"),
-        Pattern("fact", "data parallel size: ", r"^data parallel size: {12,}(?P<dp>\d{1,9})\s*$"),
-        Pattern("fact", "batch size per GPU: ", r"^batch size per GPU: {12,}(?P<micro_batch>\d{1,9})\s*$"),
+        line("fact", "data_parallel_size: {gpus}, parameter_parallel_size: "),
+        line("fact", "data_parallel_size: {dp}, parameter_parallel_size: "),
+        Pattern("fact", r"^world size: {12,}(?P<gpus>\d{1,9})\s*$"),
+        Pattern("fact", r"^data parallel size: {12,}(?P<dp>\d{1,9})\s*$"),
+        Pattern("fact", r"^batch size per GPU: {12,}(?P<micro_batch>\d{1,9})\s*$"),
         Pattern(
             "fact",
-            "params of model = ",
             r"^params of model = params per GPU \* mp_size: {2,70}(?P<params>\d{1,6}(?:\.\d{1,4})? ?[kKMGB])\s*$",
         ),
-        Pattern(
-            "end", "exits successfully", r"\[launch\.py:\d{1,5}:main\] Process \d{1,9} exits successfully", ended="done"
-        ),
+        line("end", "[launch.py:{}:main] Process {} exits successfully", ended="done"),
     ),
-    specimen="""\
-[2024-05-01 22:03:44,053] [INFO] [logging.py:60:log_dist] [Rank 0] DeepSpeed info: version=0.3.17+unknown, git-hash=unknown, git-branch=unknown
-[2024-06-13 20:21:42,054] [INFO] [utils.py:628:see_memory_usage] MA 1.17 GB         Max_MA 1.17 GB         CA 1.12 GB         Max_CA 2 GB\x20
-[2024-05-03 04:36:53,474] [INFO] [logging.py:60:log_dist] [Rank 0] step=2, skipped=0, lr=[3.8772318518864529e-05, 3.8772318518864529e-05], mom=[(0.9, 0.999), (0.9, 0.999)]
-[2024-07-01 21:35:00,592] [INFO] [runner.py:630:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=eyJuMSI6IFswLCAxLCAyLCAzXSwgIm4yIjogWzAsIDEsIDIsIDNdfQ== --master_addr=n1 main.py
-[2024-07-01 21:37:08,592] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) | fwd_microstep: 41.04 | bwd_microstep: 90.53 | step_microstep: 12.67
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; the last two lines made from deepspeed/runtime/"
-    "engine.py and utils/timer.py",
     flags=(
         "memory by DeepSpeed's see_memory_usage is the peak up to where it was printed, that reserved in whole GiB",
     ),

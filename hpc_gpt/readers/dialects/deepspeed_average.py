@@ -8,15 +8,10 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            ", SamplesPerSec=",
             r"(?<![\w/])\d{1,6}/(?P<step>\d{1,12}), SamplesPerSec=(?P<samples_per_s>[^,\s]{1,32})"
             r"(?:, MemAllocated=[\d.]{1,12}GB, MaxMemAllocated=(?P<memory_allocated_gib>[\d.]{1,12})GB)?",
         ),
     ),
-    specimen="""\
-[2021-03-10 18:22:31,608] [INFO] [timer.py:154:stop] 0/25, SamplesPerSec=6.302019280317165
-""",
-    seen="DeepSpeed/pull/849",
     flags=(
         "DeepSpeed's SamplesPerSec of 2020 and 2021 is the mean since its third micro-batch, and its steps count "
         "micro-batches",

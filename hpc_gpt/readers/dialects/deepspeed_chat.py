@@ -4,7 +4,7 @@ In the first two stages a step is a micro-batch, and so is its latency: no step 
 stage also generates its samples.
 """
 
-from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern, named
+from hpc_gpt.readers.pattern import END, NUMBER, Dialect, Pattern, line, named
 
 DIALECT = Dialect(
     name="deepspeed_chat",
@@ -12,56 +12,30 @@ DIALECT = Dialect(
     flags=("a step of DeepSpeed-Chat is a micro-batch, or includes the generation of its samples",),
     patterns=(
         # Each rank prints its own loss.
-        Pattern(
-            "step",
-            ", Rank: 0, loss = ",
-            rf"\bEpoch: (?P<epoch>\d{{1,6}}), Step: (?P<step>\d{{1,12}}), Rank: 0, loss = (?P<loss>{NUMBER})" + END,
-        ),
+        line("step", "Epoch: {epoch}, Step: {step}, Rank: 0, loss = {loss}"),
         # After each step of rank 0.
         Pattern(
             "fact",
-            "Model Parameters: ",
             rf"\bModel Parameters: (?P<params_billions>{NUMBER}) B, Latency: [\d.]{{1,12}}s, TFLOPs: (?P<tflops>{NUMBER}), "
             r"[^\n]{0,200}? Batch Size: (?P<micro_batch>\d{1,7}), Sequence Length: (?P<seq>\d{1,9})(?=\s*$)",
         ),
         Pattern(
             "step",
-            "PPO Epoch: ",
             r"\bEpoch: (?P<epoch>\d{1,6}) \| Step: (?P<step>\d{1,12})(?= \| PPO Epoch: )" + named(loss=" Actor Loss: "),
+            literal="PPO Epoch: ",
         ),
         Pattern(
             "step",
-            "|ppo_ep: ",
             r"\bepoch: (?P<epoch>\d{1,6})\|step: (?P<step>\d{1,12})(?=\|ppo_ep: )" + named(loss=r"\|act_loss: "),
+            literal="|ppo_ep: ",
         ),
+        Pattern("more", r"\|E2E latency=" + f"(?P<step_s>{NUMBER})s" + named(samples_per_s="CurSamplesPerSec=")),
         Pattern(
             "more",
-            "|E2E latency=",
-            r"\|E2E latency=" + f"(?P<step_s>{NUMBER})s" + named(samples_per_s="CurSamplesPerSec="),
-        ),
-        Pattern(
-            "more",
-            "End-to-End => ",
             rf"\bEnd-to-End => Latency: (?P<step_s>{NUMBER})s,"
             + named("(?=,)", tflops=" TFLOPs: ", samples_per_s=" Samples/sec: "),
         ),
-        Pattern(
-            "fact",
-            ", Total Micro Batches ",
-            r"\bBeginning of Epoch \d{1,6}/(?P<epochs>\d{1,6}), Total Micro Batches \d",
-        ),
-        Pattern("eval", ", loss: ", rf"^ppl: {NUMBER}, loss: (?P<loss_eval>{NUMBER})" + END, own=True),
+        Pattern("fact", r"\bBeginning of Epoch \d{1,6}/(?P<epochs>\d{1,6}), Total Micro Batches \d"),
+        Pattern("eval", rf"^ppl: {NUMBER}, loss: (?P<loss_eval>{NUMBER})" + END, own=True),
     ),
-    specimen="""\
-Beginning of Epoch 1/16, Total Micro Batches 912
-Model Parameters: 1.412 B, Latency: 0.71s, TFLOPs: 51.07, Samples/sec: 11.27, Time/seq 0.09s, Batch Size: 8, Sequence Length: 512
-Epoch: 0, Step: 3, Rank: 0, loss = 2.1484375
-ppl: 6.1482, loss: 1.8162
-epoch: 0|step: 475|ppo_ep: 1|act_loss: 0.0068817138671875|cri_loss: 0.006778717041015625|unsuper_loss: 0.0
-|E2E latency=3.85s |Gather latency=0.00s (0.00%) |Generate time=2.58s (67.11%) |Training time=1.04s (27.01%) |Others=0.23 (5.88%)|CurSamplesPerSec=16.62 |AvgSamplesPerSec=16.79
-Epoch: 0 | Step: 12 | PPO Epoch: 1 | Actor Loss: 0.0271 | Critic Loss: 0.0412 | Unsupervised Loss: 0.0
-End-to-End => Latency: 8.12s, TFLOPs: 21.17, Samples/sec: 3.94, Time/seq 0.25s, Batch Size: 32, Total Seq. Length: 512
-""",
-    seen="microsoft/DeepSpeedExamples applications/DeepSpeed-Chat/dschat/utils/perf.py, training/step1_supervised_finetuning"
-    "/main.py, training/step3_rlhf_finetuning/main.py",
 )

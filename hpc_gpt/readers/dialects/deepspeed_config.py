@@ -7,7 +7,7 @@ _BEFORE = r"\[config\.py:\d{1,5}:print\] {1,8}"
 
 
 def _whole(key: str, field: str) -> Pattern:
-    return Pattern("fact", key, rf"{_BEFORE}{key} [. ]{{1,40}}(?P<{field}>\d{{1,12}})\s*$")
+    return Pattern("fact", rf"{_BEFORE}{key} [. ]{{1,40}}(?P<{field}>\d{{1,12}})\s*$", literal=key)
 
 
 DIALECT = Dialect(
@@ -18,41 +18,28 @@ DIALECT = Dialect(
         _whole("gradient_accumulation_steps", "micro_batches"),
         _whole("world_size", "dp"),
         _whole("zero_optimization_stage", "zero_stage"),
-        Pattern("fact", _DUMP, rf"{_BEFORE}fp16_enabled \.{{1,40}} True", facts={"dtype": "fp16"}),
-        Pattern("fact", _DUMP, rf"{_BEFORE}bfloat16_enabled \.{{1,40}} True", facts={"dtype": "bf16"}),
-        Pattern("fact", _DUMP, rf"{_BEFORE}float16_config \.{{1,40}} enabled=True", facts={"dtype": "fp16"}),
-        Pattern("fact", _DUMP, rf"{_BEFORE}bfloat16_config \.{{1,40}} enabled=True", facts={"dtype": "bf16"}),
+        Pattern("fact", rf"{_BEFORE}fp16_enabled \.{{1,40}} True", facts={"dtype": "fp16"}),
+        Pattern("fact", rf"{_BEFORE}bfloat16_enabled \.{{1,40}} True", facts={"dtype": "bf16"}),
+        Pattern("fact", rf"{_BEFORE}float16_config \.{{1,40}} enabled=True", facts={"dtype": "fp16"}),
+        Pattern("fact", rf"{_BEFORE}bfloat16_config \.{{1,40}} enabled=True", facts={"dtype": "bf16"}),
         Pattern(
             "fact",
-            "offload_optimizer=",
             rf"{_BEFORE}zero_config \.{{1,40}} .{{0,4000}}\boffload_optimizer=\w{{1,60}}\(device=[^,)]{{0,40}}\b(?:cpu|nvme)\b",
             facts={"optimizer_offload": True},
         ),
         # The JSON entry may say device none, but CPUAdam runs only with offload.
         Pattern(
-            "fact",
-            "Optimizer = DeepSpeedCPUAdam",
-            r"\bDeepSpeed (?:Basic|Final) Optimizer = DeepSpeedCPUAdam\b",
-            facts={"optimizer_offload": True},
+            "fact", r"\bDeepSpeed (?:Basic|Final) Optimizer = DeepSpeedCPUAdam\b", facts={"optimizer_offload": True}
         ),
         # The JSON that the user gave, a key a line; a value may be "auto".
         *(
-            Pattern("fact", f'"{key}": ', rf'^ {{2,8}}"{key}": (?P<{field}>\d{{1,9}})(?=,? *$)', own=True)
+            Pattern("fact", rf'^ {{2,8}}"{key}": (?P<{field}>\d{{1,9}})(?=,? *$)', literal=f'"{key}": ', own=True)
             for key, field in (
                 ("train_batch_size", "global_batch"),
                 ("train_micro_batch_size_per_gpu", "micro_batch"),
                 ("gradient_accumulation_steps", "micro_batches"),
             )
         ),
-        Pattern("fact", '"cpu_offload": true', r'^ {4,16}"cpu_offload": true', facts={"optimizer_offload": True}),
+        Pattern("fact", r'^ {4,16}"cpu_offload": true', facts={"optimizer_offload": True}),
     ),
-    specimen="""\
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   train_batch_size ............. 768
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   train_micro_batch_size_per_gpu  48
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   world_size ................... 16
-    "train_micro_batch_size_per_gpu": 2,\x20
-[2024-05-01 22:04:55,428] [INFO] [config.py:752:print]   fp16_enabled ................. True
-[2024-05-01 22:04:55,429] [INFO] [config.py:752:print]   zero_optimization_stage ...... 3
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg-ds-zero; deepspeed/runtime/config.py",
 )

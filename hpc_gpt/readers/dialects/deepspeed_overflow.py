@@ -1,16 +1,12 @@
 """DeepSpeed's message that fp16 gradients overflowed and the step was skipped. It precedes the line of the step."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="deepspeed_overflow",
     patterns=(
         # If every rank prints it, rank 0 counts.
-        Pattern("step", "OVERFLOW! ", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
-        Pattern("step", "Overflow detected. ", r"\bOverflow detected\. Skipping step\.", facts={"skipped": 1}),
+        Pattern("step", r"\bOVERFLOW! (?:Rank 0 )?Skipping step\.", facts={"skipped": 1}),
+        line("step", "Overflow detected. Skipping step.", facts={"skipped": 1}),
     ),
-    specimen="""\
-[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
-""",
-    seen="deepspeed/runtime/fp16/loss_scaler.py",
 )

@@ -7,7 +7,7 @@ patterns of other dialects. To add a family, add a row, and a line in its form t
 
 import re
 
-from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, Pattern, failure_family
+from hpc_gpt.readers.pattern import EXCEPTION_START, Dialect, Pattern, raised
 
 # What `causes.py` makes of a missing GPU depends on whether the job asked for one.
 GPU_MISSING = "ask for GPUs (--gpus-per-node, --gres) and do not hide them: CUDA_VISIBLE_DEVICES, and --nv or --gpus of a container"
@@ -74,6 +74,56 @@ _MODULE = "load a module that this cluster has (module avail)"
 _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch no GPU before they start"
 
 
+# What shows that a line reports a failure, before the words that say which one; and that it does not.
+_REPORTS = (
+    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
+    r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
+    r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
+)
+_ONLY_MENTIONS = (
+    r"(?! {0,16}[-*+•#>] |.{0,300}Warning: (?!CUDA initialization)"
+    r"|.{0,100}\b(?:INFO|DEBUG|WARNING|[Ww]arning|(?<!NCCL )WARN)\b(?!: CUDA init))"
+)
+VARIES = "…"
+
+
+def failure_family(
+    ended: str,
+    to_do: str,
+    *,
+    raised_as: str = "",
+    says: str = "",
+    line: str = "",
+    echo: bool = False,
+) -> tuple[Pattern, ...]:
+    """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
+
+    `raised_as`: names of exceptions, separated by blanks, whatever their message. `says`: texts, separated by ` | `,
+    after what shows that a line reports a failure, such as the name of an exception; `line`: texts that are enough
+    wherever they are. `…` in a text or a name is what varies; the case of a text's first letter does not matter.
+
+    >>> import re
+    >>> (pattern,) = failure_family("user_error", "load it", says="version `GLIBC…' not found")
+    >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
+    'ImportError: /lib64/libc.so.6:'
+    """
+    found = []
+    for name in raised_as.split():
+        pieces = name.split(VARIES)
+        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
+    reported = says.split(" | ") if says else []
+    for text in (*reported, *(line.split(" | ") if line else ())):
+        first, *pieces = text.split(VARIES)
+        begin = f"[{first[0].upper()}{first[0].lower()}]" if first[:1].isalpha() else re.escape(first[:1])
+        body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
+        before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
+        regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
+        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
+    return tuple(
+        Pattern("failure", regex, literal=literal, ended=ended, echo=echo, to_do=to_do) for literal, regex in found
+    )
+
+
 def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
     """The patterns of an error of CUDA or HIP: by number and name, in whatever message, and by its words."""
     constant = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
@@ -85,7 +135,9 @@ def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pat
     return (
         *failure_family(ended, to_do, says=words),
         *(
-            Pattern("failure", literal, rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", ended=ended, to_do=to_do)
+            Pattern(
+                "failure", rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", literal=literal, ended=ended, to_do=to_do
+            )
             for literal, form in forms
         ),
     )
@@ -108,9 +160,9 @@ DIALECT = Dialect(
         *failure_family("node_failure", _FABRIC,
             says=("fabric manager | fabric Manager | fabricmanager | NVSwitch | fabric state | NVLink is down | "
             "nvlink inactive")),
-        Pattern("failure", "ask launch for ",
+        Pattern("failure",
             r"(?P<words>srun: error: Task launch for \S{1,60} failed on node (?P<node>[\w.-]{1,80}): .{0,200})",
-            ended="node_failure", to_do=_LAUNCH),
+            literal="ask launch for ", ended="node_failure", to_do=_LAUNCH),
         # --- software that was not built: what follows from the compiler's line
         *failure_family("user_error", _BUILD,
             says=("Error building extension | Error compiling objects for extension | torch_extensions/….so: cannot open"),
@@ -144,10 +196,10 @@ DIALECT = Dialect(
             says=("CUDA_HOME | Unable to JIT load | Ninja is required | nvcc: not found | cannot find nvcc | "
             "No such file or directory: '…/nvcc' | No such file or directory: 'nvcc' | "
             "No such file or directory: 'ninja' | No such file or directory: 'which' | Failed to find C compiler")),
-        Pattern("failure", " error: ",
+        Pattern("failure",
             r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
             r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})",
-            ended="user_error", to_do=_BUILD),
+            literal=" error: ", ended="user_error", to_do=_BUILD),
         *failure_family("user_error", _INSTALL,
             says=("package doesn't have | please install | please build | is not installed | are not installed | "
             "was not built with | was not compiled with | compiled without | built without | "
@@ -233,44 +285,4 @@ DIALECT = Dialect(
         *failure_family("gpu_memory", _AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
         *failure_family("error", _KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),
     ),
-    specimen="""\
-RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802: system not yet initialized
-cn0417:4711:4800 [3] NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'
-/u/env/torch/cuda/__init__.py:129: UserWarning: CUDA initialization: Unexpected error. Error 804: forward compatibility was attempted on non supported HW
-jaxlib.xla_extension.XlaRuntimeError: INTERNAL: failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error
-torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
-[rank3]: RuntimeError: NVML error: fabric manager is not running
-srun: error: Task launch for StepId=4802517.0 failed on node cn0417: Invalid job credential
-RuntimeError: The NVIDIA driver on your system is too old (found version 11020)
-ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by /u/env/apex_C.so)
-ValueError: bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your GPU has 7.0
-/u/csrc/fused.cu:3:10: fatal error: cublas_v2.h: No such file or directory
-/u/csrc/fused.cu(17): error: identifier "uint" is undefined
-[rank1]: RuntimeError: Error building extension 'fused_lamb'
-OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.
-RuntimeError: Distributed package doesn't have NCCL built in
-RuntimeError: No CUDA GPUs are available
-cn0417:4711:4800 [0] init.cc:520 NCCL WARN Duplicate GPU detected : rank 3 and rank 2 both on CUDA device 1b000
-cn0417:4711:4800 [3] NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory
-slurmstepd: error: pyxis: container start failed with error code: 1
-Lmod has detected the following error:  The following module(s) are unknown: "cuda/12.9"
-RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
-OSError: [Errno 24] Too many open files: '/scratch/data/c4.bin'
-RuntimeError: can't start new thread
-cn0417:4711:4800 [3] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-6Kx (size 9637888)
-[rank5]: torch.distributed.DistBackendError: NCCL error in: ../c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.20.5
-RuntimeError: Bootstrap : no socket interface found
-torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (cn0417, 29500). (gai error: -2 - Name or service not known)
-[W socket.cpp:601] [c10d] The IPv6 network addresses of (cn0417, 29500) cannot be retrieved (gai error: -2 - Name or service not known).
-requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://huggingface.co/api/models/org/m
-huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: Root=1-2)
-socket.gaierror: [Errno -3] Temporary failure in name resolution
-'(MaxRetryError('HTTPSConnectionPool'), '(Request ID: 3)')' thrown while requesting HEAD https://huggingface.co/org/m/resolve/main/config.json
-_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value of the `weights_only` argument
-RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory
-OSError: [Errno 116] Stale file handle: '/scratch/run/step_300'
-:0:rocdevice.cpp            :2724: 123: [pid:1 tid:0x7f] Callback: Queue 0x7f aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES: code: 0x1008
-Memory access fault by GPU node-9 (Agent handle: 0x7d5f990) on address 0x14a1cfe01000. Reason: Unknown.
-""",
-    seen="public issue threads of PyTorch, DeepSpeed, transformers, NCCL, ROCm, flash-attention and Slurm",
 )  # fmt: skip

@@ -4,11 +4,19 @@
 the time since the start, `bsz` the sequences of a batch.
 """
 
-from hpc_gpt.readers.pattern import INT, LINE_START, NUMBER, Dialect, Pattern
+from collections.abc import Mapping
+
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, Dialect, Pattern, entries, line
+
+_FIELDS = {
+    "loss": "loss_bits", "num_updates": "step", "wps": "tokens_per_s", "lr": "lr", "gnorm": "grad_norm",
+    "loss_scale": "loss_scale", "cuda_gb_allocated": "memory_allocated_gib", "cuda_gb_reserved": "memory_reserved_gib",
+    "wall": "elapsed_s",
+}  # fmt: skip
 
 
-def _entry(key: str, group: str) -> str:
-    return rf"(?=(?:[^{{}}\n]{{0,20000}}?, \"{key}\": \"?(?P<{group}>{NUMBER})\"?(?=[,}}]))?)"
+def _entries(fields: Mapping[str, str]) -> str:
+    return entries(', "NAME": "?', fields, '"?(?=[,}])', r"[^{}\n]{0,20000}?")
 
 
 def _pair(key: str, group: str) -> str:
@@ -24,50 +32,38 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            '"num_updates": ',
             r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})(?=[^{}\n]{0,20000}?, \"loss\": )"
-            + _entry("loss", "loss_bits")
-            + _entry("num_updates", "step")
-            + _entry("wps", "tokens_per_s")
-            + _entry("bsz", "global_batch").replace(NUMBER, r"\d{1,9}")
-            + _entry("lr", "lr")
-            + _entry("gnorm", "grad_norm")
-            + _entry("loss_scale", "loss_scale")
-            + _entry("cuda_gb_allocated", "memory_allocated_gib")
-            + _entry("cuda_gb_reserved", "memory_reserved_gib")
-            + _entry("wall", "elapsed_s"),
+            + _entries(_FIELDS)
+            + _entries({"bsz": "global_batch"}).replace(NUMBER, r"\d{1,9}"),
+            literal='"num_updates": ',
         ),
         # Versions of 2018: the update of the epoch, and running means in brackets.
         Pattern(
             "step",
-            ", wpb=",
             rf"\| epoch (?P<epoch>\d{{1,6}}) {{1,8}}\d{{1,12}} / \d{{1,12}} loss=(?P<loss_bits>{NUMBER}) \({NUMBER}\), [^\n]{{0,200}}?"
             rf"\blr=(?P<lr>{NUMBER})(?=,)",
+            literal=", wpb=",
         ),
         Pattern(
             "eval",
-            "' subset | ",
             rf"\bvalid on '(?!test)\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
             r"(?=[^\n]{0,400}? \| num_updates (?P<step>\d{1,12})(?= \|))",
         ),
-        Pattern("fact", "num. model params: ", rf"\bnum\. model params: (?P<params>{INT}) \(num\. trained: "),
-        Pattern("fact", "| num. model params: ", LINE_START + r"\| num\. model params: (?P<params>\d{1,15})(?=\s*$)"),
-        Pattern("fact", " GPUs (with max", r"\| using (?P<gpus>\d{1,6}) GPUs \(with max"),
+        line("fact", "num. model params: {params} (num. trained: "),
+        line("fact", "| num. model params: {params}", LINE_START),
+        line("fact", "| using {gpus} GPUs (with max"),
         Pattern(
             "fact",
-            "max tokens per GPU = ",
             r"\bmax tokens per GPU = \w{1,12} and (?:batch size|max sentences) per GPU = (?P<micro_batch>\d{1,7})(?=\s*$)",
         ),
         Pattern(
             "eval",
-            '"valid_loss": ',
             r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})"
-            + _entry("valid_loss", "loss_eval_bits")
-            + _entry("valid_num_updates", "step"),
+            + _entries({"valid_loss": "loss_eval_bits", "valid_num_updates": "step"}),
+            literal='"valid_loss": ',
         ),
         Pattern(
             "step",
-            " num_updates=",
             rf"(?:\d{{1,12}} / \d{{1,12}} |\[[\d:]{{1,20}}<[\d:?]{{1,20}}, [^,\n]{{1,20}}, )loss=(?P<loss_bits>{NUMBER}),"
             + _pair("num_updates", "step").replace("(?=(?:", "(?=").replace("))?)", "))")
             + _pair("wps", "tokens_per_s")
@@ -75,18 +71,7 @@ DIALECT = Dialect(
             + _pair("lr", "lr")
             + _pair("gnorm", "grad_norm")
             + _pair("wall", "elapsed_s"),
+            literal=" num_updates=",
         ),
     ),
-    specimen="""\
-2024-05-11 19:43:15 | INFO | train_inner | {"epoch": 1, "update": 0.01, "loss": "13.174", "ppl": "17752.2", "wps": "49568.1", "ups": "0.74", "wpb": "65602", "bsz": "32", "num_updates": "100", "lr": "1e-05", "gnorm": "3.58", "train_wall": "160", "cuda_gb_allocated": "13.9", "cuda_gb_reserved": "20.1", "wall": "182"}
-{"epoch": 27, "update": 26.972, "loss": "8.648", "nll_loss": "7.156", "ppl": "164.83", "wps": "1808.7", "ups": "1.38", "wpb": "779.8", "bsz": "46.4", "num_updates": "33285", "lr": "0.00017226", "gnorm": "1.359", "clip": "1", "train_wall": "61", "wall": "30777"}
-2024-07-20 07:45:53 | INFO | train_inner | epoch 001:   2800 / 166925 loss=9.961, ppl=699.27, wps=57.3, ups=0.04, wpb=1613, bsz=80, num_updates=2800, lr=2.2e-05, gnorm=3.08, train_wall=13, wall=1236
-| epoch 010  2000 / 8223 loss=1.00 (1.31), wps=962, wpb=908, bsz=32, lr=0.001, clip=100%, gnorm=2.4808
-| epoch 009 | valid on 'valid' subset | valid_loss 6.52481 | valid_nll_loss 5.47364 | valid_ppl 35.78 | num_updates 24896 | best 6.52481
-2024-03-11 12:03:42 | INFO | fairseq_cli.train | num. model params: 13,257,618,094 (num. trained: 13,257,618,094)
-| using 3 GPUs (with max tokens per GPU = 2000 and max sentences per GPU = None)
-| num. model params: 218876672
-2024-03-11 12:03:42 | INFO | fairseq_cli.train | max tokens per GPU = None and batch size per GPU = 8
-""",
-    seen="facebookresearch/metaseq/pull/67; facebookresearch/fairseq/issues/103, /301, /514, /1967, /2201, /2338",
 )

@@ -87,35 +87,35 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "oss",
             rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT}"
             + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})")
             + ")",
+            literal="oss",
         ),
         # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
         Pattern(
             "step",
-            "poch",
             rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT}"
             + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
             + ")",
+            literal="poch",
         ),
         # In bits a character.
         Pattern(
             "step",
-            "oss",
             rf"{_FIRST}(?i:{_OF}{_COUNT}[^\n]{{0,100}}?{_BITS}"
             rf"(?:, {{1,4}}time:? (?P<step_ms>{NUMBER}) ?ms\b)?)",
+            literal="oss",
         ),
         Pattern(
             "step",
-            "amples/s",
             rf"(?i)\bbatch {{1,4}}(?P<step>\d{{1,12}}),? {{1,4}}loss: {{0,4}}(?P<loss>{NUMBER}),? {{0,4}}speed: {{0,4}}"
             rf"(?P<samples_per_s>{NUMBER}) samples/s(?:ec)?\b",
+            literal="amples/s",
         ),
-        Pattern("step", "oss", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}"),
+        Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
         *(
-            Pattern("fact", literal, START + regex, facts={TESTS: 1}, weak=True)
+            Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (
                 (" test session starts ", r"=+ test session starts =+"),
                 (" tests in ", r"Ran \d{1,7} tests in \d"),
@@ -123,22 +123,4 @@ DIALECT = Dialect(
             )
         ),
     ),
-    specimen="""\
-[INFO] global_step=120 epoch=0 train_loss=3.9709 lr=0.0003 grad_norm=1.06 step_time=0.047s
-loss:0.92626953125, global_step:160
-Step 120/1000, Loss: 3.9709, LR: 3.3e-4
-step=20 loss=4.9602 dt=262.34ms tok/sec=18476.1
-{"step": 20, "loss": 4.9602, "step_time_ms": 269.6}
-step 20 | loss 4.960 | 103 tok/s | dt 498ms
-epoch 0 step 20/500 train_loss=4.960 tokens_per_sec=18476 sec_per_step=0.277
-step 20/500 loss 4.960 time 270.0 ms tok/s 18476
-Epoch: [0][ 1230/9500]\tTime  4.590 ( 5.257)\tData  0.003 ( 0.058)\tLoss 3.8073e+00 (4.0405e+00)
-Ep 1 (Step 000120): Train loss 5.110, Val loss 5.338
-============================= test session starts ==============================
-Ran 12 tests in 0.104s
-=== RUN   TestLoss
-iteration 20: loss 1.6270 bpc, time 269.6ms
-Batch 40 Loss: 8.8305, Speed: 563.5 samples/sec
-""",
-    seen="common to loops written by hand",
 )

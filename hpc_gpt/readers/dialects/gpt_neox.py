@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from hpc_gpt.readers.dialects.megatron import DIALECT as MEGATRON
-from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, quotient, without_unknown
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, line, quotient, without_unknown
 
 _ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"
 _STAGE = re.compile(r"['\"]stage['\"]: (\d)")
@@ -56,7 +56,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "samples/sec: ",
             r"\bsamples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6}) \| iteration {1,20}(?P<step>\d{1,12})/ {0,20}"
             r"(?P<steps_planned>\d{1,12}) {0,4}\| elapsed time per iteration \(ms\): (?P<step_ms>\d{1,12}\.\d{1,6}) \|"
             r" learning rate: (?P<lr>[^| ]{1,24}) \|"
@@ -64,36 +63,22 @@ DIALECT = Dialect(
             keys=MEGATRON.patterns[0].keys,
             closed=True,
         ),
-        Pattern("argument", "updated", _ARGUMENT + r"updated {0,8}$"),
-        Pattern("argument", "default", _ARGUMENT + r"default {0,8}$"),
+        Pattern("argument", _ARGUMENT + r"updated {0,8}$"),
+        Pattern("argument", _ARGUMENT + r"default {0,8}$"),
         # The launcher prints the same line for its own world of one.
-        Pattern("start", "using world size: ", r"\.configure_distributed_args\(\) using world size: "),
+        line("start", ".configure_distributed_args() using world size: "),
         Pattern(
             "fact",
-            "using world size: ",
             r"\.configure_distributed_args\(\) using world size: (?!1 )(?P<gpus>\d{1,9}) and model-parallel size: "
             r"(?P<tp>\d{1,9})\b",
         ),
-        Pattern("fact", "> total params: ", r"> total params: (?P<params>\d[\d,]{0,30})"),
+        Pattern("fact", r"> total params: (?P<params>\d[\d,]{0,30})"),
         Pattern(
             "eval",
-            "results at iteration",
             r"\bvalidation results at iteration {1,20}(?P<step>\d{1,12}) \| [^\n]{0,400}?\blm_loss value: "
             r"(?P<loss_eval>[^| ]{1,24}) {0,4}\|",
         ),
-        Pattern("end", "exiting the program at", r"\| exiting the program at iteration \d", ended="done"),
+        Pattern("end", r"\| exiting the program at iteration \d", ended="done"),
     ),
     interpret=interpret,
-    specimen="""\
-NeoXArgs.configure_distributed_args() using world size: 64 and model-parallel size: 4
-  hidden_size ..................... 5120........................updated
-  pipe_parallel_size .............. 2...........................updated
-  zero_optimization ............... {'stage': 1, 'allgather_partitions': True, 'overlap_comm': True}updated
-  seq_length ...................... 2048........................updated
- > total params: 20,707,572,158
- samples/sec: 7.101 | iteration       34/   10454 | elapsed time per iteration (ms): 4631.2 | learning rate: 2.847E-06 | approx flops per GPU: 167.7TFLOPS | lm_loss: 1.855789E+01 | number of skipped iterations:   0 | number of nan iterations:   0 |
- validation results at iteration 1000 | lm_loss value: 2.032376E+00 | lm_loss_ppl value: 1.897276E+01 |
-""",
-    seen="DeepSpeed/issues/3742 (the iteration line); the others made from EleutherAI/gpt-neox logging.py, training.py "
-    "and arguments.py",
 )

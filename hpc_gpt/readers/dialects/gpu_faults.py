@@ -31,19 +31,4 @@ DIALECT = Dialect(
         failure("error", " ERROR] at ", EXCEPTION_START + r"(?P<words>\[\w{1,20} ERROR\] at .{1,300})"),
         failure("data", "Assertion `", r"(?P<words>Assertion `[^`']{0,200}['`] failed.{0,100})"),
     ),
-    specimen="""\
-[1467701.9] NVRM: Xid (PCI:0000:b3:00): 79, pid=4711, name=python3, GPU has fallen off the bus.
-May 27 21:26:27 cn0417 kernel: NVRM: Xid (PCI:0000:1a:00): 48, pid=4711, An uncorrectable double bit error (DBE) has been detected on GPU
-[1467701.9] NVRM: Xid (PCI:0000:b3:00): 31, pid=4711, name=python3, Ch 00275826, intr 00000000. MMU Fault
-[1467701.9] NVRM: Xid (PCI:0000:b3:00): 45, pid=4711, name=python3, Ch 00275826
-[1467701.9] NVRM: GPU 0000:b3:00.0 has fallen off the bus.
-Unable to determine the device handle for GPU 0000:B3:00.0: GPU is lost.  Reboot the system to recover this GPU
-Failed to initialize NVML: Driver/library version mismatch
-RuntimeError: CUDA error: unspecified launch failure
-RuntimeError: CUDA error: an illegal memory access was encountered
-RuntimeError: CUDA error: device-side assert triggered
-[CUDA ERROR] at file train_gpt2.cu:1507:
-/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1236: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
-""",
-    seen="NVIDIA's driver and nvidia-smi, PyTorch, llm.c",
 )  # fmt: skip

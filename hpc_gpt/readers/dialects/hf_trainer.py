@@ -10,7 +10,7 @@ the runtime over the steps is exact, but it may show how many steps there were.
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern
+from hpc_gpt.readers.pattern import CLOCK, END, INT, NUMBER, Dialect, Fields, Pattern, entries, line, settings
 
 _SHAPE = {
     "hidden": ("n_embd", "hidden_size"),
@@ -31,6 +31,25 @@ _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
 )
+_HEADER = {
+    "Num examples": "samples_per_epoch", "Num Epochs": "epochs", "Instantaneous batch size per device": "micro_batch",
+    "Gradient Accumulation steps": "micro_batches", "Total optimization steps": "steps_planned",
+}  # fmt: skip
+_WITHIN = r"[^{}\n]{0,1500}?"
+_FIGURES = {
+    "num_(?:input_tokens_seen|tokens)": "consumed_tokens", "step_tokens_per_second": "tokens_per_s",
+    r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)": "memory_allocated_gib",
+    r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)": "memory_reserved_gib",
+    "total_peak_memory_allocated_MB": "memory_allocated_mib", "total_peak_memory_reserved_MB": "memory_reserved_mib",
+    "step_time": "step_s", "tokens(?:/train_per_sec|_per_second)_per_gpu": "tokens_per_s_gpu",
+}  # fmt: skip
+_OF_SWIFT = {
+    "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", r"memory\(GiB\)": "memory_reserved_gib",
+}  # fmt: skip
+_TOTALS = {
+    "train_samples_per_second": "samples_per_s", "train_tokens_per_second": "tokens_per_s",
+    "train_steps_per_second": "steps_rounded", "train_loss": "loss_mean",
+}  # fmt: skip
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
@@ -40,23 +59,18 @@ def _quoted(group: str) -> str:
     return rf"'?(?P<{group}>{NUMBER})'?(?=[,}}])"
 
 
-def _entry(key: str, group: str) -> str:
-    """A lookahead for one entry of the dict that follows, if there is one."""
-    return rf"(?=(?:[^{{}}\n]{{0,1500}}?'{key}': {_quoted(group)})?)"
+def _entries(fields: Mapping[str, str]) -> str:
+    """A lookahead for each entry of the dict that follows."""
+    return entries("'NAME': '?", fields, "'?(?=[,}])", _WITHIN)
 
 
 def _settings(literal: str, keys: str) -> Pattern:
     """Entries of the TrainingArguments, all on one line or one on each line."""
-    return Pattern("argument", literal, rf"(?:^|[ (:\]])(?P<key>{keys})=(?P<value>[\w.-]{{1,20}})(?=,|\))")
+    return Pattern("argument", rf"(?:^|[ (:\]])(?P<key>{keys})=(?P<value>[\w.-]{{1,20}})(?=,|\))", literal=literal)
 
 
 def _option(name: str) -> Pattern:
-    return Pattern("argument", f"--{name}", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])")
-
-
-def _header(text: str, group: str) -> Pattern:
-    """A line of the header: a text, then a whole number, which ends the line."""
-    return Pattern("fact", text, rf"(?<!\| )(?<!\|    )\b{text}(?P<{group}>{INT})" + END)
+    return Pattern("argument", rf"(?P<key>--{name})[ =](?P<value>\d{{1,12}})(?=[\s'\"\\])", literal=f"--{name}")
 
 
 def _shape(literal: str, weak: bool = False) -> Pattern:
@@ -64,9 +78,9 @@ def _shape(literal: str, weak: bool = False) -> Pattern:
     sorted, so only the vocabulary can be last and have no comma. GPT-2's are also those of programs after nanoGPT."""
     return Pattern(
         "argument",
-        literal,
         rf"(?P<key>\"(?{'=' if weak else '!'}n_(?:embd|layer|head|kv_head)\")(?:{_KEYS})\"): "
         r"(?P<value>\d{1,12}|true|false)(?=,)",
+        literal=literal,
         weak=weak,
     )
 
@@ -120,40 +134,26 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "'loss': ",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
-            + _entry("grad_norm", "grad_norm")
-            + _entry("learning_rate", "lr")
-            + _entry("epoch", "epoch")
+            + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these, which one search finds out.
             + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step))"
-            + _entry("num_(?:input_tokens_seen|tokens)", "consumed_tokens")
-            + _entry(r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)", "memory_allocated_gib")
-            + _entry(r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)", "memory_reserved_gib")
-            + _entry("total_peak_memory_allocated_MB", "memory_allocated_mib")
-            + _entry("total_peak_memory_reserved_MB", "memory_reserved_mib")
-            + _entry("step_tokens_per_second", "tokens_per_s")
-            + _entry("step_time", "step_s")
-            + _entry("tokens(?:/train_per_sec|_per_second)_per_gpu", "tokens_per_s_gpu")
+            + _entries(_FIGURES)
             + _PROGRESS
             + ")?",
         ),
         # ms-swift's own log.
         Pattern(
             "step",
-            '"train_speed(iter/s)": ',
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\(iter/s\)\": )"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"grad_norm\": (?P<grad_norm>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"learning_rate\": (?P<lr>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"epoch\": (?P<epoch>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,1500}}?\"memory\(GiB\)\": (?P<memory_reserved_gib>{NUMBER})(?=[,}}]))?)"
-            r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
+            + entries('"NAME": ', _OF_SWIFT, "(?=[,}])", _WITHIN)
+            + r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
+            literal='"train_speed(iter/s)": ',
         ),
         # LLaMA-Factory's own log has the same figures.
         Pattern(
             "step",
-            '"current_steps": ',
             r"\{\"current_steps\": (?P<step>\d{1,12}), \"total_steps\": (?P<steps_planned>\d{1,12}), (?=[^{}\n]{0,2000}\})"
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"loss\": (?P<loss>{NUMBER})(?=[,}}]))?)"
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"(?:lr|learning_rate)\": (?P<lr>{NUMBER})(?=[,}}]))?)"
@@ -161,120 +161,76 @@ DIALECT = Dialect(
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"elapsed_time\": \"(?P<elapsed_s>{CLOCK})\")?)",
         ),
         Pattern(
-            "eval",
-            "'eval_loss': ",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}",
+            "eval", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}"
         ),
         Pattern(
             "eval",
-            '"eval_loss": ',
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
         ),
         Pattern(
             "total",
-            "'train_runtime': ",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"
-            + _entry("train_samples_per_second", "samples_per_s")
-            + _entry("train_tokens_per_second", "tokens_per_s")
-            + _entry("train_steps_per_second", "steps_rounded")
-            + _entry("train_loss", "loss_mean"),
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}" + _entries(_TOTALS),
         ),
         # The block of metrics at the end: it always has two decimals of a second, so a cut shows.
         Pattern(
-            "total",
-            "train_runtime",
-            r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END,
+            "total", r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END
         ),
-        Pattern(
-            "total",
-            "train_samples_per_second",
-            rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END,
-        ),
-        Pattern(
-            "total",
-            "train_steps_per_second",
-            rf"\btrain_steps_per_second {{1,40}}= {{0,40}}(?P<steps_rounded>{NUMBER})" + END,
-        ),
-        Pattern("fact", "train_samples", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
-        Pattern("eval", "eval_loss", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
+        Pattern("total", rf"\btrain_samples_per_second {{1,40}}= {{0,40}}(?P<samples_per_s>{NUMBER})" + END),
+        Pattern("total", rf"\btrain_steps_per_second {{1,40}}= {{0,40}}(?P<steps_rounded>{NUMBER})" + END),
+        Pattern("fact", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
+        Pattern("eval", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
-        _header("Num examples = ", "samples_per_epoch"),
-        _header("Num Epochs = ", "epochs"),
-        _header("Instantaneous batch size per device = ", "micro_batch"),
+        *settings("NAME = FIELD", _HEADER, r"(?<!\| )(?<!\|    )\b"),
+        line("fact", "Total train batch size (w. parallel, distributed & accumulation) = {global_batch}"),
+        Pattern("fact", rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END),
         Pattern(
             "fact",
-            "Total train batch size (w. parallel",
-            rf"\bTotal train batch size \(w\. parallel, distributed & accumulation\) = (?P<global_batch>{INT})" + END,
-        ),
-        _header("Gradient Accumulation steps = ", "micro_batches"),
-        _header("Total optimization steps = ", "steps_planned"),
-        Pattern(
-            "fact",
-            "Number of trainable parameters = ",
-            rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END,
-        ),
-        Pattern(
-            "fact",
-            "% trained)",
             rf"\bTrainable parameters = (?P<params_trainable>{INT}) of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
         ),
         # Unsloth's header, beside its drawing.
-        Pattern("start", "Unsloth - 2x faster", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END),
+        Pattern("start", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END, literal="Unsloth - 2x faster"),
+        Pattern("fact", rf"/\| {{1,8}}(?P<device>[^|\n]{{2,60}}?)\. Num GPUs = (?P<gpus>{INT})\. Max memory: "),
         Pattern(
             "fact",
-            ". Max memory: ",
-            rf"/\| {{1,8}}(?P<device>[^|\n]{{2,60}}?)\. Num GPUs = (?P<gpus>{INT})\. Max memory: ",
-        ),
-        Pattern(
-            "fact",
-            " | Num Epochs = ",
             rf"/\| {{1,8}}Num examples = (?P<samples_per_epoch>{INT}) \| Num Epochs = "
             rf"(?:(?P<epochs>{INT}) \| Total steps = (?P<steps_planned>{INT})" + END + ")?",
         ),
         Pattern(
             "fact",
-            "Batch size per device = ",
             rf"\\ {{1,8}}Batch size per device = (?P<micro_batch>{INT}) \| Gradient [Aa]ccumulation steps = (?P<micro_batches>{INT})"
             + END,
         ),
         Pattern(
             "fact",
-            "Total batch size",
             rf"/ {{1,8}}(?:Data Parallel GPUs = {INT} \| )?Total batch size(?: \([\dx ]{{1,40}}\))? = (?P<global_batch>{INT})"
             rf"(?: \| Total steps = (?P<steps_planned>{INT}))?" + END,
         ),
+        line("fact", "trainable params: {params_trainable} || all params: {params} || trainable%"),
+        line("fact", "Continuing training from global step {resumed_step}"),
+        Pattern("save", r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END),
         Pattern(
-            "fact",
-            "|| all params: ",
-            rf"\btrainable params: (?P<params_trainable>{INT}) \|\| all params: (?P<params>{INT}) \|\| trainable%",
+            "end",
+            r"\bTraining completed\. Do not forget",
+            literal="Training completed. Do not forget to share",
+            ended="done",
         ),
-        _header("Continuing training from global step ", "resumed_step"),
-        Pattern(
-            "save",
-            "Saving model checkpoint to ",
-            r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END,
-        ),
-        Pattern(
-            "end", "Training completed. Do not forget to share", r"\bTraining completed\. Do not forget", ended="done"
-        ),
-        Pattern("fact", " backend", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
-        Pattern(
-            "fact",
-            "Detected DeepSpeed ZeRO-",
-            r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):",
-            facts={"engine": "hf-deepspeed"},
-        ),
+        Pattern("fact", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
+        Pattern("fact", r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):", facts={"engine": "hf-deepspeed"}),
         *(
-            Pattern("argument", literal, rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])")
+            Pattern(
+                "argument", rf"(?<![\w-])(?P<key>(?:{_KEYS}|n_ctx)=)(?P<value>\w{{1,20}})(?=[,\s'\"])", literal=literal
+            )
             for literal in ("--config_overrides", "Overriding config: ")
         ),
         _shape('"n_'),
         _shape('"n_', weak=True),
         *map(_shape, ('"num_', '_size": ', '"head_dim": ', '"tie_word_', '"gradient_checkpointing')),
-        Pattern("argument", '"vocab_size": ', r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, weak=True),
-        Pattern("argument", '"model_type": ', r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", weak=True),
+        Pattern("argument", r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, literal='"vocab_size": ', weak=True),
+        Pattern(
+            "argument", r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", literal='"model_type": ', weak=True
+        ),
         # A model of several: which sizes are of which is not read.
-        Pattern("argument", '_config": {', r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)"),
+        Pattern("argument", r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)", literal='_config": {'),
         _settings("_steps=", "logging_steps|gradient_accumulation_steps|max_steps|eval_steps|save_steps"),
         _settings("per_device_train_batch_size=", "per_device_train_batch_size"),
         _settings("gradient_checkpointing=", "gradient_checkpointing"),
@@ -286,43 +242,4 @@ DIALECT = Dialect(
         ),
         _option("zero_stage"),
     ),
-    specimen="""\
-[INFO|trainer.py:1144] 2024-05-01 06:12:17,693 >>   Num examples = 1200
-[INFO|trainer.py:1145] 2024-05-01 06:12:17,693 >>   Num Epochs = 1
-[INFO|trainer.py:1146] 2024-05-01 06:12:17,693 >>   Instantaneous batch size per device = 3
-[INFO|trainer.py:1147] 2024-05-01 06:04:46,572 >>   Total train batch size (w. parallel, distributed & accumulation) = 96
-[INFO|trainer.py:1148] 2024-05-01 06:12:17,693 >>   Gradient Accumulation steps = 1
-[INFO|trainer.py:1149] 2024-05-01 06:12:17,693 >>   Total optimization steps = 13
-  Number of trainable parameters = 126,702,312
-[INFO|trainer.py:415] 2024-05-01 06:11:48,161 >> Using amp fp16 backend
-[INFO|auto_factory.py:373] 2024-05-01 06:11:44,152 >> Detected DeepSpeed ZeRO-3: activating zero.init() for this model
-INFO:__main__:Overriding config: n_embd=6144,n_head=48,n_layer=36,n_positions=1024,gradient_checkpointing=true,use_cache=False
-  "n_embd": 768,
-  "vocab_size": 50772
-INFO:__main__:Training/evaluation parameters TrainingArguments(output_dir=out, per_device_train_batch_size=4, gradient_accumulation_steps=1, logging_steps=500, fp16=True, mp_parameters=)
-Continuing training from global step 300
-Saving model checkpoint to output_dir/checkpoint-300
-Training completed. Do not forget to share your model on huggingface.co/models =)
-trainable params: 11,924,865 || all params: 1,278,799,030 || trainable%: 0.9039
-{'loss': 1.8917, 'grad_norm': 0.6688, 'learning_rate': 1.4368667540930062e-05, 'epoch': 0.04}
-{"current_steps": 10, "total_steps": 500, "loss": 0.8, "lr": 5e-05, "epoch": 0.1, "percentage": 2.0, "elapsed_time": "0:35:51", "remaining_time": "0:23:51"}
-{'loss': 0.5820, 'grad_norm': 0.20, 'learning_rate': 8.3e-07, 'memory(GiB)': 63.60, 'train_speed(iter/s)': 0.01119, 'epoch': 0.70, 'global_step/max_steps': '56/176', 'percentage': '31.59%', 'elapsed_time': '1h 22m 38s', 'remaining_time': '2h 57m 4s'}
-{"loss": 0.4096, "token_acc": 0.9055, "grad_norm": 0.83, "learning_rate": 8.50e-05, "memory(GiB)": 64.87, "train_speed(iter/s)": 0.076892, "epoch": 0.34, "step": 1000}
-{"current_steps": 5, "total_steps": 42, "eval_loss": 1.1146, "epoch": 0.42, "percentage": 11.9, "elapsed_time": "0:34:50", "remaining_time": "0:41:14"}
-{'loss': 75.4399, 'epoch': 1.0, 'total_peak_memory_allocated_MB': 29450.01, 'total_peak_memory_reserved_MB': 43993.1, 'step_tokens_per_second': 13535.57, 'avg_tokens_per_second': 13535.57}
-==((====))==  Unsloth - 2x faster free finetuning | Num GPUs = 1
-   \\\\   /|    Tesla T4. Num GPUs = 1. Max memory: 14.572 GB. Platform: Linux.
-   \\\\   /|    Num examples = 90 | Num Epochs = 4 | Total steps = 45
-O^O/ \\_/ \\    Batch size per device = 2 | Gradient Accumulation steps = 4
-\\        /    Data Parallel GPUs = 1 | Total batch size (2 x 4 x 1) = 8
- "-____-"     Trainable parameters = 66,472,943 of 4,050,634,089 (1.38% trained)
-{'eval_loss': 2.4872, 'eval_runtime': 9.1, 'eval_samples_per_second': 0.634, 'epoch': 1.0}
-{'train_runtime': 957.775, 'train_samples_per_second': 1.255, 'train_steps_per_second': 0.017, 'epoch': 1.0}
-[INFO|trainer_pt_utils.py:912] 2024-05-01 06:19:18,299 >>   train_runtime            = 0:48:22.99
-[INFO|trainer_pt_utils.py:912] 2024-05-01 06:19:18,299 >>   train_samples_per_second =      1.292
-  train_steps_per_second   =      0.969
-  train_samples            =       1200
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; axolotl-ai-cloud/axolotl/pull/2608; modelscope/ms-swift/issues/4146, /4408; "
-    "liujunwen23/MIRE/issues/1; linkedin/Liger-Kernel/pull/110; unslothai/unsloth/issues/1194",
 )

@@ -77,48 +77,4 @@ DIALECT = Dialect(
             r"|ended with exit code \d{1,3})\b.{0,80})"),
         failure("user_error", ": Error: ", r"^(?:\d{1,7}: )?(?P<words>rank (?P<rank>\d{1,7}): Error: .{0,300})"),
     ),
-    specimen="""\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-Root Cause (first observed failure):
-  host      : cn0417
-  rank      : 3 (local_rank: 3)
-  exitcode  : 1 (pid: 4711)
-  exitcode  : -15 (pid: 4712)
-ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 2 (pid: 4713) of binary: /usr/bin/python3
-Child process 4715 (local_rank 0) FAILED (exitcode 1)
-WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 4714 closing signal SIGTERM
-torch.distributed.elastic.multiprocessing.api.SignalException: Process 4710 got signal: 15
-[2024-05-04 22:03:41,632] [ERROR] [launch.py:321:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = 1
-[2024-05-04 22:03:41,632] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 4711
-pdsh@cn0417: cn0418: ssh exited with exit code 1
-ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.
-ERROR:composer.cli.launcher:Global rank 0 (PID 200322) exited with code -11
-/var/spool/slurmd/job4802517/slurm_script: line 43:  4711 Segmentation fault      (core dumped) python train.py
-/var/spool/slurmd/job4802517/slurm_script: line 43:  4711 Killed                  python train.py
-/var/spool/slurmd/job4802517/slurm_script: line 43:  4711 Terminated              python train.py
-/var/spool/slurmd/job4802517/slurm_script: line 12: deepspeed: command not found
-/var/spool/slurmd/job4802517/slurm_script: line 21: syntax error near unexpected token `done'
-/var/spool/slurmd/job4802517/slurm_script: line 30: unexpected EOF while looking for matching `"'
-train.sh: 9: Syntax error: "done" unexpected
-/var/spool/slurmd/job4802517/slurm_script: line 14: syntax error near unexpected token `fi'
-bash: ./launch.sh: /bin/zsh: bad interpreter: No such file or directory
-/usr/bin/env: 'python3.12': No such file or directory
-bash:  4711 Segmentation fault      python train.py
-Fatal Python error: Segmentation fault
-Fatal Python error: Aborted
-[cn0417:4711 :0:2200] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)
-[cn0417:04711] Signal: Segmentation fault (11)
-[cn0417:04711] Signal: Aborted (6)
-Received SIGTERM: 15
-Caught signal 15 (Terminated), saving
-Received 15 death signal, shutting down workers
-mpirun noticed that process rank 3 with PID 4711 on node cn0417 exited on signal 9 (Killed).
-Detected KeyboardInterrupt, attempting graceful shutdown ...
-rank 2 lost another rank: RuntimeError: Connection closed by peer
-rank 1 on cn0417 was ended by SIGKILL, by hand or by the kernel's memory killer
-rank 1 on cn0417 ended with exit code 7
-rank 0: Error: preset gpt9 is not known
-""",
-    seen="torch/distributed/elastic, deepspeed/launcher/launch.py, bash, glibc, UCX, Open MPI, Lightning, "
-    "mosaicml/llm-foundry/issues/258 and 1501, hpc-gpt",
 )  # fmt: skip

@@ -7,7 +7,7 @@ it. A cut bar has no `]`: below a whole one, that of it is read which a comma fo
 blank after each figure. The parameters are those of the first rank: with Megatron's strategies, of its share.
 """
 
-from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern, line
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
 _POSTFIX = (
@@ -24,64 +24,48 @@ DIALECT = Dialect(
     engine="lightning",
     flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
     patterns=(
-        Pattern("step", "v_num=", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX),
+        Pattern("step", _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[{CLOCK}<" + _POSTFIX, literal="v_num="),
         Pattern(
             "progress",
-            "v_num=",
             _FIRST
             + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\]\n]{{0,3000}}reduced_train_loss)[^\]\n]{{0,3000}}\]",
+            literal="v_num=",
         ),
         # Cut: there is no `]`. What a comma follows is whole.
         Pattern(
             "step",
-            "%|",
             rf"\bEpoch (?:0|(?P<epoch>[1-9]\d{{0,6}}))[^|%\n]{{0,20}}{_LABEL}(?(epoch)\d{{1,12}}|(?P<step>\d{{1,12}}))/\d{{1,12}} "
             rf"\[{CLOCK}<(?![^\n]{{0,3000}}\])[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?,",
+            literal="%|",
             own=True,
         ),
         Pattern(
             "progress",
-            "%|",
             rf"\bEpoch 0[^|%\n]{{0,20}}{_LABEL}(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<(?![^\n]{{0,3000}}\])",
+            literal="%|",
             own=True,
         ),
         Pattern(
             "step",
-            "Epoch 0",
             r"\bEpoch 0(?:/\d{1,6})?"
             + _RICH.replace("(?P<elapsed_s>", "(?:")
             + rf"(?=[\d.]{{1,12}}(?:it/s|s/it) )(?=[^\n]{{0,1000}} (?:train[_/])?loss(?:_step)?: (?P<loss>{NUMBER}) )",
         ),
-        Pattern("progress", "Epoch 0", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
+        Pattern("progress", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
         Pattern(
             "step",
-            "v_num=",
             r"\bEpoch (?P<epoch>[1-9]\d{0,6})[^|%\n]{0,20}" + _LABEL + r"\d{1,12}/\d{1,12} \[" + _POSTFIX,
+            literal="v_num=",
         ),
         Pattern(
             "fact",
-            "Total params",
             LINE_START + r"(?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? {1,4}[KMB]?) {1,8}Total params(?=\s*$)",
             weak=True,
         ),
         Pattern(
-            "fact",
-            "Total params: ",
-            LINE_START + r"Total params: (?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? [KMB])(?=\s*$)",
-            weak=True,
+            "fact", LINE_START + r"Total params: (?P<params_of_rank>\d{1,4}(?:\.\d{1,3})? [KMB])(?=\s*$)", weak=True
         ),
-        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_(?:steps|epochs)=", ended="done"),
-        Pattern("end", "Trainer.fit` stopped: ", r"`Trainer\.fit` stopped: `max_time=", ended="walltime"),
+        Pattern("end", r"`Trainer\.fit` stopped: `max_(?:steps|epochs)=", ended="done"),
+        line("end", "`Trainer.fit` stopped: `max_time=", ended="walltime"),
     ),
-    specimen="""\
- 93%|█████████▎| 18738/20000 [5:17:12<25:54,  0.90it/s, v_num=0, train_loss=3.936]
-Epoch 0:  28%|██▊       | 5/18 [00:54<00:27,  4.70s/it, loss=9.298, v_num=196896]
-Epoch 0:  28%|██▊       | 5/18 [00:54<00:27,  4.70s/it, loss=9.298, v_nu
-Epoch 0/9  ━━━━━━━━━━━━━╸━━━━ 232/291 0:34:24 • 0:34:00 7.57it/s loss: 0.856 v_num: 0
-124 M     Total params
-Total params: 1.1 B
-`Trainer.fit` stopped: `max_steps=20461` reached.
-Epoch 3:  28%|██▊       | 5/18 [00:54<00:27,  4.70s/it, loss=9.298, v_num=196896]
-""",
-    seen="Lightning-AI/pytorch-lightning/issues/4225, /12720; ecmwf/anemoi-core/issues/614",
 )

@@ -5,7 +5,19 @@ Its training time includes evaluations and saves, so the steps are not timed by 
 Of the lines of a step the first is read: its loss is that of the first micro-batch.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern, has, later, line
+
+# The model's and the training's, each printed as one dict, which is known by a key.
+_CONFIGURATION = {
+    "padded_vocab_size": {
+        "block_size": "seq", "padded_vocab_size": "vocab", "n_layer": "layers", "n_head": "heads",
+        "n_query_groups": "kv_heads", "n_embd": "hidden",
+    },
+    "eval_iters": {
+        "micro_batch_size": "micro_batch", "gradient_accumulation_steps": "micro_batches",
+        "gradient_accumulation_iters": "micro_batches", "devices": "gpus_said",
+    },
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="litgpt",
@@ -14,75 +26,44 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " iter time: ",
-            rf"\biter \d{{1,12}} step (?P<step>\d{{1,12}}) \| loss train: (?P<loss>{NUMBER}), val: "
-            rf"(?:(?P<loss_eval>{NUMBER})|n/a|None) \| iter time: {NUMBER} ms",
+            r"\biter \d{1,12} step (?P<step>\d{1,12})(?= \|)"
+            + has(rf"\| iter time: {NUMBER} ms")
+            + later(r"\| loss train: ", "loss", r"(?=,| \|)")
+            + later(r"[,|] val: ", "loss_eval", r"(?= \|)"),
+            literal=" iter time: ",
         ),
         Pattern(
             "step",
-            ": loss ",
-            rf"\biter \d{{1,12}}(?: \|)? step (?P<step>\d{{1,12}}): loss (?P<loss>{NUMBER}), (?:iter|train) time: {NUMBER} ?ms",
+            r"\biter \d{1,12}(?: \|)? step (?P<step>\d{1,12})(?=:)"
+            + has("[:,] loss ", rf" (?:iter|train) time: {NUMBER} ?ms")
+            + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
+            literal=" time: ",
         ),
         # lit-llama counts micro-batches only.
         Pattern(
-            "step", " time: ", rf"\biter \d{{1,12}}: loss (?P<loss>{NUMBER}), time: {NUMBER} ?ms(?:, speed: |\s*$)"
+            "step",
+            r"\biter \d{1,12}(?=:)"
+            + has("[:,] loss ", rf"[:,] time: {NUMBER} ?ms(?:,|\s*$)")
+            + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
+            literal=" time: ",
         ),
-        Pattern("eval", "val loss ", rf"\biter \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: ", weak=True),
-        Pattern("eval", "val loss ", rf"\bstep \d{{1,12}}: val loss (?P<loss_eval>{NUMBER}), val time: ", weak=True),
-        Pattern(
-            "eval", "Final evaluation | ", rf"\bFinal evaluation \| val loss: (?P<loss_eval>{NUMBER}) \| val ppl: "
-        ),
-        Pattern(
-            "fact", "Loading model ", START + r"Loading model (?:'[^'\n]{1,400}' )?with \{'", facts={"engine": "litgpt"}
-        ),
-        Pattern("fact", "FLOPs not found for ", START + r"FLOPs not found for '(?P<device>[^'\n]{2,60})'"),
+        line("eval", "iter {}: val loss {loss_eval}, val time: ", weak=True),
+        line("eval", "step {}: val loss {loss_eval}, val time: ", weak=True),
+        line("eval", "Final evaluation | val loss: {loss_eval} | val ppl: "),
+        Pattern("fact", START + r"Loading model (?:'[^'\n]{1,400}' )?with \{'", facts={"engine": "litgpt"}),
+        Pattern("fact", START + r"FLOPs not found for '(?P<device>[^'\n]{2,60})'"),
         *(
             Pattern(
                 "fact",
-                f"'{key}': ",
                 rf"^(?=[^\n]{{0,6000}}'{mark}': )[^\n]{{0,6000}}?[{{ ]'{key}': (?P<{group}>\d{{1,9}})(?=[,}}])",
+                literal=f"'{key}': ",
             )
-            for mark, keys in (
-                (
-                    "padded_vocab_size",
-                    {
-                        "block_size": "seq",
-                        "padded_vocab_size": "vocab",
-                        "n_layer": "layers",
-                        "n_head": "heads",
-                        "n_query_groups": "kv_heads",
-                        "n_embd": "hidden",
-                    },
-                ),
-                (
-                    "eval_iters",
-                    {
-                        "micro_batch_size": "micro_batch",
-                        "gradient_accumulation_steps": "micro_batches",
-                        "gradient_accumulation_iters": "micro_batches",
-                        "devices": "gpus_said",
-                    },
-                ),
-            )
+            for mark, keys in _CONFIGURATION.items()
             for key, group in keys.items()
         ),
-        Pattern("fact", "Total parameters", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),
-        Pattern("total", "| - Training Time", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
-        Pattern("total", "Training time: ", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
-        Pattern(
-            "memory", "Memory ", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True
-        ),
+        Pattern("fact", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),
+        Pattern("total", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
+        Pattern("total", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
+        Pattern("memory", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True),
     ),
-    specimen="""\
-Epoch 1 | iter 16 step 2 | loss train: 10.186, val: n/a | iter time: 370.69 ms (step) remaining time: 1 day, 3:25:59
-iter 100 step 25: loss 2.4384, iter time: 104.52ms (optimizer.step)
-iter 100: loss 1.5082, time: 104.52ms, speed: 4899.2 toks/s/device
-iter 600: val loss 3.3407, val time: 5541.63 ms
-Total parameters: 165,693,065
-FLOPs not found for 'NVIDIA H800'
-Loading model with {'name': 'pythia-70m', 'block_size': 2048, 'padded_vocab_size': 50020, 'n_layer': 6, 'n_head': 8, 'n_embd': 512}
-| - Training Time : 1845.23 s
-| - Memory Used   : 23.98 GB
-""",
-    seen="Lightning-AI/litgpt litgpt/pretrain.py, litgpt/finetune/full.py; lit-llama",
 )

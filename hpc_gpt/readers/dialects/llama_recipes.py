@@ -4,7 +4,7 @@ The steps of a bar restart with each epoch, so only those of the first epoch are
 GiB, rounded down.
 """
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, Dialect, Pattern
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, Dialect, Pattern, line
 
 DIALECT = Dialect(
     name="llama_recipes",
@@ -13,54 +13,30 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " completed (loss: ",
             rf"\bTraining Epoch: 1(?:/\d{{1,6}})?, step (?P<step>\d{{1,12}})/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
         ),
         Pattern(
             "step",
-            " completed (loss: ",
             r"\bTraining Epoch: (?P<epoch>[2-9]|[1-9]\d{1,6})(?:/\d{1,6})?, "
             rf"step \d{{1,12}}/\d{{1,12}} completed \(loss: (?P<loss>{NUMBER})\)",
         ),
-        Pattern("memory", "CUDA memory", r"\bMax CUDA memory allocated was (?P<memory_allocated_gib>\d{1,7}) GB"),
-        Pattern("memory", "CUDA memory", r"\bMax CUDA memory reserved was (?P<memory_reserved_gib>\d{1,7}) GB"),
+        line("memory", "Max CUDA memory allocated was {memory_allocated_gib} GB"),
+        line("memory", "Max CUDA memory reserved was {memory_reserved_gib} GB"),
         Pattern(
             "fact",
-            "applying fsdp activation checkpointing",
             LINE_START + r"--> applying fsdp activation checkpointing\.\.\.(?=\s*$)",
             facts={"recompute": "full"},
             weak=True,
         ),
         Pattern(
             "fact",
-            "enabled for mixed precision",
             LINE_START + r"bFloat16 enabled for mixed precision - using bfSixteen policy(?=\s*$)",
             facts={"dtype": "bf16"},
             weak=True,
         ),
-        *(
-            Pattern("fact", f"--> {key}=", LINE_START + rf"--> {key}=(?P<{group}>\d{{1,9}})" + END)
-            for key, group in (
-                ("batch_size_training", "micro_batch"),
-                ("gradient_accumulation_steps", "micro_batches"),
-                ("context_length", "seq"),
-            )
-        ),
-        Pattern(
-            "fact",
-            " Million params",
-            rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params",
-            weak=True,
-        ),
+        line("fact", "--> batch_size_training={micro_batch}", LINE_START),
+        line("fact", "--> gradient_accumulation_steps={micro_batches}", LINE_START),
+        line("fact", "--> context_length={seq}", LINE_START),
+        Pattern("fact", rf"--> (?!model )\S{{1,100}} has (?P<params_millions>{NUMBER}) Million params", weak=True),
     ),
-    specimen="""\
-Training Epoch: 1/3, step 48/50 completed (loss: 1.5932259522048547):  98%|█████████▊| 49/50 [09:35<00:44, 10.35s/it]
-Training Epoch: 2/3, step 49/50 completed (loss: 1.186713105952008): 100%|██████████| 50/50 [09:35<00:34, 10.35s/it]
-Max CUDA memory allocated was 47 GB
-Max CUDA memory reserved was 55 GB
---> context_length=4096
---> applying fsdp activation checkpointing...
-bFloat16 enabled for mixed precision - using bfSixteen policy
-""",
-    seen="meta-llama/llama-cookbook/pull/206, /650",
 )

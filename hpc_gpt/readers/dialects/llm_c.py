@@ -1,14 +1,15 @@
 """llm.c and its PyTorch reference. The first step includes set-up. The MFU is -100 % on a GPU that its table lacks."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, NUMBER, START, Dialect, Pattern, later
+from hpc_gpt.readers.pattern import LINE_START, NUMBER, START, Dialect, Pattern, later, line, settings
 
 _STEP = r"\bstep {1,8}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"
+_HEADER = {"vocab_size": "vocab", "num_heads": "heads", "channels": "hidden", "num_parameters": "params"}
 _Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
 
 
 def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
     """A row of the parameter table that it prints first."""
-    return Pattern("fact", f"| {name}", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|")
+    return Pattern("fact", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|", literal=f"| {name}")
 
 
 DIALECT = Dialect(
@@ -17,7 +18,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            " tok/s",
             rf"{_STEP} \|(?=[^\n]{{0,400}}\d tok/s)"
             + later(r" loss {1,12}", "loss", rf"(?={_Z} ?\|)")
             + later(r"\| norm {1,12}", "grad_norm", rf"(?={_Z} ?\|)")
@@ -25,21 +25,17 @@ DIALECT = Dialect(
             + later(r"\| \(? {0,8}", "step_ms", r"(?= ms \|)")
             + later(r"\| {1,8}", "mfu_percent", r"(?=% [\w ]{1,20} MFU \|)", r"\d{1,3}\.\d")
             + later(r"\| {1,8}", "tokens_per_s", "(?= tok/s)"),
+            literal=" tok/s",
         ),
         Pattern(
             "step",
-            " tok/s)",
             rf"{_STEP}: train loss (?P<loss>{NUMBER})(?: \(acc {NUMBER}\))?(?: norm (?P<grad_norm>{NUMBER}))?"
             rf"(?: lr (?P<lr>{NUMBER}))? \((?P<step_ms>{NUMBER}) ms, (?P<tokens_per_s>{NUMBER}) tok/s\)",
         ),
-        Pattern(
-            "step",
-            " (took ",
-            START + rf"step (?P<step>\d{{1,12}}): train loss (?P<loss>{NUMBER}) \(took (?P<step_ms>{NUMBER}) ms\)",
-        ),
-        Pattern("step", " trl:", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
-        Pattern("eval", "val loss ", LINE_START + rf"val loss (?P<loss_eval>{NUMBER})" + END, weak=True),
-        Pattern("eval", " tel:", START + rf"s:(?P<step>\d{{1,12}}) tel:(?P<loss_eval>{NUMBER})" + END),
+        line("step", "step {step}: train loss {loss} (took {step_ms} ms)", START),
+        Pattern("step", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
+        line("eval", "val loss {loss_eval}", LINE_START, weak=True),
+        line("eval", "s:{step} tel:{loss_eval}", START),
         _row("micro batch size B", "micro_batch"),
         _row("sequence length T", "seq"),
         _row("total batch size", "global_batch_tokens"),
@@ -52,43 +48,10 @@ DIALECT = Dialect(
         _row("num_processes", "gpus"),
         _row("zero_stage", "zero_stage"),
         # The header of the CPU's and the first CUDA version.
-        *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>\d{{1,15}})" + END, weak=True)
-            for name, fact in (
-                ("vocab_size", "vocab"),
-                ("num_heads", "heads"),
-                ("channels", "hidden"),
-                ("num_parameters", "params"),
-            )
-        ),
+        *settings("NAME: FIELD", _HEADER, LINE_START, weak=True),
         _row("device", "device", r"[^|\n]{1,50}?"),
-        Pattern("fact", "| precision", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
-        Pattern(
-            "fact",
-            "=> setting grad_accum_steps=",
-            START + r"=> setting grad_accum_steps=(?P<micro_batches>\d{1,9})" + END,
-        ),
-        Pattern(
-            "memory",
-            "peak memory consumption: ",
-            START + r"peak memory consumption: (?P<memory_allocated_mib>\d{1,9}) MiB",
-            weak=True,
-        ),
+        Pattern("fact", START + r"\| precision {1,24}\| BF16 {0,60}\|", facts={"dtype": "bf16"}),
+        line("fact", "=> setting grad_accum_steps={micro_batches}", START),
+        line("memory", "peak memory consumption: {memory_allocated_mib} MiB", START, weak=True),
     ),
-    specimen="""\
-step    1/30 | loss 10.232534 (+nanz)| norm 0.0801 (+nanz)| lr 3.34e-04 | 1862.33 ms | -100.0% bf16 MFU | 24105 tok/s
-step    2/30 | loss 10.046185 (+nanz)| norm 0.7206 (+nanz)| lr 3.34e-04 | 70.26 ms | -100.0% bf16 MFU | 465725 tok/s
-step    9/30 | loss     nan (+nanz)| norm    nan (+nanz)| lr 3.34e-04 | 70.26 ms | nan% bf16 MFU | 465725 tok/s
-step   20/18865 | train loss 7.3974 | norm 1.7355 | lr 1.37e-05 | 3098.54 ms | 55.2% A100 fp16 MFU | 154725 tok/s
-step   20/19560 | train loss 7.237425 | norm 1.7004 | lr 1.37e-05 | (3098.54 ms | 154725 tok/s)
-step    1/74: train loss 4.915358 (80.272350 ms, 50637 tok/s)
-val loss 4.743609
-num_parameters: 125251540
-channels: 768
-| micro batch size B    | 4                                                  |
-| sequence length T     | 1024                                               |
-| num_parameters        | 125112740                                          |
-| device                | NVIDIA H100 80GB HBM3                              |
-""",
-    seen="karpathy/llm.c train_gpt2.cu, train_gpt2.py, train_gpt2_fp32.cu",
 )

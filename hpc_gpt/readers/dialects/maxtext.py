@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern, later, named
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Fields, Pattern, later, line, named
 
 _SETTINGS = {
     "max_target_length": "seq",
@@ -46,53 +46,26 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "completed step: ",
             r"\bcompleted step: (?P<step>\d{1,12}),"
             + named(step_s=" seconds: ", tflops=" TFLOP/s(?:/device)?: ", tokens_per_s_gpu=" Tokens/s/device: ")
             + later(", loss:? ", "loss", r"(?=,|\s*$)", r"(?:\d{1,9}\.\d{3}|nan|inf)"),
         ),
-        Pattern(
-            "eval",
-            "ompleted eval after train step",
-            rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),",
-        ),
-        Pattern(
-            "eval",
-            "average loss after step=",
-            rf"\baverage loss after step=(?P<step>\d{{1,12}}): eval_step_count=\d{{1,9}}, eval_loss=(?P<loss_eval>{NUMBER}),",
-        ),
-        Pattern("fact", "Num_devices: ", r"\bNum_devices: (?P<gpus>\d{1,7}), shape "),
+        Pattern("eval", rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),"),
+        line("eval", "average loss after step={step}: eval_step_count={}, eval_loss={loss_eval},"),
+        line("fact", "Num_devices: {gpus}, shape "),
         # Of the recipes' runner; the sizes are those of the configuration.
         Pattern(
             "fact",
-            "tuning params for model",
             r"\btuning params for model are: \{"
             r"(?=(?:[^{}\n]{0,2000}?'per_device_batch_size': (?P<micro_batch>\d{1,6})(?=[,}]))?)"
             r"(?=(?:[^{}\n]{0,2000}?'max_target_length': (?P<seq>\d{1,9})(?=[,}]))?)"
             r"(?=(?:[^{}\n]{0,2000}?'remat_policy': '(?P<recompute>full)')?)",
         ),
-        Pattern("fact", "number parameters", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
+        Pattern("fact", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
             "argument",
-            "Config param ",
             r"\bConfig param (?P<key>(?:dtype|remat_policy|logits_via_embedding|decoder_block):) (?P<value>\w{1,40})(?=\s*$)",
         ),
-        Pattern(
-            "argument",
-            "Config param ",
-            rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)",
-        ),
+        Pattern("argument", rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)"),
     ),
-    specimen="""\
-completed step: 9, seconds: 5.474, TFLOP/s/device: 149.267, Tokens/s/device: 8918.111, total_weights: 191033, loss: 10.651
-completed step: 9, seconds: 5.474, TFLOP/s/device: 149.267, Tokens/s/device: 8918.111, total_weights: 191033, loss: 10.651, lm_loss: 10.651, perplexity: 37822.8
-completed step: 3, seconds: 4.236, TFLOP/s: 187.562, loss: 10.534
-Completed eval after train step 99, loss=3.158, perplexity=30.483, total_weights=191033
-number parameters: 1.282 billion
-Unified tuning params for model are: {'per_device_batch_size': 12, 'ici_fsdp_parallelism': -1, 'remat_policy': 'full', 'max_target_length': 4096, 'attention': 'flash'}
-Num_devices: 8, shape (1, 1, 8, 1)
-Config param max_target_length: 2048
-Config param dtype: bfloat16
-""",
-    seen="AI-Hypercomputer/maxtext/pull/2232; src/maxtext/common/metric_logger.py",
 )

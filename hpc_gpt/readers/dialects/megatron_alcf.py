@@ -1,12 +1,14 @@
 """Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign after each name."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, entries, line
 
-
-def _later(name: str, group: str) -> str:
-    """A lookahead for a figure later in the line."""
-    return rf"(?=(?:[^\n]{{0,800}}?\| {name}= {{0,12}}(?P<{group}>[^| ]{{1,24}}) \|)?)"
-
+_FIELDS = {
+    "consumed_samples": "consumed_samples", "consumed_tokens": "consumed_tokens", "learning_rate": "lr",
+    "elapsed_time_per_iteration_ms": "step_ms", "global_batch_size": "global_batch", "lm loss": "loss",
+    "loss_scale": "loss_scale", "grad_norm": "grad_norm", "number_of_skipped_iterations": "skipped",
+    "number_of_nan_iterations": "nan", "samples_per_second": "samples_per_s", "actual_seqlen": "seq",
+    "tokens_per_gpu_per_second_tgs": "tokens_per_s_gpu", r"(?:\[LM\])?TFLOPs": "tflops",
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="megatron_alcf",
@@ -14,39 +16,15 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "elapsed_time_per_iteration_ms=",
             r"\biteration= {0,12}(?P<step>\d{1,12})/ {0,12}(?P<steps_planned>\d{1,12}) (?=\|)"
-            + _later("consumed_samples", "consumed_samples")
-            + _later("consumed_tokens", "consumed_tokens")
-            + _later("elapsed_time_per_iteration_ms", "step_ms")
-            + _later("learning_rate", "lr")
-            + _later("global_batch_size", "global_batch")
-            + _later("lm loss", "loss")
-            + _later("loss_scale", "loss_scale")
-            + _later("grad_norm", "grad_norm")
-            + _later("number_of_skipped_iterations", "skipped")
-            + _later("number_of_nan_iterations", "nan")
-            + _later("samples_per_second", "samples_per_s")
-            + _later("tokens_per_gpu_per_second_tgs", "tokens_per_s_gpu")
-            + _later(r"(?:\[LM\])?TFLOPs", "tflops")
-            + _later("actual_seqlen", "seq"),
+            + entries(r"\| NAME= {0,12}", _FIELDS, r"(?= \|)"),
+            literal="elapsed_time_per_iteration_ms=",
         ),
+        line("fact", ":model_provider] Number of parameters in model: {params}"),
         Pattern(
             "fact",
-            "Number of parameters in model: ",
-            r":model_provider\] Number of parameters in model: (?P<params>\d{1,15})(?=\s*$)",
-        ),
-        Pattern(
-            "fact",
-            "number of parameters on (",
             r"> number of parameters on \(tensor, pipeline\) model parallel rank \((?P<rank_name>\d{1,6}, \d{1,6})\)="
             r"(?P<rank_params>\d{1,15})(?=\s*$)",
         ),
     ),
-    specimen="""\
-[2024-07-13 07:32:24][INFO][training_log:661] -  iteration=      10/  317892 | consumed_samples=        7680 | consumed_tokens=    31457280 | elapsed_time_per_iteration_ms=5361.6 | learning_rate=9.4374e-07 | global_batch_size=  768 | lm loss=11.164009 | loss_scale=1.0 | grad_norm=10.642 | actual_seqlen= 4096 | number_of_skipped_iterations=  0 | number_of_nan_iterations=  0 | samples_per_second=143.241 | tokens_per_gpu_per_second_tgs=6111.616 | TFLOPs=290.12 |
-[2025-11-10 09:56:45,321819][I][Megatron-DeepSpeed/pretrain_gpt_alcf:152:model_provider] Number of parameters in model: 1986054144
- > number of parameters on (tensor, pipeline) model parallel rank (0, 0)=1986054144
-""",
-    seen="made from argonne-lcf/Megatron-DeepSpeed training_log.py",
 )

@@ -127,17 +127,13 @@ def _flash_attention(given: Arguments) -> bool | None:
 DIALECT = Dialect(
     name="megatron_arguments",
     patterns=(
-        Pattern("argument", " ..", rf"{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})"),
+        Pattern(
+            "argument", rf"{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})", literal=" .."
+        ),
         # A name as long as the column is followed by one dot or none.
-        Pattern("argument", "_", rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})"),
+        Pattern(
+            "argument", rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})", literal="_"
+        ),
     ),
     interpret=interpret,
-    specimen="""\
-  hidden_size ..................................... 6144
-  world_size ...................................... 96
-  model_parallel_size ............. 4
-  batch_size ...................... 12
-  apply_residual_connection_post_layernorm  False
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg and gpt2-meg-ds-zero",
 )

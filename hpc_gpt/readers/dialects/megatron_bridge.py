@@ -8,13 +8,10 @@ DIALECT = Dialect(
     patterns=(
         # Precedes the iteration line of the same step and has no step number.
         Pattern(
-            "step",
-            "GPU utilization: ",
-            r"\bStep Time : \d{1,9}\.\d{1,4}s GPU utilization: (?P<tflops>\d{1,6}\.\d{1,4})MODEL_TFLOP/s/GPU",
+            "step", r"\bStep Time : \d{1,9}\.\d{1,4}s GPU utilization: (?P<tflops>\d{1,6}\.\d{1,4})MODEL_TFLOP/s/GPU"
         ),
         Pattern(
             "memory",
-            "memory (GB)",
             r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(after \d{1,12} iterations\) memory \(GB\) \|",
             keys={
                 "mem-max-allocated-gigabytes": "memory_allocated_gb",
@@ -22,9 +19,4 @@ DIALECT = Dialect(
             },
         ),
     ),
-    specimen="""\
-Step Time : 5.36s GPU utilization: 243.6MODEL_TFLOP/s/GPU
-[Rank 0] (after 2 iterations) memory (GB) | mem-reserved-gigabytes: 33.4 | mem-max-allocated-gigabytes: 30.1 | mem-max-reserved-gigabytes: 33.5 | mem-alloc-retries: 0
-""",
-    seen="made from NVIDIA-NeMo/Megatron-Bridge train_utils.py of 2026",
 )

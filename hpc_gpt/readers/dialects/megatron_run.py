@@ -1,6 +1,6 @@
 """What Megatron-LM and its forks print before training: world size, parallel sizes, batch, parameter counts."""
 
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.readers.pattern import Dialect, Pattern, line
 
 _WORLD = "using world size: "
 _MODEL_PARALLEL = "number of parameters on "
@@ -9,7 +9,9 @@ _MODEL_PARALLEL = "number of parameters on "
 def _size(words: str, field: str) -> Pattern:
     """A size in the line of the world size. Versions differ in hyphens, commas, and what is between them."""
     return Pattern(
-        "fact", _WORLD, rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){words}[ -]size: (?P<{field}>\d{{1,9}})"
+        "fact",
+        rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){words}[ -]size: (?P<{field}>\d{{1,9}})",
+        literal=_WORLD,
     )
 
 
@@ -17,79 +19,33 @@ DIALECT = Dialect(
     name="megatron_run",
     engine="megatron-lm",
     patterns=(
-        Pattern("start", _WORLD, r"(?<!\(\) )\busing world size: (?P<gpus>\d{1,9}),"),
-        Pattern(
-            "start",
-            _WORLD,
-            r"(?<!\(\) )\busing world size: (?P<gpus>\d{1,9}) and model-parallel size: (?P<tp>\d{1,9})\b",
-        ),
+        Pattern("start", r"(?<!\(\) )\busing world size: (?P<gpus>\d{1,9}),"),
+        Pattern("start", r"(?<!\(\) )\busing world size: (?P<gpus>\d{1,9}) and model-parallel size: (?P<tp>\d{1,9})\b"),
         _size("data-parallel", "dp"),
         _size("context-parallel", "cp"),
         _size("sequence-parallel", "cp"),
         _size("tensor-model-parallel", "tp"),
         _size("pipeline-model-parallel", "pp"),
+        Pattern("fact", r"> initializ(?:ing|ed) (?:tensor )?model parallel with size (?P<tp>\d{1,9})"),
+        Pattern("fact", r"> initializ(?:ing|ed) pipeline model parallel with size (?P<pp>\d{1,9})"),
+        Pattern("fact", r"\busing torch\.(?:float16|half) for parameters", facts={"dtype": "fp16"}),
+        line("fact", "using torch.bfloat16 for parameters", facts={"dtype": "bf16"}),
+        Pattern("fact", r"\busing torch\.float(?:32)? for parameters", facts={"dtype": "fp32"}),
+        Pattern("fact", r"\bsetting number of micro-?batches to constant (?P<micro_batches>\d{1,9})\b"),
+        Pattern("fact", r"\bsetting global batch size to (?P<global_batch>\d{1,9})\b"),
+        Pattern("fact", r"\bsetting training iterations to (?P<steps_planned>\d{1,12})\b"),
+        line("fact", "> padded vocab (size: {vocab_unpadded}) with {} dummy tokens (new size: {vocab})"),
         Pattern(
             "fact",
-            "model parallel with size",
-            r"> initializ(?:ing|ed) (?:tensor )?model parallel with size (?P<tp>\d{1,9})",
-        ),
-        Pattern(
-            "fact",
-            "model parallel with size",
-            r"> initializ(?:ing|ed) pipeline model parallel with size (?P<pp>\d{1,9})",
-        ),
-        Pattern("fact", "using torch.", r"\busing torch\.(?:float16|half) for parameters", facts={"dtype": "fp16"}),
-        Pattern("fact", "using torch.", r"\busing torch\.bfloat16 for parameters", facts={"dtype": "bf16"}),
-        Pattern("fact", "using torch.", r"\busing torch\.float(?:32)? for parameters", facts={"dtype": "fp32"}),
-        Pattern(
-            "fact",
-            "setting number of micro",
-            r"\bsetting number of micro-?batches to constant (?P<micro_batches>\d{1,9})\b",
-        ),
-        Pattern("fact", "setting global batch", r"\bsetting global batch size to (?P<global_batch>\d{1,9})\b"),
-        Pattern("fact", "setting training iter", r"\bsetting training iterations to (?P<steps_planned>\d{1,12})\b"),
-        Pattern(
-            "fact",
-            "padded vocab",
-            r"> padded vocab \(size: (?P<vocab_unpadded>\d{1,12})\) with \d{1,12} dummy tokens "
-            r"\(new size: (?P<vocab>\d{1,12})\)",
-        ),
-        Pattern(
-            "fact",
-            _MODEL_PARALLEL,
             r"> number of parameters on \([a-z_, ]{1,60}\) model parallel rank "
             r"\((?P<rank_name>\d{1,6}(?:, \d{1,6}){1,3})\): (?P<rank_params>\d{1,15})\b",
         ),
         Pattern(
-            "fact",
-            _MODEL_PARALLEL,
-            r"> number of parameters on model parallel rank (?P<rank_name>\d{1,6}): (?P<rank_params>\d{1,15})\b",
+            "fact", r"> number of parameters on model parallel rank (?P<rank_name>\d{1,6}): (?P<rank_params>\d{1,15})\b"
         ),
         # Under ZeRO every rank prints the rounded count of the whole model.
-        Pattern(
-            "fact",
-            _MODEL_PARALLEL,
-            r"> number of parameters on model parallel rank \d{1,6} {1,40}(?P<params_billions>\d{1,6}\.\d{1,9}) Billion",
-        ),
-        Pattern(
-            "fact", "estimated model", r"\bestimated model parameters: (?P<params_estimated_billions>\d{1,6}\.\d{1,16})"
-        ),
-        Pattern(
-            "fact",
-            "Total number of parameters in billions",
-            r"\bTotal number of parameters in billions: {1,4}(?P<params_billions>\d{1,6}\.\d{1,9})",
-        ),
+        line("fact", "> number of parameters on model parallel rank {} {params_billions} Billion"),
+        Pattern("fact", r"\bestimated model parameters: (?P<params_estimated_billions>\d{1,6}\.\d{1,16})"),
+        Pattern("fact", r"\bTotal number of parameters in billions: {1,4}(?P<params_billions>\d{1,6}\.\d{1,9})"),
     ),
-    specimen="""\
-using world size: 96, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 24\x20
-using torch.float16 for parameters ...
-setting number of micro-batches to constant 144
- > padded vocab (size: 50300) with 388 dummy tokens (new size: 50688)
-> initializing tensor model parallel with size 4
-> initializing pipeline model parallel with size 24
- > number of parameters on (tensor, pipeline) model parallel rank (2, 1): 807207963
-using world size: 32 and model-parallel size: 2
- > number of parameters on model parallel rank 3            52.266 Billion
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg; NVIDIA/Megatron-LM arguments.py of 2020 to 2026",
 )

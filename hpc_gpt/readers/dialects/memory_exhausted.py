@@ -56,17 +56,4 @@ DIALECT = Dialect(
             r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed " r"process \d{1,10}.{0,200})"),
         failure("host_memory", "OOMKilled", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
     ),
-    specimen="""\
-torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.88 GiB (GPU 3; 31.86 GiB total capacity; 29.30 GiB already allocated)
-[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.88 GiB. GPU 5 has a total capacity of 79.97 GiB
-RuntimeError: CUDA out of memory. Tried to allocate 574.57 MiB (GPU 0; 31.86 GiB total capacity)
-RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
-numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.79 TiB for an array with shape (1035132, 1035132)
-RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8086768784455 bytes.
-RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.
-terminate called after throwing an instance of 'std::bad_alloc'
-[1467701.9] Out of memory: Killed process 4711 (python3) total-vm:81234567kB, anon-rss:65432100kB
-  reason: OOMKilled, exit code 137
-""",
-    seen="PyTorch 1.8 to 2.9, numpy, libstdc++, Linux, Kubernetes",
 )  # fmt: skip

@@ -24,7 +24,7 @@ def _event(key: str, timed: bool = False) -> str:
 
 
 def _value(key: str, group: str) -> Pattern:
-    return Pattern("fact", f'"key": "{key}"', _event(key) + rf"\"value\": (?P<{group}>{INT}(?:\.0)?),")
+    return Pattern("fact", _event(key) + rf"\"value\": (?P<{group}>{INT}(?:\.0)?),", literal=f'"key": "{key}"')
 
 
 # Names of devices, as submitters put them into the names of their systems.
@@ -33,7 +33,10 @@ _DEVICE = r"(?:GB|GH|[ABH])\d{3}|L40S?|MI3\d{2}X|RTXPro\d{4}"
 
 def _platform(name: str, **facts: int) -> Pattern:
     return Pattern(
-        "fact", '"key": "submission_platform"', _event("submission_platform") + rf"\"value\": \"{name}\"", facts=facts
+        "fact",
+        _event("submission_platform") + rf"\"value\": \"{name}\"",
+        literal='"key": "submission_platform"',
+        facts=facts,
     )
 
 
@@ -48,7 +51,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            '"key": "tracked_stats"',
             _event("tracked_stats", timed=True)
             + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)(?: in s)?|throughput|(?:reduced_)?train_loss|loss)\": )"
             + _tracked("train_step_tim(?:e|ing)(?: in s)?", "step_s")
@@ -57,33 +59,21 @@ DIALECT = Dialect(
             + r"[^{}\n]{0,1000}\}, "
             + _COUNT,
         ),
-        Pattern(
-            "step",
-            '"key": "train_loss"',
-            _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _COUNT,
-        ),
-        Pattern(
-            "step",
-            '"key": "eval_accuracy"',
-            _event("eval_accuracy", timed=True) + rf"\"value\": (?P<loss_eval>{NUMBER}), " + _COUNT,
-        ),
+        Pattern("step", _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _COUNT),
+        Pattern("step", _event("eval_accuracy", timed=True) + rf"\"value\": (?P<loss_eval>{NUMBER}), " + _COUNT),
         *(
             Pattern(
                 "step",
-                f'"key": "eval_{key}"',
                 _event(f"eval_{key}", timed=True) + r"\"value\": [\w\"]{1,40}, " + _COUNT,
+                literal=f'"key": "eval_{key}"',
             )
             for key in ("start", "stop")
         ),
-        Pattern("step", '"key": "run_stop"', _event("run_stop", timed=True) + r"\"value\": [\w.\"]{1,40}, " + _COUNT),
-        Pattern("step", '"key": "run_start"', _event("run_start", timed=True), facts={"consumed": 0}),
-        Pattern("start", '"key": "init_start"', _event("init_start")),
-        Pattern(
-            "end", '"key": "run_stop"', _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"", ended="done"
-        ),
-        Pattern(
-            "end", '"key": "run_stop"', _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"", ended="stopped"
-        ),
+        Pattern("step", _event("run_stop", timed=True) + r"\"value\": [\w.\"]{1,40}, " + _COUNT),
+        Pattern("step", _event("run_start", timed=True), facts={"consumed": 0}),
+        Pattern("start", _event("init_start")),
+        Pattern("end", _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"success\"", ended="done"),
+        Pattern("end", _event("run_stop") + r"[^\n]{0,1000}?\"status\": \"aborted\"", ended="stopped"),
         _value("global_batch_size", "global_batch"),
         _value("micro_batch_size", "micro_batch"),
         _value("gradient_accumulation_steps", "micro_batches"),
@@ -94,9 +84,9 @@ DIALECT = Dialect(
         _value("num_heads", "heads"),
         _value("hidden_size", "hidden"),
         _value("ffn_hidden_size", "ffn"),
-        Pattern("fact", ":::SYSJSON ", r"\"number_of_nodes\": ?\"?(?P<nodes>\d{1,6})\"?,"),
-        Pattern("fact", ":::SYSJSON ", r"\"accelerators_per_node\": ?\"?(?P<gpus_per_node>\d{1,6})\"?,"),
-        Pattern("fact", ":::SYSJSON ", r"\"accelerator_model_name\": ?\"(?P<device>[^\"\n]{1,80})\""),
+        Pattern("fact", r"\"number_of_nodes\": ?\"?(?P<nodes>\d{1,6})\"?,", literal=":::SYSJSON "),
+        Pattern("fact", r"\"accelerators_per_node\": ?\"?(?P<gpus_per_node>\d{1,6})\"?,", literal=":::SYSJSON "),
+        Pattern("fact", r"\"accelerator_model_name\": ?\"(?P<device>[^\"\n]{1,80})\"", literal=":::SYSJSON "),
         # `8xNVIDIA DGX H100` has 8 GPUs a node, as every DGX and HGX; `gaudi-256` and `1xXE9680x8H100` count chips. A node
         # of GB200 has 4 or 8, one of L40S any number.
         _platform(r"(?P<nodes>\d{1,5})x(?P<device>(?:NVIDIA )?(?:DGX|HGX) [^\"\n]{2,40})", gpus_per_node=8),
@@ -110,30 +100,11 @@ DIALECT = Dialect(
             rf"[A-Z][A-Za-z\d]{{1,20}}(?:[_-][A-Z]{{2,6}})?[_-](?P<device>{_DEVICE})(?:_\w{{1,20}})?x(?P<gpus>\d{{1,2}})"
         ),
         _platform(rf"(?:\d{{1,5}}x)?[A-Z][\w-]{{1,30}}_(?:\dx)?(?P<device>{_DEVICE})"),
+        Pattern("fact", _event("submission_benchmark") + r"\"value\": \"(?P<name>[\w.-]{1,64})\""),
         Pattern(
             "fact",
-            '"key": "submission_benchmark"',
-            _event("submission_benchmark") + r"\"value\": \"(?P<name>[\w.-]{1,64})\"",
-        ),
-        Pattern(
-            "fact",
-            '"key": "submission_benchmark"',
             _event("submission_benchmark") + r"\"value\": \"(?!gpt|llama|mixtral|deepseek|qwen)\w",
             facts={"evaluates_accuracy": 1},
         ),
     ),
-    specimen="""\
-:::SYSJSON {"submitter":"Ours","division":"closed","status":"onprem","system_name":"nodes_n12","number_of_nodes":"12","accelerators_per_node":"8","accelerator_model_name":"NVIDIA H100-SXM5-80GB","framework":"NeMo"}
-:::MLLOG {"namespace": "", "time_ms": 1629148117770, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing": 11.786090720128227}, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 277, "step": 8390779}}
-:::MLLOG {"namespace": "", "time_ms": 1706628335558, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 157.1, "train_step_time": 11.81}, "metadata": {"file": "/home/ada/code/callbacks.py", "lineno": 230, "step": 46442}}
-:::MLLOG {"namespace": "", "time_ms": 1746609040082, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 1.2000180256297513}, "metadata": {"file": "/home/ada/ft-llm/custom_callbacks.py", "lineno": 161, "step": 3072}}
-:::MLLOG {"namespace": "", "time_ms": 1756293142537, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_time": 20.581197442918349, "reduced_train_loss": 7.416585716558973}, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 488, "step": 854.4}}
-:::MLLOG {"namespace": "", "time_ms": 1739850239911, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"train_step_timing in s": 35.44498187255170}, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 301, "step": 4161625}}
-:::MLLOG {"namespace": "", "time_ms": 1746609040082, "event_type": "INTERVAL_START", "key": "eval_start", "value": null, "metadata": {"file": "/home/ada/ft-llm/custom_callbacks.py", "lineno": 133, "samples_count": 3072}}
-:::MLLOG {"namespace": "", "time_ms": 1756244126268, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 2.0460, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 140, "epoch_num": 50468299}}
-:::MLLOG {"namespace": "", "time_ms": 1660791164742, "event_type": "POINT_IN_TIME", "key": "submission_platform", "value": "12xNVIDIA DGX H100", "metadata": {"file": "/home/ada/llm/mlperf_logger.py", "lineno": 110}}
-:::MLLOG {"namespace": "", "time_ms": 1660791164742, "event_type": "POINT_IN_TIME", "key": "global_batch_size", "value": 1536, "metadata": {"file": "/home/ada/llm/mlperf_logger.py", "lineno": 110}}
-:::MLLOG {"namespace": "", "time_ms": 1659023255681, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, "metadata": {"file": "/home/ada/llm/custom_callbacks.py", "lineno": 210, "step": 8390779, "status": "success"}}
-""",
-    seen="mlcommons/training_results_v3.1 NVIDIA eos_n64 gpt3; NVIDIA/mlperf-common/pull/30",
 )

@@ -4,72 +4,53 @@
 logs print whole milliseconds, and `nan` for the mean of the first ten steps.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, has, later, line
 
-_STEP = r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) "
-_TIME = rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms"
+_TIME = " train_time:"
+# A step and its times, which other fields may surround.
+STEP = (
+    r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})(?= )"
+    + has(rf"{_TIME}{NUMBER}m?s\b", rf" step_avg:{NUMBER}ms\b")
+    + later(_TIME, "elapsed_ms", "(?=ms)")
+    + later(_TIME, "elapsed_s", "(?=s)")
+)
 
 DIALECT = Dialect(
     name="modded_nanogpt",
     dtype="bf16",
     engine="modded-nanogpt",
     patterns=(
-        Pattern("step", " step_avg:", rf"{_STEP}(?:train_loss:(?P<loss>{NUMBER}) )?{_TIME}"),
+        Pattern(
+            "step",
+            f"{STEP}(?![^\\n]{{0,400}} val_loss:)" + later(" train_loss:", "loss", r"(?=\s|$)"),
+            literal=" step_avg:",
+        ),
         Pattern(
             "fact",
-            "Running PyTorch ",
             START + r"Running PyTorch \S{1,60} compiled for CUDA \S{1,20} on (?P<device>[^\n]{3,60}?) with world_size "
             r"(?P<gpus>\d{1,5})(?=\s*$)",
             facts={"nodes": 1},
         ),
         # It runs on one node: accumulation steps times GPUs are 8.
         Pattern(
-            "fact",
-            " compiled for CUDA ",
-            START + r"Running [Pp]y[Tt]orch \d\S{1,60} compiled for CUDA \S{1,20}(?=\s*$)",
-            facts={"nodes": 1},
+            "fact", START + r"Running [Pp]y[Tt]orch \d\S{1,60} compiled for CUDA \S{1,20}(?=\s*$)", facts={"nodes": 1}
         ),
         Pattern(
-            "fact",
-            "device_name=",
-            START + r"Running on device_name=(?P<device>[^\n]{3,60}?) with world_size=(?P<gpus>\d{1,5})(?=\s*$)",
+            "fact", START + r"Running on device_name=(?P<device>[^\n]{3,60}?) with world_size=(?P<gpus>\d{1,5})(?=\s*$)"
         ),
         # Parameter Golf's header.
-        Pattern("fact", "model_params:", START + r"model_params:(?P<params>\d{1,15})(?=\s*$)", weak=True),
+        line("fact", "model_params:{params}", START, weak=True),
+        line("fact", "world_size:{gpus} grad_accum_steps:{micro_batches}", START),
         Pattern(
             "fact",
-            " grad_accum_steps:",
-            START + r"world_size:(?P<gpus>\d{1,5}) grad_accum_steps:(?P<micro_batches>\d{1,5})(?=\s*$)",
-        ),
-        Pattern(
-            "fact",
-            " num_kv_heads:",
             START + r"attention_mode:\w{1,12} num_heads:(?P<heads>\d{1,5}) num_kv_heads:(?P<kv_heads>\d{1,5})(?=\s*$)",
         ),
-        Pattern(
-            "fact",
-            "train_batch_tokens:",
-            START + r"train_batch_tokens:(?P<global_batch_tokens>\d{1,12}) train_seq_len:(?P<seq>\d{1,9}) iterations:",
-        ),
+        line("fact", "train_batch_tokens:{global_batch_tokens} train_seq_len:{seq} iterations:", START),
         Pattern(
             "memory",
-            "peak memory ",
             START + r"peak memory (?:consumption|allocated): (?P<memory_allocated_mib>\d{1,9}) MiB"
             r"(?: reserved: (?P<memory_reserved_mib>\d{1,9}) MiB)?",
             weak=True,
         ),
     ),
-    specimen="""\
-step:4874/4875 train_time:743.652s step_avg:105.10ms
-step:11/5100 train_loss:9.8399 train_time:1523ms step_avg:nanms
-Running PyTorch 2.11.0+cu128 compiled for CUDA 12.8 on NVIDIA H100 80GB HBM3 with world_size 8
-Running PyTorch 2.9.0.dev20250726+cu126 compiled for CUDA 12.6
-Running on device_name=NVIDIA H100 80GB HBM3 with world_size=8
-model_params:17059912
-world_size:8 grad_accum_steps:1
-attention_mode:gqa num_heads:8 num_kv_heads:4
-train_batch_tokens:524288 train_seq_len:2048 iterations:20000 warmup_steps:20 max_wallclock_seconds:646.784
-peak memory allocated: 39354 MiB reserved: 41210 MiB
-""",
-    seen="KellerJordan/modded-nanogpt records/track_3 logs, train_gpt2.py; openai/parameter-golf records",
 )

@@ -3,28 +3,20 @@
 Some of its logs have no other lines of steps.
 """
 
-from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern
+from hpc_gpt.readers.dialects.modded_nanogpt import STEP
+from hpc_gpt.readers.pattern import NUMBER, Dialect, Pattern, has, later
 
 DIALECT = Dialect(
     name="modded_nanogpt_evals",
     engine="modded-nanogpt",
     patterns=(
-        Pattern(
-            "step",
-            "val_loss:",
-            rf"\bstep:(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) val_loss:{NUMBER} "
-            rf"train_time:(?:(?P<elapsed_ms>{NUMBER})ms|(?P<elapsed_s>{NUMBER})s) step_avg:{NUMBER}ms",
-        ),
+        Pattern("step", STEP + has(rf" val_loss:{NUMBER}(?=\s|$)"), literal="val_loss:"),
         Pattern(
             "eval",
-            "val_loss:",
-            rf"\bstep:(?P<step>\d{{1,12}})/\d{{1,12}} val_loss:(?P<loss_eval>{NUMBER}) (?:\w{{1,40}}:\S{{1,40}} ){{0,8}}"
-            + r"train_time:",
+            r"\bstep:(?P<step>\d{1,12})/\d{1,12}(?= )"
+            + has(" train_time:")
+            + later(" val_loss:", "loss_eval", r"(?=\s|$)"),
+            literal="val_loss:",
         ),
     ),
-    specimen="""\
-step:250/3040 val_loss:4.09994 train_time:119.756s step_avg:479.02ms
-step:250/3040 val_loss:4.0999 train_time:119756ms step_avg:479.02ms
-""",
-    seen="KellerJordan/modded-nanogpt records/track_3_optimization",
 )

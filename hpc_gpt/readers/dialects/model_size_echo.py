@@ -4,11 +4,7 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(
     name="model_size_echo",
-    patterns=(Pattern("fact", "Model size: ", r"^(?:[^|]{0,40}[\]:] ?)?Model size: (?P<params_gi>\d{1,6})B\s*$"),),
-    specimen="""\
-Model size: 61B
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-meg base_n16",
+    patterns=(Pattern("fact", r"^(?:[^|]{0,40}[\]:] ?)?Model size: (?P<params_gi>\d{1,6})B\s*$"),),
     flags=(
         "`Model size: 61B` was read as 61 x 2^30 parameters, as the scripts worked it out before 2021-05-28; "
         "a later one is in 10^9",

@@ -16,10 +16,19 @@ from hpc_gpt.readers.pattern import (
     Fields,
     Pattern,
     later,
+    line,
     named,
+    settings,
     without_unknown,
 )
 
+_SIZES = {
+    "Vocab size": "vocab",
+    "num_layers": "layers",
+    "model_dim": "hidden",
+    "num_heads": "heads",
+    "num_kv_heads": "kv_heads",
+}
 _MODEL = {"sequence_len": "seq", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"}
 
 
@@ -40,73 +49,31 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "tok/sec: ",
             # Unlike build-nanogpt it prints the share that is done, or the multiplier of the learning rate.
             rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
             rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
             + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")
             + later(" dt: ", "step_ms", "(?= ?ms)")
             + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
+            literal="tok/sec: ",
         ),
         *(
             Pattern(
                 "argument",
-                f'"{name}": ',
                 LINE_START + rf"(?P<key>\"{name}\"): (?P<value>\d{{1,9}})(?=,?\s*$)",
+                literal=f'"{name}": ',
                 weak=True,
             )
             for name in _MODEL
         ),
-        Pattern("fact", "total          ", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, weak=True),
         Pattern(
-            "fact", "Number of parameters: ", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True
+            "fact", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, literal="total          ", weak=True
         ),
-        *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})" + END, weak=True)
-            for name, fact in (
-                ("Vocab size", "vocab"),
-                ("num_layers", "layers"),
-                ("model_dim", "hidden"),
-                ("num_heads", "heads"),
-                ("num_kv_heads", "kv_heads"),
-            )
-        ),
-        Pattern(
-            "fact",
-            "=> gradient accumulation steps: ",
-            START
-            + rf"Total batch size (?P<global_batch_tokens>{INT}) => gradient accumulation steps: (?P<micro_batches>{INT})"
-            + END,
-        ),
-        Pattern(
-            "fact",
-            "Tokens / micro-batch / rank: ",
-            START + rf"Tokens / micro-batch / rank: (?P<micro_batch>{INT}) x (?P<seq>{INT}) = ",
-        ),
-        Pattern("fact", "| Peak FLOPS (BF16): ", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
-        Pattern(
-            "memory",
-            "Peak memory usage: ",
-            START + rf"Peak memory usage: (?P<memory_allocated_mib>{NUMBER})MiB",
-            weak=True,
-        ),
+        Pattern("fact", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True),
+        *settings("NAME: FIELD", _SIZES, LINE_START, weak=True),
+        line("fact", "Total batch size {global_batch_tokens} => gradient accumulation steps: {micro_batches}", START),
+        line("fact", "Tokens / micro-batch / rank: {micro_batch} x {seq} = ", START),
+        Pattern("fact", START + r"GPU: (?P<device>[^|\n]{1,80}?) \| Peak FLOPS \(BF16\): "),
+        line("memory", "Peak memory usage: {memory_allocated_mib}MiB", START, weak=True),
     ),
-    specimen="""\
-step 00175/21400 (0.05%) | loss: 9.223193 | grad norm: 1.5082 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | mfu: 48.15 | total time: 0.00m
-step 00175/21400 (0.05%) | loss: 9.223193 | lrm: 1.16 | dt: 319.18ms | tok/sec: 1,551,117 | bf16_mfu: 48.15 | epoch: 1 | total time: 0.00m | eta: 12.3m
-step 00160 (1.5%) | loss: 4.912288 | lrm: 1.00 | lr(adamw:2.7e-02, muon:5.9e-04) | dt: 290ms | tok/sec: 1,683,812 | mfu: 41.3% | epoch: 1 pq: 0 rg: 4 | remaining: 214s
-  "sequence_len": 2048,
-  "n_embd": 768
-total                   : 287,262,424
-Vocab size: 65,662
-num_layers: 20
-model_dim: 1280
-num_heads: 10
-num_kv_heads: 10
-Number of parameters: 563,143,597
-Total batch size 526,699 => gradient accumulation steps: 1
-Tokens / micro-batch / rank: 32 x 2048 = 65,662
-Peak memory usage: 71198.54MiB
-""",
-    seen="karpathy/nanochat scripts/base_train.py",
 )

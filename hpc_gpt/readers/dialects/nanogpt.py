@@ -4,7 +4,20 @@ For the first logged steps it prints an MFU of -100 %. A line is one step, timed
 steps have; its loss is that of the last micro-batch. Some copies print losses in bits a character, `BPC`.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import NUMBER, START, Dialect, Pattern, has, later, line, named, settings
+
+_OVERRIDDEN = {
+    "block_size": "seq", "batch_size": "micro_batch", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden",
+}  # fmt: skip
+
+_MFU = rf"(?!-){NUMBER}"
+
+
+def _loss(name: str, group: str) -> str:
+    """A loss; of some copies in bits."""
+    plain = later(name, group, r"(?=,|\s*$)")
+    return later(name, f"{group}_bits", "(?= BPC)") + rf"(?:(?![^\n]* BPC){plain})?"
+
 
 DIALECT = Dialect(
     name="nanogpt",
@@ -16,53 +29,30 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            ": loss ",
-            rf"(?<!; )\biter (?P<step>\d{{1,12}}): loss (?:(?P<loss_bits>{NUMBER}) BPC|(?P<loss>{NUMBER})), time (?P<step_ms>{NUMBER})ms"
-            rf"(?:, mfu (?:-100\.00|(?P<mfu_percent>{NUMBER}))%)?",
+            rf"(?<!; )\biter (?P<step>\d{{1,12}})(?=:){has('[:,] loss ', rf'[:,] time {NUMBER}ms')}"
+            + _loss("[:,] loss ", "loss")
+            + later("[:,] time ", "step_ms", "(?=ms)")
+            + later("[:,] mfu ", "mfu_percent", "(?=%)", _MFU),
         ),
         Pattern(
             "step",
-            "ms | mfu ",
             START
-            + rf"(?P<step>\d{{1,12}}) \| loss (?P<loss>{NUMBER}) \| lr (?P<lr>{NUMBER}) \| (?P<step_ms>{NUMBER})ms \| mfu "
-            rf"(?:-100\.00|(?P<mfu_percent>{NUMBER}))%",
+            + r"(?P<step>\d{1,12})(?= \|)"
+            + has(rf"\| {NUMBER}ms\b", r"\| mfu ")
+            + named(r"(?= \||\s*$)", loss=r"\| loss ", lr=r"\| lr ")
+            + later(r"\| ", "step_ms", "(?=ms)")
+            + later(r"\| mfu ", "mfu_percent", "(?=%)", _MFU),
+            literal="| mfu ",
         ),
         Pattern(
             "eval",
-            ", val loss ",
-            rf"\bstep (?P<step>\d{{1,12}}): train loss {NUMBER}(?P<of> BPC)?, val loss "
-            rf"(?(of)(?P<loss_eval_bits>{NUMBER}) BPC|(?P<loss_eval>{NUMBER}))(?=\s*$)",
+            rf"\bstep (?P<step>\d{{1,12}})(?=:){has('[:,] train loss ')}" + _loss("[:,] val loss ", "loss_eval"),
+            literal="val loss ",
         ),
-        Pattern(
-            "fact",
-            "number of parameters: ",
-            START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$",
-            weak=True,
-        ),
-        Pattern(
-            "fact",
-            "tokens per iteration will be: ",
-            rf"\btokens per iteration will be: (?P<global_batch_tokens>{INT})(?=\s*$)",
-        ),
+        Pattern("fact", START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$", weak=True),
+        line("fact", "tokens per iteration will be: {global_batch_tokens}"),
         # The example configurations are echoed as `block_size = 1024`, followed by what the command line overrides.
-        Pattern("fact", "Overriding: ", START + r"Overriding: block_size = (?P<seq>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: batch_size = (?P<micro_batch>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: n_layer = (?P<layers>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: n_head = (?P<heads>\d{1,9})\s*$"),
-        Pattern("fact", "Overriding: ", START + r"Overriding: n_embd = (?P<hidden>\d{1,9})\s*$"),
-        Pattern("save", "saving checkpoint to ", START + r"saving checkpoint to \S"),
+        *settings("Overriding: NAME = FIELD", _OVERRIDDEN, START),
+        Pattern("save", START + r"saving checkpoint to \S"),
     ),
-    specimen="""\
-iter 1631: loss 4.3077, time 597.60ms
-iter 10: loss 9.9877, time 547.57ms, mfu -100.00%
-iter 1640: loss 4.7187, time 571.27ms, mfu 34.78%
-step 250: train loss 4.9449, val loss 4.3301
-iter 10: loss 4.4551 BPC, time 49.75ms, mfu 7.62%
-step 250: train loss 2.8418 BPC, val loss 2.5305 BPC
-510 | loss 5.0859 | lr 4.221264e-05 | 8942.42ms | mfu 0.88%
-number of parameters: 162.00M
-tokens per iteration will be: 497,263
-Overriding: block_size = 512
-""",
-    seen="karpathy/nanoGPT/issues/110; jackokeefe11/nanoGPT; karpathy/llama2.c/issues/461; train.py, model.py",
 )

@@ -4,24 +4,22 @@
 `time_per_iteration_ms` (since March 2025). 1.02K samples may be 1,020 or 1,024: only a batch without a suffix is read.
 """
 
-from hpc_gpt.readers.pattern import END, INT, SHORT, Dialect, Pattern
+from collections.abc import Mapping
 
-_BEFORE = r"(?=(?:[^\n]{0,4000}?\| "
+from hpc_gpt.readers.pattern import END, INT, SHORT, Dialect, Pattern, entries
+
+_COLUMNS = {
+    "consumed_tokens": "consumed_tokens", "tokens_per_sec": "tokens_per_s", "tokens_per_sec_per_gpu": "tokens_per_s_gpu",
+    "lm_loss": "loss", "lr": "lr", "model_tflops_per_gpu": "tflops",
+}  # fmt: skip
+_SIZES = {"cp": "cp", "sequence_length": "seq", "global_batch_size": "global_batch", "train_steps": "steps_planned"}
 
 
-def _column(key: str, group: str, number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
-    """A lookahead for one column, if the line has it."""
-    return rf"{_BEFORE}{key}: {{0,20}}(?P<{group}>{number}){end})?)"
+def _columns(fields: Mapping[str, str], number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
+    """A lookahead for each column that the line has."""
+    return entries(r"\| NAME: {0,20}", fields, end, r"[^\n]{0,4000}?", number)
 
 
-_COLUMNS = (
-    _column("consumed_tokens", "consumed_tokens")
-    + _column("tokens_per_sec", "tokens_per_s")
-    + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
-    + _column("lm_loss", "loss")
-    + _column("lr", "lr")
-    + _column("model_tflops_per_gpu", "tflops")
-)
 _ITERATION = r"\biteration: (?P<step>\d{1,12}) / (?P<steps_planned>\d{1,12})(?= \|)"
 
 # A line of the configuration follows the tag: a program that logs its own source has the same text without one.
@@ -34,31 +32,25 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| elapsed_time_per_iteration_ms: ",
             _ITERATION
-            + _column("elapsed_time_per_iteration_ms", "step_ms")
-            + _column("global_batch_size", "global_batch", r"\d{1,9}")
-            + _COLUMNS
-            + _column("grad_norm", "grad_norm", end=r"(?= \||\s*$)"),
+            + _columns({"elapsed_time_per_iteration_ms": "step_ms"} | _COLUMNS)
+            + _columns({"global_batch_size": "global_batch"}, r"\d{1,9}")
+            + _columns({"grad_norm": "grad_norm"}, end=r"(?= \||\s*$)"),
+            literal="| elapsed_time_per_iteration_ms: ",
         ),
         Pattern(
             "step",
-            "| time_per_iteration_ms: ",
-            _ITERATION + _column("time_per_iteration_ms", "step_ms") + _COLUMNS + _column("grad_norm", "grad_norm"),
+            _ITERATION + _columns({"time_per_iteration_ms": "step_ms", "grad_norm": "grad_norm"} | _COLUMNS),
+            literal="| time_per_iteration_ms: ",
         ),
         Pattern(
             "fact",
-            "| grad_accum: ",
-            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)"
-            + _column("cp", "cp", INT)
-            + _column("sequence_length", "seq", INT)
-            + _column("global_batch_size", "global_batch", INT)
-            + _column("train_steps", "steps_planned", INT),
+            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)" + _columns(_SIZES, INT),
         ),
         # The configuration as pprint prints it: one argument per line.
-        Pattern("fact", "ParallelismArgs(dp=", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
+        Pattern("fact", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),
         *(
-            Pattern("fact", f"{name}=", _TAG + rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)")
+            Pattern("fact", _TAG + rf"(?<=[ (]){name}=(?P<{fact}>\d{{1,12}})(?=\){{0,4}},\s*$)", literal=f"{name}=")
             for name, fact in (
                 ("pp", "pp"),
                 ("tp", "tp"),
@@ -75,51 +67,32 @@ DIALECT = Dialect(
                 ("zero_stage", "zero_stage"),
             )
         ),
-        Pattern("fact", "LlamaConfig(", _TAG + r"(?<=[ =(])LlamaConfig\(", facts={"model_type": "llama"}),
+        Pattern("fact", _TAG + r"(?<=[ =(])LlamaConfig\(", facts={"model_type": "llama"}),
         *(
             Pattern(
                 "fact",
-                "tie_word_embeddings=",
                 _TAG + rf"(?<=[ (])tie_word_embeddings={on}(?=\){{0,4}},\s*$)",
+                literal="tie_word_embeddings=",
                 facts={"untied_embeddings": on == "False"},
             )
             for on in ("True", "False")
         ),
-        Pattern("fact", "dtype=torch.", _TAG + r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
+        Pattern("fact", _TAG + r"(?<=[ (])dtype=torch\.(?P<dtype>\w{1,12})(?=\){0,4},\s*$)"),
         *(
             Pattern(
                 "fact",
-                "recompute_layer=",
                 _TAG + rf"(?<=[ (])recompute_layer={on}(?=\){{0,4}},\s*$)",
+                literal="recompute_layer=",
                 facts={"recompute": recompute},
             )
             for on, recompute in (("True", "full"), ("False", "none"))
         ),
-        Pattern(
-            "fact", "Total number of parameters: ", rf"\bTotal number of parameters: (?P<params>{SHORT}) \(", weak=True
-        ),
+        Pattern("fact", rf"\bTotal number of parameters: (?P<params>{SHORT}) \(", weak=True),
         Pattern(
             "memory",
-            "Peak reserved: ",
             r"[\] ]Memory usage: \d{1,9}\.\d\dMiB\. Peak allocated:? (?P<memory_allocated_mib>\d{1,9}\.\d\d)MiB"
             r"\.? Peak reserved: (?P<memory_reserved_mib>\d{1,9}\.\d\d)MiB",
         ),
-        Pattern(
-            "save", "Saving checkpoint at ", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END
-        ),
+        Pattern("save", r"\bSaving checkpoint at \S" + r"[^\n]{0,400}?(?P<step>\d{1,12})" + END),
     ),
-    specimen="""\
-10/17/2025 16:05:47 [INFO|DP=0|PP=0|TP=0]: iteration: 321933 / 375691 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | lm_loss: 2.14 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.66
-06/02 10:45:03 [INFO|DP=0]: iteration: 12 / 500 | consumed_tokens: 12.6M | time_per_iteration_ms: 985 | tokens_per_sec: 1.38M | tokens_per_sec_per_gpu: 133K | global_batch_size: 1.40M | grad_norm: 1.9 | lm_loss: 9.1 | lr: 0.0003 | model_tflops_per_gpu: 410 | eta: 0:42:52
-06/02 10:45:53 [INFO|DP=0]:  mbs: 4 | grad_accum: 2 | cp: 1 | sequence_length: 4096 | global_batch_size: 64 | train_steps: 500 | start_iteration_step: 0 | consumed_tokens_total: 0
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:        parallelism=ParallelismArgs(dp=8,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                    pp=1,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:        tokens=TokensArgs(sequence_length=4096,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                    recompute_layer=False,
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                                                  vocab_size=49215),
-06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:                         dtype=torch.bfloat16,
- Memory usage: 3687.73MiB. Peak allocated 22145.55MiB. Peak reserved: 37553.81MiB
-06/02 10:45:52 [INFO|DP=0]: Total number of parameters: 1.37B (3426.25MiB)
-""",
-    seen="huggingface/nanotron/issues/390; src/nanotron/trainer.py",
 )

@@ -5,9 +5,19 @@ as `nan.0`. The configuration is printed as YAML, one setting per line. `train_s
 step, after a synchronisation.
 """
 
-from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later
+from hpc_gpt.readers.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later, line, settings
 
 _NUMBER = rf"(?:{NUMBER}(?:\.0)?)"
+_MODEL = {
+    "seq_length": "seq", "num_attention_heads": "heads", "hidden_size": "hidden", "ffn_hidden_size": "ffn",
+    "num_query_groups": "kv_heads", "kv_channels": "head_dim", "num_moe_experts": "experts",
+    "moe_router_topk": "experts_per_token",
+}  # fmt: skip
+_LAYOUT = {
+    "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "num_layers": "layers",
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
+    "encoder_seq_length": "seq", "num_nodes": "nodes", "devices": "gpus_per_node",
+}  # fmt: skip
 
 
 def _entry(key: str, group: str) -> str:
@@ -26,7 +36,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "reduced_train_loss",
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
             rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
             + _entry("reduced_train_loss", "loss")
@@ -36,16 +45,16 @@ DIALECT = Dialect(
             + _entry("val_loss", "loss_eval")
             # Without a `]` the bar is cut: what a comma follows is whole.
             + r"[^\]\n]{0,3000}(?:\]|$)",
+            literal="reduced_train_loss",
         ),
         Pattern(
             "progress",
-            "reduced_train_loss",
             r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
             rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<[^\]\n]{{0,3000}}(?:\]|$)",
+            literal="reduced_train_loss",
         ),
         Pattern(
             "step",
-            "Training epoch ",
             r"\bTraining epoch \d{1,9}, iteration (?P<before>\d{1,12})/\d{1,12}(?= \|)"
             + _column("lr", "lr")
             + _column("global_batch_size", "global_batch")
@@ -64,7 +73,7 @@ DIALECT = Dialect(
         ),
         # The configuration as YAML.
         *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: {value}(?=\s*$)", facts=facts, weak=True)
+            Pattern("fact", LINE_START + rf"{name}: {value}(?=\s*$)", literal=f"{name}: ", facts=facts, weak=True)
             for name, value, facts in (
                 ("precision", r"'?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?", {}),
                 ("activations_checkpoint_granularity", "(?P<recompute>selective|full)", {}),
@@ -77,59 +86,17 @@ DIALECT = Dialect(
                 ("fp8", "true", {"fp8_products": 1}),
             )
         ),
-        *(
-            Pattern("fact", f"{name}: ", LINE_START + rf"{name}: (?P<{fact}>{INT})(?=\s*$)", weak=True)
-            for name, fact in (
-                ("micro_batch_size", "micro_batch"),
-                ("global_batch_size", "global_batch"),
-                ("tensor_model_parallel_size", "tp"),
-                ("pipeline_model_parallel_size", "pp"),
-                ("context_parallel_size", "cp"),
-                ("encoder_seq_length", "seq"),
-                ("seq_length", "seq"),
-                ("num_layers", "layers"),
-                ("num_attention_heads", "heads"),
-                ("hidden_size", "hidden"),
-                ("ffn_hidden_size", "ffn"),
-                ("num_query_groups", "kv_heads"),
-                ("kv_channels", "head_dim"),
-                ("num_moe_experts", "experts"),
-                ("moe_router_topk", "experts_per_token"),
-                ("num_nodes", "nodes"),
-                ("devices", "gpus_per_node"),
-            )
-        ),
+        *settings("NAME: FIELD", _MODEL | _LAYOUT, LINE_START, weak=True),
         # NeMo 2 prints its configuration as Python: a name, `=`, a value and a comma on each line.
         *(
             Pattern(
-                "fact", f" {name}=", rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$", weak=True
+                "fact",
+                rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$",
+                literal=f" {name}=",
+                weak=True,
             )
-            for name, fact in (
-                ("num_attention_heads", "heads"),
-                ("hidden_size", "hidden"),
-                ("ffn_hidden_size", "ffn"),
-                ("num_query_groups", "kv_heads"),
-                ("kv_channels", "head_dim"),
-                ("num_moe_experts", "experts"),
-                ("moe_router_topk", "experts_per_token"),
-                ("seq_length", "seq"),
-            )
+            for name, fact in _MODEL.items()
         ),
-        Pattern("fact", "Padded vocab_size: ", rf"\bPadded vocab_size: (?P<vocab>{INT}), original vocab_size: {INT},"),
+        line("fact", "Padded vocab_size: {vocab}, original vocab_size: {},"),
     ),
-    specimen="""\
-Epoch 0:   1%|          | 795/77225 [9:41:49<878:35:39, 41.68s/it, loss=3.1, v_num=, reduced_train_loss=3.707, global_step=702.5, consumed_samples=1.17e+6]
-Epoch 0: :   3%|▎         | 9000/301500 [1:16:33<55:11:37, v_num=0-56, reduced_train_loss=nan.0, global_step=9e+3, consumed_samples=6.7e+5, train_step_timing in s=0.977, val_loss=7.184]
-Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | reduced_train_loss: 1.399 | train_step_timing in s: 0.03146 | val_loss: 4.257
-Training epoch 0, iteration 74/99 | lr: 1.668e-05 | global_batch_size: 128 | global_step: 74 | max_memory_reserved: 64832859021 | max_memory_allocated: 62130635558 | reduced_train_loss: 11.94 | train_step_timing in s: 8.541 | TFLOPS_per_GPU: 817.8 | consumed_samples: 9600
- 0:                 hidden_size=6144,
- 0: [NeMo I 2024-10-10 11:14:05 nemo_logging:393] Padded vocab_size: 32635, original vocab_size: 32635, dummy tokens: 0.
-  seq_length: 4096
-  bf16: true
-  fp8: true
-  micro_batch_size: 2
-  precision: bf16-mixed
-  activations_checkpoint_granularity: selective
-""",
-    seen="NVIDIA/NeMo-Framework-Launcher/issues/55; NVIDIA-NeMo/Speech/issues/7957; NVIDIA-BioNeMo/bionemo-recipes/pull/740",
 )

@@ -16,42 +16,29 @@ _NAME = (
 DIALECT = Dialect(
     name="nvidia_smi",
     patterns=(
-        Pattern("fact", " (UUID: ", LINE_START + rf"GPU {_INDEX}: (?P<device>[^()\n]{{3,60}}?) \(UUID: "),
+        Pattern("fact", LINE_START + rf"GPU {_INDEX}: (?P<device>[^()\n]{{3,60}}?) \(UUID: "),
         Pattern(
             "fact",
-            " 00000000:",
             LINE_START
             + rf"\| {{1,4}}{_INDEX}  (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}(?:On|Off|N/A) {{0,4}}\| {{1,4}}00000000:",
         ),
         # gpustat
         Pattern(
-            "fact",
-            "°C, ",
-            LINE_START + rf"\[{_INDEX}\] (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}\| {{0,2}}\d{{1,3}}°C, ",
+            "fact", LINE_START + rf"\[{_INDEX}\] (?P<device>[A-Za-z][ \w-]{{2,40}}?) {{1,30}}\| {{0,2}}\d{{1,3}}°C, "
         ),
         Pattern(
             "fact",
-            " Instinct MI",
             LINE_START
             + r"GPU\[\d{1,3}\]\s{0,4}: (?:Card [Ss]eries|Product Name|Card [Mm]odel):\s{0,4}"
             + r"(?P<device>AMD Instinct MI\d{2,3}[AX]?(?: \w{2,6}){0,2})"
             + END,
+            literal=" Instinct MI",
         ),
         Pattern(
             "fact",
-            "evice",
             START + rf"(?:[Uu]sing |[Tt]raining on )?(?:CUDA |GPU )?[Dd]evice(?: name)?(?:: | ?= ?){_NAME}" + END,
             weak=True,
         ),
-        Pattern("fact", "GPU", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
+        Pattern("fact", START + rf"(?:Using |Training on )?GPU(?: name)?(?:: | ?= ?){_NAME}" + END, weak=True),
     ),
-    specimen="""\
-[0] NVIDIA B200 | 67°C, 100 % | 124906 / 183359 MB | root(124892M)
-GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-00000000-0000-0000-0000-000000000000)
-|   0  NVIDIA H100 80GB HBM3          On  | 00000000:19:00.0 Off |                    0 |
-|   0  NVIDIA H200                    On  |   00000000:19:00.0 Off |                    0 |
-GPU[0]		: Card series: 		AMD Instinct MI300X
-Using device: NVIDIA GeForce RTX 4090
-""",
-    seen="rocm-smi 6; nvidia-smi 525 and 570; made",
 )

@@ -4,13 +4,22 @@ OLMo-core rounds to four decimals below 1 and prints K, M, B above; `BPS` is too
 its line.
 """
 
-from hpc_gpt.readers.pattern import END, INT, NUMBER, Dialect, Pattern, later
+from hpc_gpt.readers.pattern import END, Dialect, Pattern, entries, later, line, settings
 
+_METRICS = {
+    "train/CrossEntropyLoss": "loss", "train/CE loss": "loss",
+    "optim/total_grad_norm": "grad_norm", "optim/total grad norm": "grad_norm", "optim/LR (group 0)": "lr",
+    "throughput/total_tokens": "consumed_tokens", "throughput/total tokens": "consumed_tokens",
+    "throughput/device/tokens_per_second": "tokens_per_s_gpu", "throughput/device/TPS": "tokens_per_s_gpu",
+    "throughput/device/MFU": "mfu_percent", "gpu_memory/GPU reserved mem (GiB)": "memory_reserved_gib",
+    "System/Peak GPU Memory (MB)": "memory_allocated_mb",
+}  # fmt: skip
 
-def _metric(name: str, group: str) -> Pattern:
-    text = name.replace("(", r"\(").replace(")", r"\)")
-    return Pattern("more", f"{name}=", rf"(?<!\S){text}=(?P<{group}>{NUMBER})" + END)
-
+_CONFIGURATION = {
+    "d_model": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "max_sequence_length": "seq",
+    "vocab_size": "vocab_unpadded", "embedding_size": "vocab", "global_train_batch_size": "global_batch",
+    "device_train_microbatch_size": "micro_batch", "device_train_grad_accum": "micro_batches",
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="olmo",
@@ -18,68 +27,19 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "[step=",
             r"\[step=(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}|\?\?\?)(?:,epoch=\d{1,9}[\],]|, eta=|\](?=\s*$))",
         ),
-        _metric("train/CrossEntropyLoss", "loss"),
-        _metric("train/CE loss", "loss"),
-        _metric("optim/total_grad_norm", "grad_norm"),
-        _metric("optim/total grad norm", "grad_norm"),
-        _metric("optim/LR (group 0)", "lr"),
-        _metric("throughput/total_tokens", "consumed_tokens"),
-        _metric("throughput/device/tokens_per_second", "tokens_per_s_gpu"),
-        _metric("throughput/device/TPS", "tokens_per_s_gpu"),
-        _metric("throughput/device/MFU", "mfu_percent"),
-        _metric("throughput/total tokens", "consumed_tokens"),
-        Pattern("more", "/flopsPS=", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
-        _metric("gpu_memory/GPU reserved mem (GiB)", "memory_reserved_gib"),
-        _metric("System/Peak GPU Memory (MB)", "memory_allocated_mb"),
-        Pattern(
-            "fact",
-            "Total number of parameters: ",
-            r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END,
-            weak=True,
-        ),
+        *settings("NAME=FIELD", _METRICS, r"(?<!\S)", "more"),
+        Pattern("more", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
+        Pattern("fact", r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END, weak=True),
         # The whole configuration on one line. A `d_model` of another program has no such batch.
         Pattern(
             "fact",
-            "device_train_microbatch_size=",
             r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
-            + "".join(
-                later(rf"[(, ]{name}=", group, "(?=[,)])", r"\d{1,9}", r"[^\n]{0,20000}?")
-                for name, group in (
-                    ("d_model", "hidden"),
-                    ("n_layers", "layers"),
-                    ("n_heads", "heads"),
-                    ("n_kv_heads", "kv_heads"),
-                    ("max_sequence_length", "seq"),
-                    ("vocab_size", "vocab_unpadded"),
-                    ("embedding_size", "vocab"),
-                    ("global_train_batch_size", "global_batch"),
-                    ("device_train_microbatch_size", "micro_batch"),
-                    ("device_train_grad_accum", "micro_batches"),
-                )
-            )
+            + entries("[(, ]NAME=", _CONFIGURATION, "(?=[,)])", r"[^\n]{0,20000}?")
             + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
+            literal="device_train_microbatch_size=",
         ),
-        Pattern("fact", "total params", rf"\bBuilding transformer with (?P<params>{INT}) total params,", weak=True),
+        line("fact", "Building transformer with {params} total params,", weak=True),
     ),
-    specimen="""\
-[step=40/2500,epoch=0]
-    train/CrossEntropyLoss=10.69
-    throughput/device/tokens_per_second=11,628
-    optim/total_grad_norm=2.305
-[step=40/2500,epoch=1,eta=1h12m]
-    train/CE loss=10.69
-    throughput/device/TPS=11,628
-    throughput/device/MFU=41.27
-    throughput/device/flopsPS=408.1T
-    throughput/total tokens=51,380,224
-    gpu_memory/GPU reserved mem (GiB)=61.35
-Total number of parameters: 1,158,336,550
-TrainConfig(run_name='ours', seed=6198, model=ModelConfig(d_model=1024, n_heads=16, n_kv_heads=None, n_layers=12, max_sequence_length=1024, vocab_size=50100, embedding_size=50176), global_train_batch_size=512, device_train_batch_size=64, device_train_microbatch_size=8, precision='amp_bf16', device_train_grad_accum=8)
-[2024-04-20 09:16:29] INFO     [olmo.train:816, rank=0] [step=2/739328]
-    System/Peak GPU Memory (MB)=43,916
-""",
-    seen="allenai/OLMo olmo/train.py; allenai/OLMo-core train/callbacks/console_logger.py",
 )

@@ -11,7 +11,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "| Tokens/s/GPU: ",
             r"\bStep: (?P<step>\d{1,12})(?= *\|)"
             + named(loss=r"\| Loss: *", mfu_percent=r"\| MFU: *")
             + "".join(
@@ -23,17 +22,8 @@ DIALECT = Dialect(
                 )
             )
             + later(r"\| Memory usage: *", "memory_reserved_gb", "(?=GB)"),
+            literal="| Tokens/s/GPU: ",
         ),
-        Pattern(
-            "fact",
-            "Number of parameters: ",
-            START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$",
-            weak=True,
-        ),
+        Pattern("fact", START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$", weak=True),
     ),
-    specimen="""\
-[rank 0] Step: 12    | Loss: 7.1234 | Global batch size:   1.05M | Tokens/s: 123.45K | Tokens/s/GPU:  15.43K | Tokens:  12.58M/1.00B | MFU: 38.12% | Memory usage:  61.23GB
-Number of parameters: 1.71B
-""",
-    seen="huggingface/picotron train.py",
 )

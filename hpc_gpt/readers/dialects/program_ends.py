@@ -43,36 +43,18 @@ DIALECT = Dialect(
     name="program_ends",
     patterns=(
         # torchrun's and Ray's, of whatever they started
-        Pattern("end", "] worker group successfully finished", r"\] worker group successfully finished", ended="done"),
-        Pattern("end", "' succeeded", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
-        *(Pattern("end", words, rf"(?<!\w){words}{rest}", ended=ended, weak=True) for words, rest, ended in _TABLE),
+        Pattern("end", r"\] worker group successfully finished", ended="done"),
+        Pattern("end", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
         *(
-            Pattern("end", literal, rf"(?i)^{_NOT}.{{0,200}}?{said}", ended=ended, weak=True)
+            Pattern("end", rf"(?<!\w){words}{rest}", literal=words, ended=ended, weak=True)
+            for words, rest, ended in _TABLE
+        ),
+        *(
+            Pattern("end", rf"(?i)^{_NOT}.{{0,200}}?{said}", literal=literal, ended=ended, weak=True)
             for literal, said, ended in (
                 *((literal, _SAID, "done") for literal in ("raining", "RAINING", "inished", "omplete")),
                 ("arly", _EARLY, "stopped"),
             )
         ),
     ),
-    specimen="""\
-I1104 10:00:00.123 4711 torch/distributed/elastic/agent/server/api.py:888] [default] worker group successfully finished. Waiting 300 seconds for other agents to finish.
-Job 'raysubmit_ABCdef123' succeeded
-2026-05-04 16:15:15 | INFO | fairseq_cli.train | done training in 5312.7 seconds
-Total training time: 4.73m
-Training time 1:02:09
-total average iteration time: 171.322461 ms
-final 98 iters avg: 41.377ms
-peak memory allocated: 30117 MiB reserved: 31224 MiB
-stopping_early: wallclock_cap train_time:300411ms step:4187/20000
-Max number of steps has been reached, stopping training early
-Timeout has been reached, stopping training early
-[INFO:swift] End time of running main: 2026-05-04 16:15:15.301214
-'Final validation metrics: {'
-[titan] 2026-05-04 16:15:15,475 - root - INFO - Training completed
-Training finished after 3000 steps.
-Finished pre-training in 2h 14m
-TRAINING COMPLETE: 900 steps
-Early stopping triggered at step 2100
-""",
-    seen="the programs named in the table; loops written by hand",
 )

@@ -10,8 +10,8 @@ _ODD_NUMBERS = r"divisible|must be a multiple|world[ _]size|micro[ _]batch|batch
 DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
-        Pattern("traceback", "Traceback (most recent call last)", r"Traceback \(most recent call last\)", weak=True),
-        Pattern("traceback", "he above exception", r"(?:During handling of|The) (?:the )?above exception", weak=True),
+        Pattern("traceback", r"Traceback \(most recent call last\)", weak=True),
+        Pattern("traceback", r"(?:During handling of|The) (?:the )?above exception", literal="he above exception", weak=True),
         # The exception below it, which causes.py leaves out, ended nothing, or only its thread.
         *(
             echo("error", literal, rf"{EXCEPTION_START}(?P<words>{literal}.{{0,200}})")
@@ -82,44 +82,4 @@ DIALECT = Dialect(
         echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),
         echo("cancelled", "rror", raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)")),
     ),
-    specimen="""\
-[rank3]: KeyError: 'attention_mask'
-Exception: something that no name tells
-ModuleNotFoundError: No module named 'apex'
-AssertionError: 17 is not divisible by 4
-RuntimeError: Error(s) in loading state_dict for GPTModel:
-FileNotFoundError: [Errno 2] No such file or directory: 'config/gpt.yaml'
-pretrain_gpt.py: error: argument --num-layers: invalid int value: 'many'
-python3: can't open file '/home/me/train.py': [Errno 2] No such file or directory
-python: can't find '__main__' module in 'train/'
-/u/env/bin/python3: No module named torchtitan.train
-/usr/bin/python3: No code object available for tools.launch
-/u/env/bin/python3.11: Error while finding module specification for 'train.main' (ModuleNotFoundError: No module named 'train')
-FileNotFoundError: [Errno 2] No such file or directory: '/data/my-gpt2_text_document.bin'
-OSError: [Errno 98] Address already in use
-torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 23282, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
-IndexError: index out of range in self
-json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
-Dataset does not exist: /data/pile_text_document
-zlib.error: Error -3 while decompressing data: invalid code lengths set
-OSError: [Errno 28] No space left on device: '/scratch/checkpoints/iter_0000100/mp_rank_00'
-OSError: [Errno 122] Disk quota exceeded: '/home/me/ckpt.pt'
-2024-03-08 10:45:03,456 ERROR train: Insufficient free space on output volume
-RuntimeError: Insufficient free space on volume /scratch: 1.2 GiB left, 3.5 GiB needed
-RuntimeError: [enforce fail at inline_container.cc:603] . PytorchStreamWriter failed writing file data/12: file write failed
-RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598
-subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
-torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGTERM
-KeyboardInterrupt
-Exception ignored in: <function _releaseLock at 0x7f5fa2867e80>
-Exception ignored while calling deallocator <function Loader.__del__ at 0x7f5fa2867e80>:
-Exception in thread Thread-7 (_pin_memory_loop):
-Error in atexit._run_exitfuncs:
-PythonFinalizationError: cannot join thread at interpreter shutdown
-RuntimeError: cannot schedule new futures after interpreter shutdown
-ImportError: sys.meta_path is None, Python is likely shutting down
-KeyError: '/psm_5a6b7c8d'
-RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated.
-""",
-    seen="the standard library, PyTorch, Megatron-LM's arguments.py and indexed_dataset.py",
 )  # fmt: skip

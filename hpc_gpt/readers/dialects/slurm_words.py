@@ -29,7 +29,7 @@ def _state(state: str, ended: str) -> Pattern:
 DIALECT = Dialect(
     name="slurm_words",
     patterns=(
-        Pattern("fact", "CANCELLED", r"\*\*\* (?:JOB|STEP) (?P<job_id>\d{1,12})\S{0,20} ON "),
+        Pattern("fact", r"\*\*\* (?:JOB|STEP) (?P<job_id>\d{1,12})\S{0,20} ON ", literal="CANCELLED"),
         _cancelled("JOB|STEP", "DUE TO TIME LIMIT", "walltime"),
         _cancelled("JOB|STEP", "DUE TO PREEMPTION", "preempted"),
         _cancelled("JOB|STEP", "DUE TO NODE FAILURE", "node_failure"),
@@ -69,56 +69,14 @@ DIALECT = Dialect(
         _row("OUT_OF_ME", r"OUT_OF_ME(?:MORY|\+)?", "host_memory"),
         _row("CANCELLED", r"CANCELLED\+?", "cancelled"),
         echo("error", "FAILED", _ROW + "FAILED" + _ROW_END),
-        Pattern("end", "COMPLETED", _ROW.replace("words", "value") + "COMPLETED" + _ROW_END, ended="done"),
+        Pattern("end", _ROW.replace("words", "value") + "COMPLETED" + _ROW_END, literal="COMPLETED", ended="done"),
         _state("TIMEOUT|DEADLINE", "walltime"),
         _state("NODE_FAIL|BOOT_FAIL", "node_failure"),
         _state("PREEMPTED", "preempted"),
         _state("OUT_OF_MEMORY", "host_memory"),
         _state("CANCELLED", "cancelled"),
         echo("error", "JobState=FAILED", r"(?P<words>JobState=FAILED\b.{0,200})"),
-        Pattern("end", "JobState=COMPLETED", r"JobState=COMPLETED\b", ended="done"),
-        Pattern("fact", "JobId=", r"^JobId=(?P<job_id>\d{1,12}) "),
+        Pattern("end", r"JobState=COMPLETED\b", ended="done"),
+        Pattern("fact", r"^JobId=(?P<job_id>\d{1,12}) "),
     ),
-    specimen="""\
-slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO TIME LIMIT ***
-slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO PREEMPTION ***
-slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
-slurmstepd: error: *** STEP 4802517.0 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 DUE TO JOB REQUEUE ***
-slurmstepd: error: *** JOB 4802517 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 ***
-slurmstepd: error: *** STEP 4802517.0 ON cn0417 CANCELLED AT 2024-05-03T21:52:10 ***
-slurmstepd: error: Detected 1 oom-kill event(s) in StepId=4802517.batch. Some of your processes may have been killed by the cgroup out-of-memory handler.
-slurmstepd: error: Job 4802517 exceeded memory limit (68719917 > 67836088), being killed
-slurmstepd: error: *** JOB 4802517 STEPD TERMINATED ON cn0417 AT 2024-05-03T22:02:10 DUE TO JOB NOT ENDING WITH SIGNALS ***
-srun: error: cn0417: task 12: Out Of Memory
-srun: error: cn0417: task 12: Segmentation fault (core dumped)
-srun: error: cn0417: task 12: Exited with exit code 1
-srun: error: cn0417: tasks 0-3: Terminated
-srun: error: Node failure on cn0417
-srun: error: Application launch failed: Invalid job credential
-srun: error: Timed out waiting for job step to complete
-srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 3
-srun: error: Unable to create step for job 4802517: More processors requested than permitted
-srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.
-sbatch: error: Batch job submission failed: Invalid partition name specified
-slurmstepd: error: execve(): /home/me/train.sh: Permission denied
-srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
-srun: launch/slurm: _step_signal: Terminating StepId=4802517.0
-4802517|gpt2-meg|gpu_p13|abc|640|TIMEOUT|0:0
-4802517|gpt2-meg|gpu_p13|abc|640|NODE_FAIL|1:0
-4802517|gpt2-meg|gpu_p13|abc|640|BOOT_FAIL|1:0
-4802517|gpt2-meg|gpu_p13|abc|640|PREEMPTED|0:0
-4802517|gpt2-meg|gpu_p13|abc|640|OUT_OF_MEMORY|0:125
-4802517|gpt2-meg|gpu_p13|abc|640|CANCELLED by 1000|0:0
-4802517        gpt2-meg    gpu_p13        abc        640     FAILED      1:0
-4802517|gpt2-meg|gpu_p13|abc|640|COMPLETED|0:0
-JobId=4802517 JobName=gpt2-meg
-   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)
-   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)
-   JobState=PREEMPTED Reason=None Dependency=(null)
-   JobState=OUT_OF_MEMORY Reason=OutOfMemory Dependency=(null)
-   JobState=CANCELLED Reason=None Dependency=(null)
-   JobState=FAILED Reason=NonZeroExitCode Dependency=(null)
-   JobState=COMPLETED Reason=None Dependency=(null)
-""",
-    seen="Slurm 20.11 to 24.05",
 )  # fmt: skip

@@ -1,47 +1,59 @@
 """torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start."""
 
-from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern
+from hpc_gpt.readers.pattern import END, LINE_START, START, Dialect, Pattern, line
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
     """A whole `--name N` or `--name=N`: not `--nnodes 1:4`, not a shell variable. A cut shows: something always follows."""
-    return Pattern("fact", literal, rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\])")
+    return Pattern("fact", rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\])", literal=literal)
 
 
 DIALECT = Dialect(
     name="torch_launcher",
     patterns=(
         # Printed once per node with several processes, before any of them prints anything.
-        Pattern("start", "Setting OMP_NUM_THREADS environment variable for each process", r"\bSetting OMP_NUM_THREADS"),
+        Pattern(
+            "start",
+            r"\bSetting OMP_NUM_THREADS",
+            literal="Setting OMP_NUM_THREADS environment variable for each process",
+        ),
         # deepspeed's launcher and accelerate's scripts.
-        Pattern("fact", "dist_world_size=", r"\bdist_world_size=(?P<gpus>\d{1,7})(?=\s*$)"),
-        Pattern("fact", "nnodes=", r"\bnnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<gpus_per_node>\d{1,5}), "),
+        line("fact", "dist_world_size={gpus}"),
+        line("fact", "nnodes={nodes}, num_local_procs={gpus_per_node}, "),
         # DeepSpeed's configuration; NCCL's own line is of a communicator, which may have fewer ranks than the job.
-        Pattern("fact", "mesh_device", r"\bConfig mesh_device None world_size = (?P<gpus>\d{1,7})(?=\s*$)"),
-        Pattern("fact", "WORLD_SIZE=", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
-        Pattern("fact", "Num processes: ", LINE_START + r"Num processes: (?P<gpus>\d{1,7})" + END),
+        line("fact", "Config mesh_device None world_size = {gpus}"),
+        Pattern("fact", LINE_START + r"(?:export )?WORLD_SIZE=(?P<gpus>\d{1,7})" + END),
+        line("fact", "Num processes: {gpus}", LINE_START),
         # In the words of programs that no dialect knows: used only if all that is said agrees.
         Pattern(
             "fact",
-            "orld",
             # `world_size=1)` is a default in a source that a log repeats.
             START + r"(?<!using )(?:[Dd]istributed |[Tt]otal )?[Ww]orld[ _][Ss]ize(?: is)?(?:(?P<of>=)|: ?| )"
             r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.\s](?!\d)|(?(of)(?!)|\)))",
             weak=True,
         ),
-        Pattern("fact", "rain", START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
-            r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b", weak=True),
+        Pattern(
+            "fact",
+            START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
+            r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b",
+            literal="rain",
+            weak=True,
+        ),
         # Lightning's and NeMo's, a process for each GPU, unless they are on CPUs.
-        Pattern("fact", "GLOBAL_RANK: ", r"\bGLOBAL_RANK: \d{1,7}, MEMBER: \d{1,7}/(?P<gpus_said>\d{1,7})(?=\s*$)",
-            weak=True),
-        Pattern("fact", "distributed processes registered",
-            r"\bAll distributed processes registered\. Starting with (?P<gpus_said>\d{1,7}) processes\b", weak=True),
-        Pattern("fact", "distributed_backend=gloo", r"\bdistributed_backend=gloo\b", facts={ "gpus_unused": 1 },
-            weak=True),
-        Pattern("fact", "GPU available: ", LINE_START +
-            r"GPU available: \w{4,5}(?: \([^)\n]{1,20}\))?, used: False(?=\s*$)", facts={ "gpus_unused": 1 },
-            weak=True),
-        Pattern("fact", " --standalone", r"\btorchrun[^\n]{0,200} --standalone(?=\s)", facts={"nodes": 1}),
+        line("fact", "GLOBAL_RANK: {}, MEMBER: {}/{gpus_said}", weak=True),
+        Pattern(
+            "fact",
+            r"\bAll distributed processes registered\. Starting with (?P<gpus_said>\d{1,7}) processes\b",
+            weak=True,
+        ),
+        Pattern("fact", r"\bdistributed_backend=gloo\b", facts={"gpus_unused": 1}, weak=True),
+        Pattern(
+            "fact",
+            LINE_START + r"GPU available: \w{4,5}(?: \([^)\n]{1,20}\))?, used: False(?=\s*$)",
+            facts={"gpus_unused": 1},
+            weak=True,
+        ),
+        Pattern("fact", r"\btorchrun[^\n]{0,200} --standalone(?=\s)", facts={"nodes": 1}),
         _option("--nproc", "nproc[-_]per[-_]node", "gpus_per_node"),
         _option("--nnodes", "nnodes", "nodes"),
         _option("--num_gpus", "num_gpus", "gpus_per_node"),
@@ -49,22 +61,4 @@ DIALECT = Dialect(
         _option("--num_processes", "num_processes", "gpus"),
         _option("--num_machines", "num_machines", "nodes"),
     ),
-    specimen="""\
-+ LAUNCHER='python -u -m torch.distributed.launch     --nproc_per_node 4     --nnodes 4     --master_addr cn0902     --master_port 6000     '
-+ accelerate launch --num_processes 16 --num_machines 2 train.py
-+ deepspeed --num_gpus 8 --num_nodes 2 train.py
-[2024-05-04 10:34:51,456] [INFO] [launch.py:145:main] nnodes=2, num_local_procs=8, node_rank=0
-[2024-05-04 10:34:51,456] [INFO] [launch.py:162:main] dist_world_size=16
-[2024-11-13 09:30:36,537] [INFO] [config.py:684:__init__] Config mesh_device None world_size = 3072
-20: WORLD_SIZE=32
-World size: 16
-torchrun --standalone --nproc_per_node=8 train.py
-training on 8 devices
- 6: Initializing distributed: GLOBAL_RANK: 6, MEMBER: 7/16
-All distributed processes registered. Starting with 16 processes
-distributed_backend=gloo
-GPU available: True (cuda), used: False
-Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds; torch/distributed/launcher",
-)  # fmt: skip
+)

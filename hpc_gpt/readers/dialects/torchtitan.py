@@ -4,12 +4,16 @@
 in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
-from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, later, named
+from hpc_gpt.readers.pattern import INT, NUMBER, Dialect, Pattern, entries, later, named
 
 _NO_LOSS = rf"(?!-){NUMBER}"  # below 0: the rank has no loss
 _MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 _MODEL = r"\bBuilding \S{1,64} \S{1,64} with \w{0,40}ModelArgs\("
+_ARGUMENTS = {
+    "dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "head_dim": "head_dim",
+    "num_experts": "experts", "top_k": "experts_per_token", "vocab_size": "vocab",
+}  # fmt: skip
 
 DIALECT = Dialect(
     name="torchtitan",
@@ -18,7 +22,6 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "  loss: ",
             # The last step has a second line, of the final step.
             r"(?<!validate )\bstep: {1,8}(?P<step>\d{1,12})(?= {2}[^\n]{0,400} {2}(?:tps|wps): )"
             + later(r" {2}loss: {1,8}", "loss", "(?=  )", _NO_LOSS)
@@ -26,74 +29,41 @@ DIALECT = Dialect(
             + later(" (?:tps|wps): {1,8}", "tokens_per_s_gpu", "(?=  )", INT)
             + later(" memory: {1,8}", "memory_reserved_gib", r"(?=GiB\()")
             + later(" mfu: {1,8}", "mfu_percent", "(?=%)"),
+            literal="  loss: ",
         ),
-        Pattern("start", "Starting job: ", r"\b[\w.]{1,80} - INFO - Starting job: "),
+        Pattern("start", r"\b[\w.]{1,80} - INFO - Starting job: "),
         Pattern(
             "eval",
-            "validate step: ",
             rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?P<loss_eval>{_NO_LOSS}) {{2}}memory: ",
         ),
+        Pattern("fact", rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b"),
         Pattern(
             "fact",
-            "total parameters",
-            rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b",
-        ),
-        Pattern(
-            "fact",
-            "Total parameter count: ",
             rf"\bTotal parameter count: dense (?P<params_dense>{INT}), sparse (?P<params_sparse>{INT}), "
             rf"(?:vision {INT}, )?active (?P<params_active>{INT})\s*$",
         ),
-        Pattern("fact", "Swapped to Float8Linear", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
+        Pattern("fact", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
+        Pattern("fact", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"),
         Pattern(
-            "fact", "mixed_precision_param", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"
+            "fact", rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory"
         ),
         Pattern(
             "fact",
-            " capacity: ",
-            rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory",
-        ),
-        Pattern(
-            "fact",
-            "with local batch size",
             rf"\blocal batch size:? (?P<micro_batch>{INT}), global batch size (?P<global_batch>{INT}), "
             rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}),"
             rf"(?: total steps (?P<steps_planned>{INT}) )?",
+            literal="with local batch size",
         ),
+        Pattern("fact", _MODEL + entries(r"\bNAME=", _ARGUMENTS, "(?=[,)])", r"[^\n]{0,2000}?")),
+        Pattern("fact", _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)", facts={"untied_embeddings": 1}),
         Pattern(
             "fact",
-            "ModelArgs(",
-            _MODEL
-            + "".join(
-                rf"(?=(?:[^\n]{{0,2000}}?\b{name}=(?P<{fact}>\d{{1,9}})(?=[,)]))?)"
-                for name, fact in (
-                    ("dim", "hidden"),
-                    ("n_layers", "layers"),
-                    ("n_heads", "heads"),
-                    ("n_kv_heads", "kv_heads"),
-                    ("head_dim", "head_dim"),
-                    ("num_experts", "experts"),
-                    ("top_k", "experts_per_token"),
-                    ("vocab_size", "vocab"),
-                )
-            ),
-        ),
-        Pattern(
-            "fact",
-            "ModelArgs(",
-            _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)",
-            facts={"untied_embeddings": 1},
-        ),
-        Pattern(
-            "fact",
-            " tokens per train step, ",
             rf"\b(?P<global_batch_tokens>{INT}) tokens per train step, "
             rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?maximum context length (?P<seq>{INT}), "
             rf"total steps (?P<steps_planned>{INT}) ",
         ),
         Pattern(
             "fact",
-            "Building device mesh with parallelism: ",
             r"\bBuilding device mesh with parallelism: "
             + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
             # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
@@ -105,41 +75,23 @@ DIALECT = Dialect(
         *(
             Pattern(
                 "fact",
-                "D device mesh with [",
                 r"-D device mesh with \["
                 + ", ?".join("'dp(?:_shard|_replicate)?'" if axis == "dp" else f"'{axis}'" for axis in axes)
                 + r"\], \["
                 + ", ?".join(rf"(?P<{axis}>\d{{1,6}})" for axis in axes)
                 + r"\]",
+                literal="D device mesh with [",
                 facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in axes},
             )
             for axes in map(str.split, _MESHES)
         ),
         Pattern(
-            "fact",
-            "activation checkpointing to the model",
-            r"\bApplied (?:full|FullAC) activation checkpointing to the model",
-            facts={"recompute": "full"},
+            "fact", r"\bApplied (?:full|FullAC) activation checkpointing to the model", facts={"recompute": "full"}
         ),
         Pattern(
             "fact",
-            "activation checkpointing to the model",
             r"\bApplied (?:selective|SelectiveAC) activation checkpointing to the model",
             facts={"recompute": "selective"},
         ),
     ),
-    specimen="""\
-[rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - step:  4  loss:  4.4838  grad_norm:  2.3021  memory:  0.00GiB(0.00%)  tps: 35,717  tflops: 3.11  mfu: 0.57%
-[rank0]:2024-06-27 15:35:09,334 - root - INFO - step: 10  loss:  8.4568  memory: 59.79GiB(62.94%)  wps: 6,482  mfu: 47.49%
-[rank7]:2025-10-27 11:21:30,711 - INFO -  final step: 3000  loss: -4.0000  grad_norm:  0.0911  tps: 1,024  tflops: 41.20  mfu: 4.17%
-[rank0]:[titan] 2024-07-24 15:31:34,575 - root - INFO - validate step: 20  loss:  4.9277  memory: 31.56GiB(39.96%)  tps: 40,954
-[rank0]:[titan] 2024-07-24 15:31:09,334 - root - INFO - Starting job: llama3 debug training
-[rank0]:[titan] 2024-07-24 15:31:11,434 - root - INFO - CUDA capacity: NVIDIA H100 with 79.97GiB memory
-[rank0]:[titan] 2024-11-01 19:18:49,860 - root - INFO - Building llama3 debugmodel with TransformerModelArgs(dim=256, n_layers=6, n_heads=16, n_kv_heads=None, vocab_size=2048, multiple_of=256)
-[rank0]:[titan] 2024-07-24 15:31:11,484 - root - INFO - Model llama3 8B size: 8,041,449,453 total parameters
-[rank0]:[titan] 2024-07-24 15:31:10,334 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]
-[rank0]:[titan] 2024-03-04 10:34:52,334 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1
-[rank0]:[titan] 2024-07-24 15:31:21,334 - root - INFO - Trainer is initialized with local batch size 8, global batch size 64, gradient accumulation steps 1, sequence length 2048, total steps 10 (warmup 2)
-""",
-    seen="pytorch/torchtitan/pull/1437; torchtitan/components/metrics.py, torchtitan/train.py",
 )

@@ -30,7 +30,6 @@ DIALECT = Dialect(
         *(
             Pattern(
                 "progress",
-                "%|",
                 _BEGIN
                 + name
                 + _BAR
@@ -39,13 +38,13 @@ DIALECT = Dialect(
                 + _OTHERS
                 # The goal of a named bar may be less than the whole run.
                 + r"(?:, [^\]\n]{0,2000})?(?:\]|$)",
+                literal="%|",
                 facts=facts,
             )
             for name, goal, facts in ((_NAME, r"\d{1,12}", {BAR_OF_TRAINING: 1}), ("", _GOAL, {}))
         ),
         Pattern(
             "step",
-            "%|",
             _BEGIN
             + f"(?:{_NAME})?"
             + _BAR
@@ -57,14 +56,6 @@ DIALECT = Dialect(
         ),
         # The count of an epoch's bar restarts with each epoch: it is no step number.
         # Cut, it may be fairseq's, in bits, or Lightning's.
-        Pattern(
-            "step", "poch", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"\]"
-        ),
+        Pattern("step", _EPOCH + _BAR + rf"\d{{1,12}}/\d{{1,12}} \[{CLOCK}" + _CLOCKS + _OTHERS + _LOSS + r"\]"),
     ),
-    specimen="""\
- 12%|█▎        | 2/16 [02:00<13:54, 59.61s/it]
- 93%|█████████▎| 18625/20000 [5:43:21<25:20,  0.90it/s, loss=3.400]
-Epoch 2/3:  12%|█▎        | 2/16 [02:00<13:54, 59.61s/it, loss=3.125]
-""",
-    seen="bigscience-workshop/bigscience experiments/gpt2-hf-ds",
 )

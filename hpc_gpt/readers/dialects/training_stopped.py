@@ -33,24 +33,4 @@ DIALECT = Dialect(
         failure("preempted", "TERM_PREEMPT: ", r"^(?P<words>TERM_PREEMPT: .{0,100})"),
         failure("cancelled", "TERM_", r"^(?P<words>TERM_(?:OWNER|ADMIN|FORCE_OWNER): .{0,100})"),
     ),
-    specimen="""\
-AssertionError: Rank 12: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 0, node: cn0417
-Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.
-RuntimeError: Rank 3, node cn0417, device 3, iteration 17: Unexpected result nan (message='found NaN in local forward loss calculation')
-Rank 3, node cn0417, device 3, iteration 17: Unexpected result inf
-Loss is nan, stopping training
-Loss has become NaN. Exiting.
-ValueError: The loss returned in `training_step` is nan.
-Timeout (0:04:51)!
-[watchdog] Hang detected: no step for 1800 s
-hang: no rank made a step for 312 s; ranks 4-7 on n2 are silent, last seen after step 17; ranks 0-3 wait in all_reduce after step 17 (loop.py:96 in run)
-=>> PBS: job killed: walltime 3661 exceeded limit 3600
-=>> PBS: job killed: mem 68157440kb exceeded limit 67108864kb
-=>> PBS: job killed: node 3 (cn0417) requested job terminate, 'EOF' (code 1099)
-TERM_RUNLIMIT: job killed after reaching LSF run time limit.
-TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.
-TERM_PREEMPT: job killed after preemption.
-TERM_OWNER: job killed by owner.
-""",
-    seen="Megatron-LM, DeepSpeed's loss scaler, Lightning, faulthandler, PBS Pro, LSF",
 )  # fmt: skip

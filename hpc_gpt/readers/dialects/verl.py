@@ -7,8 +7,14 @@ in the command of a shell.
 
 from collections.abc import Mapping
 
-from hpc_gpt.readers.pattern import END, Arguments, Dialect, Fields, Pattern, later, without_unknown
+from hpc_gpt.readers.pattern import Arguments, Dialect, Fields, Pattern, entries, later, line, without_unknown
 
+_METRICS = {
+    "actor/pg_loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "lr", "timing_s/step": "step_s",
+    "(?:actor/)?perf/max_memory_allocated_gb": "memory_allocated_gib",
+    "(?:actor/)?perf/max_memory_reserved_gb": "memory_reserved_gib",
+}  # fmt: skip
+_NAME, _WITHIN = r" - NAME:(?:np\.\w{1,12}\()?", r"[^\n]{0,20000}?"
 _SETTINGS = "train_batch_size|n_gpus_per_node|nnodes|ppo_micro_batch_size_per_gpu|enable_gradient_checkpointing"
 
 
@@ -25,10 +31,6 @@ def _interpret(texts: Mapping[str, str]) -> Fields:
     )
 
 
-def _metric(key: str, group: str, end: str = "(?= - )") -> str:
-    return later(rf" - {key}:(?:np\.\w{{1,12}}\()?", group, rf"\)?{end}", within=r"[^\n]{0,20000}?")
-
-
 DIALECT = Dialect(
     name="verl",
     engine="verl",
@@ -37,34 +39,18 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            "timing_s/step:",
             r"\bstep:(?P<step>\d{1,12})(?= - [^\n]{0,20000}? - timing_s/step:)"
-            + _metric("actor/pg_loss", "loss")
-            + _metric("actor/grad_norm", "grad_norm")
-            + _metric("actor/lr", "lr")
-            + _metric("timing_s/step", "step_s")
-            + _metric("perf/throughput", "tokens_per_s_gpu", r"(?= - |\s*$)")
-            + _metric("(?:actor/)?perf/max_memory_allocated_gb", "memory_allocated_gib")
-            + _metric("(?:actor/)?perf/max_memory_reserved_gb", "memory_reserved_gib"),
+            + entries(_NAME, _METRICS, r"\)?(?= - )", _WITHIN)
+            + later(_NAME.replace("NAME", "perf/throughput"), "tokens_per_s_gpu", r"\)?(?= - |\s*$)", within=_WITHIN),
+            literal="timing_s/step:",
         ),
         *(
-            Pattern("argument", literal, before + rf"(?P<key>{_SETTINGS}){between}(?P<value>\w{{1,12}}){after}")
+            Pattern("argument", before + rf"(?P<key>{_SETTINGS}){between}(?P<value>\w{{1,12}}){after}", literal=literal)
             for literal, before, between, after in (  # the lines of Ray's actors are labelled
                 (" pid=", r"(?<=[{ ]')", "': ", r"(?=[,}])"),
                 ("actor_rollout_ref.", r"(?<=[\w]\.)", "=", r"(?=\s)"),
             )
         ),
-        Pattern(
-            "fact", "Total training steps: ", r"\bTotal training steps: (?P<steps_planned>\d{1,12})" + END, weak=True
-        ),
+        line("fact", "Total training steps: {steps_planned}", weak=True),
     ),
-    specimen="""\
-(TaskRunner pid=16292)                                  'ppo_micro_batch_size_per_gpu': 16,
-(TaskRunner pid=16292)           'train_batch_size': 256,
-(TaskRunner pid=16292) Total training steps: 435
-+ python3 -m verl.trainer.main_ppo data.train_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 trainer.n_gpus_per_node=8 trainer.nnodes=2
-(TaskRunner pid=16292) step:2 - global_seqlen/mean:547190.500 - actor/pg_loss:0.001 - actor/grad_norm:0.069 - perf/max_memory_allocated_gb:25.921 - perf/max_memory_reserved_gb:61.611 - actor/lr:0.000 - timing_s/step:96.551 - timing_per_token_ms/adv:0.001
-step:3 - actor/pg_loss:np.float64(-0.02) - timing_s/step:np.float64(625.39) - perf/throughput:869.85
-""",
-    seen="verl-project/verl/issues/1208; jianghoucheng/Agent_On_Policy_Distillation",
 )

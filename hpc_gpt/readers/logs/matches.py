@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -236,7 +235,6 @@ class LiteralScan:
     """A search for the literals of some patterns; digits in lines and literals count as 0."""
 
     def __init__(self, patterns: Sequence[DialectPattern]) -> None:
-        common = _commonness()
         self.groups: dict[bytes, list[DialectPattern]] = {}
         for each in patterns:
             self.groups.setdefault(each.pattern.literal.encode().translate(ZEROS), []).append(each)
@@ -249,7 +247,7 @@ class LiteralScan:
                 continue
             size, begins = next(window for window in _WINDOWS if len(literal) >= window[0])
             places |= set(begins)
-            first = min(range(len(literal) - size + 1), key=lambda at: common(literal[at : at + size]))
+            first = min(range(len(literal) - size + 1), key=lambda at: _commonness(literal[at : at + size]))
             for at in range(first, first + size - 3):
                 entries.setdefault(literal[at : at + 4], []).append(_Entry(number, literal, at))
         self._places = sorted(places)
@@ -345,19 +343,24 @@ class _Entry:
         return int.from_bytes(mask, sys.byteorder), int.from_bytes(value, sys.byteorder)
 
 
-def _commonness() -> Callable[[bytes], int]:
-    """A function that says how common the four-byte pieces of a window are in logs, by the specimens.
+# The four-byte pieces of literals that lines have most often, one after another: tests hold them to the specimens.
+_PIECES = (
+    '0000     000: 00rainsteplossrrortraiing tiontimeror:or:  lossize-00 atioErroINFO": "atchion 000:", "000]mory'
+    'emor traitererro00]  errain_ranke": ningbatcparaeratoss:okenmemo | l ste timrati_sizpochper_s": kens00: ted '
+    "ss: oss tera_pertoke itemplecess toklocaank  par of vicetep  memotalodel to  for 0, ize:evicze: withroceoces"
+    "lloceErrated: 0,normith inined: aramaini wituntiter ntimdevi_stemodeallo siz in ocatled gradcate faital for "
+    "failepoc on  numserv_lostep:tch_pleserveampl INFythothontepss_pe_batNCCL:   00 ( GPUumbetingsecoorchmberize "
+    "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiNFO CUDA per = 0totaime:iledeserer oed t"
+    "e 00data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_s"
+    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra"
+)
+COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES), 4))
 
-    Common letters and blanks count as well, for pieces that are in no specimen.
-    """
-    text = "\n".join(dialect.specimen for dialect in dialects()).encode().translate(ZEROS)
-    counts = Counter(text[at : at + 4] for at in range(0, len(text), 2))
 
-    def common(window: bytes) -> int:
-        seen = sum(counts[window[at : at + 4]] for at in range(len(window) - 3))
-        return 8 * seen + sum(byte in b" 0etaonrisl" for byte in window)
-
-    return common
+def _commonness(window: bytes) -> int:
+    """How common the pieces of a window are in logs; common letters, blanks and digits count for a little."""
+    pieces = sum(window[at : at + 4] in COMMON for at in range(len(window) - 3))
+    return 32 * pieces + sum(byte in b" 0etaonrisl" for byte in window)
 
 
 @cache

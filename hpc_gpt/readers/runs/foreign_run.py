@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part, PeakMemory
-from hpc_gpt.readers.logs.lines import BARS
+from hpc_gpt.readers.logs.parts import BARS
 from hpc_gpt.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures

@@ -15,7 +15,7 @@ import numpy as np
 from hpc_gpt.ends.state import Facts, class_of
 from hpc_gpt.readers.causes import Cause, first_cause, with_nan
 from hpc_gpt.readers.logs import Failure, Part, Place
-from hpc_gpt.readers.logs.lines import JOB_OVER
+from hpc_gpt.readers.logs.parts import JOB_OVER
 from hpc_gpt.readers.runs.attempts import iso
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.grouping import RunParts

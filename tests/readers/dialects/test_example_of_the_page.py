@@ -11,12 +11,10 @@ READ = """
 import json, sys
 from hpc_gpt.readers import dialects
 dialects.__path__.append(sys.argv[1])
-from hpc_gpt.readers.pattern import Dialect
 from hpc_gpt.report.gather import gather_paths
 from pathlib import Path
-found = {dialect.name: dialect for dialect in dialects.dialects()}["acme"]
 log = Path(sys.argv[1]) / "train.log"
-log.write_text(found.specimen + "step 20: loss 3.1000, 800.0 ms\\nstep 30: loss 3.0000, 820.0 ms\\n")
+log.write_text(sys.argv[2] + "step 20: loss 3.1000, 800.0 ms\\nstep 30: loss 3.0000, 820.0 ms\\n")
 print(json.dumps(gather_paths([str(log)], Path(sys.argv[1])).records[0].to_tables()))
 """
 
@@ -25,10 +23,11 @@ def test_the_pages_dialect_is_found_and_read(tmp_path):
     text = (REPOSITORY / "docs/writing-a-dialect.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (module,) = [block for block in blocks if "DIALECT" in block]
+    (specimen,) = re.findall(r"^```text\n# seen: .*\n((?:.+\n)+)```", text, re.MULTILINE)
     assert len(module.splitlines()) <= 20
     (tmp_path / "acme.py").write_text(module)
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", READ, str(tmp_path), specimen], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)

@@ -3,10 +3,10 @@
 import re
 
 from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.readers.causes import one_a_line
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs.matches import all_patterns
-from tests.readers.reading import read_lines
+from hpc_gpt.readers.part_failures import one_a_line
+from tests.readers.reading import read_lines, specimen_of
 
 OURS = {
     "collectives",
@@ -21,7 +21,7 @@ OURS = {
 
 def test_every_pattern_of_failures_matches_a_line_of_its_specimen() -> None:
     for dialect in dialects():
-        lines = dialect.specimen.splitlines() if dialect.name in OURS else []
+        lines = specimen_of(dialect.name).splitlines() if dialect.name in OURS else []
         for each in all_patterns():
             if lines and each.dialect is dialect and each.pattern.kind != "traceback":
                 matches = [line for line in lines if each.pattern.literal in line and each.regex.search(line)]
@@ -33,7 +33,7 @@ def test_every_pattern_of_failures_matches_a_line_of_its_specimen() -> None:
 def test_every_family_has_a_line_of_its_own_with_its_class_and_what_to_do() -> None:
     dialect = next(each for each in dialects() if each.name == "failure_families")
     said = set()
-    for line in dialect.specimen.splitlines():
+    for line in specimen_of(dialect.name).splitlines():
         first = one_a_line(part_failures := [each for part in read_lines("a", [line]) for each in part.failures])
         assert len(first) == 1, (line, part_failures)
         said.add((first[0].ended, first[0].to_do, first[0].echo))

@@ -17,10 +17,8 @@ from hpc_gpt.readers.pattern import Dialect, Pattern
 DIALECT = Dialect(
     name="made_up",
     patterns=(
-        Pattern("step", "furlongs", r"lap (?P<step>[0-9]+): (?P<step_ms>[0-9.]+) ms, furlongs (?P<loss>[0-9.]+);"),
+        Pattern("step", r"lap (?P<step>[0-9]+): (?P<step_ms>[0-9.]+) ms, furlongs (?P<loss>[0-9.]+);"),
     ),
-    specimen="lap 3: 250.0 ms, furlongs 1.5;",
-    seen="this test",
 )
 """
 

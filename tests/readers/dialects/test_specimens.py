@@ -9,7 +9,7 @@ from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.matches import all_patterns, find
 from hpc_gpt.readers.pattern import STEP_FACTS, STEP_FIELDS, unit
 from hpc_gpt.runs.record import RECORD_KEYS
-from tests.readers.reading import read_lines
+from tests.readers.reading import SPECIMENS, read_lines, specimen_of
 
 PREFIXES = (
     "12: ",
@@ -78,14 +78,16 @@ def read(line: str) -> set[tuple[str, str, Any]]:
     return figures(read_lines("log", [line])[0])
 
 
-LINES = [(dialect, line) for dialect in dialects() for line in dialect.specimen.splitlines()]
+LINES = [(dialect, line) for dialect in dialects() for line in specimen_of(dialect.name).splitlines()]
 
 
-def test_a_dialect_is_named_as_its_module_and_says_where_it_was_seen() -> None:
+def test_every_dialect_has_patterns_and_a_specimen_that_says_where_its_form_was_seen() -> None:
+    assert {file.stem for file in SPECIMENS.iterdir()} == BY_NAME.keys()
     for dialect in dialects():
+        first, *lines = (SPECIMENS / f"{dialect.name}.txt").read_text(encoding="utf-8").splitlines()
         assert dialect.patterns, dialect.name
-        assert dialect.specimen, dialect.name
-        assert dialect.seen, dialect.name
+        assert re.fullmatch("# seen: .+", first), dialect.name
+        assert all(lines), dialect.name
     assert len(BY_NAME) == len(dialects())
 
 
@@ -115,7 +117,7 @@ def test_a_line_of_a_specimen_is_its_dialects_own() -> None:
 
 def test_every_dialect_reads_some_line_of_its_specimen_and_a_steps_fields_are_columns() -> None:
     for dialect in dialects():
-        parts = read_lines("log", dialect.specimen.splitlines())
+        parts = read_lines("log", specimen_of(dialect.name).splitlines())
         assert any(dialect.name in part.dialects for part in parts), dialect.name
         assert {name for part in parts for steps in part.steps.values() for name in steps.columns} <= set(STEP_FIELDS)
 

@@ -7,17 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers import steps as steps_module
 from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs import Part, lines, read_log
+from hpc_gpt.readers.logs import Part, read_log, step_rows
+from hpc_gpt.readers.logs import parts as parts_module
+from hpc_gpt.readers.logs import stretches as stretches_module
 from hpc_gpt.readers.logs.lines import LineReader
 from hpc_gpt.readers.logs.matches import find
 from hpc_gpt.readers.logs.read_log import BlockReader
 from tests import ALL_TESTS, examples
 from tests.readers.logs.comparable import comparable
-from tests.readers.reading import read_lines
+from tests.readers.reading import read_lines, specimen_of
 
-SPECIMENS = [line for dialect in dialects() for line in dialect.specimen.splitlines() if line.strip()]
+SPECIMENS = [line for dialect in dialects() for line in specimen_of(dialect.name).splitlines() if line.strip()]
 MEGATRON = (
     " iteration {step:8d}/    1000 | consumed samples: {step:12d} | elapsed time per iteration (ms): {ms:.1f} |"
     " learning rate: 1.500E-04 | global batch size: {batch:5d} | lm loss: {loss} | loss scale: 16384.0 |"
@@ -120,11 +121,11 @@ def assert_same(text: str, size: int) -> None:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that a short log reaches."""
-    monkeypatch.setattr(lines, "_MOST_ROWS", 16)
-    monkeypatch.setattr(steps_module, "PENDING", 4)
-    monkeypatch.setattr(lines, "MOST_PARTS", 4)
+    monkeypatch.setattr(parts_module, "_MOST_ROWS", 16)
+    monkeypatch.setattr(step_rows, "PENDING", 4)
+    monkeypatch.setattr(parts_module, "MOST_PARTS", 4)
     monkeypatch.setattr(read_log, "_MOST_LINES", 3)
-    for module in (lines, read_log):
+    for module in (parts_module, stretches_module):
         monkeypatch.setattr(module, "ALL_TIMERS", 6)
         monkeypatch.setattr(module, "SOME_TIMERS", 4)
 
@@ -159,7 +160,7 @@ def test_evaluations_do_not_break_a_stretch(prefix: str, monkeypatch: pytest.Mon
         for step in (*range(1, 300), *range(100, 300))
     ]
     taken: list[int] = []
-    stretch = read_log._stretch
-    monkeypatch.setattr(read_log, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
+    stretch = stretches_module._stretch
+    monkeypatch.setattr(stretches_module, "_stretch", lambda *given: (taken.append(1), stretch(*given)))
     assert_same("\n".join(steps), 1_000_000)
     assert len(taken) < 10

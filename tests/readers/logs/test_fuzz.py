@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.logs.lines import MOST_GIB
 from hpc_gpt.readers.logs.matches import all_patterns
+from hpc_gpt.readers.logs.parts import MOST_GIB
 from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.readers.logs.step_rows import MOST_STEP
 from hpc_gpt.readers.pattern import figure
-from hpc_gpt.readers.steps import MOST_STEP
 from tests import marked
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS
-from tests.readers.reading import read_log_plainly
+from tests.readers.reading import read_log_plainly, specimen_of
 
 ABSURD = (
     "9" * 400,
@@ -198,7 +198,7 @@ def long_lines() -> list[str]:
     fills = (" ", "a", "1", ".", " 1", "a ", "1,", "[", "(", '"', "| a: 1 ", "=1 ", "\t", "/", ":", "_")
     found = []
     for each in all_patterns():
-        lines = [line for line in each.dialect.specimen.splitlines() if each.regex.search(line)] or [
+        lines = [line for line in specimen_of(each.dialect.name).splitlines() if each.regex.search(line)] or [
             each.pattern.literal
         ]
         line = lines[0]

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from hpc_gpt.program.process import ForeignLog, LastLines
 from hpc_gpt.readers.live_lines import LiveLines
 from hpc_gpt.readers.logs.matches import DialectPattern, all_patterns
-from hpc_gpt.readers.pattern import scaled
+from hpc_gpt.readers.pattern import literal_of, scaled
 from hpc_gpt.readers.runs.discovery import DiscoveredFiles
 from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
 from tests import examples
 from tests.made_runs import unsubmitted_run
 from tests.readers.generated import groups_of, text_of
 from tests.readers.logs.test_fuzz import check, hurt_lines
+from tests.readers.reading import specimen_of
 
 TEXTS = examples(25)  # for each group
 MOST_S = 0.5  # of CPU for one line
@@ -40,7 +41,7 @@ def texts() -> Iterator[tuple[DialectPattern, str, str]]:
 def lines() -> Iterator[str]:
     """Lines of every pattern's own expression, and its specimens' lines with each group's text in the group's place."""
     dice = random.Random(65)
-    lines_of = {each.dialect.name: each.dialect.specimen.splitlines() for each in all_patterns()}
+    lines_of = {each.dialect.name: specimen_of(each.dialect.name).splitlines() for each in all_patterns()}
     for each in all_patterns():
         tree = parser.parse(each.pattern.regex)
         for _ in range(examples(5)):
@@ -59,6 +60,24 @@ def test_a_group_takes_every_text_of_its_own() -> None:
         assert found is None or isinstance(found[1], str | float), (each.pattern.regex, name, text)
         count += 1
     assert count > 500 * TEXTS
+
+
+def test_the_literal_of_an_expression_is_in_every_text_of_it() -> None:
+    dice = random.Random(66)
+    count = 0
+    for regex in (each.pattern.regex for each in all_patterns()):
+        try:
+            literal = literal_of(regex)
+        except AssertionError:  # no text, or several forms
+            continue
+        count += 1
+        for _ in range(20):
+            assert literal in text_of(parser.parse(regex), dice), regex
+    assert count > 300
+    with pytest.raises(AssertionError, match="several forms"):
+        literal_of("step one|step two")
+    with pytest.raises(AssertionError, match="no text"):
+        literal_of(r"(?:step )?(\d+)")
 
 
 @pytest.mark.parametrize(

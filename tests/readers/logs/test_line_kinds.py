@@ -1,5 +1,6 @@
 """Which lines are known by those before them, and which are looked at for themselves."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,14 @@ from hpc_gpt.readers.logs import line_kinds, lines, matches
 from hpc_gpt.readers.logs import read_log as read_log_module
 from hpc_gpt.readers.logs.digits import asked_digits
 from hpc_gpt.readers.logs.line_kinds import LineKinds
-from hpc_gpt.readers.logs.lines import PRINTED_BEFORE
-from hpc_gpt.readers.logs.matches import ZEROS, DialectPattern, find, literal_scan
+from hpc_gpt.readers.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
+from hpc_gpt.readers.logs.parts import PRINTED_BEFORE
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.pattern import Dialect, Pattern
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS
 from tests.readers.logs.test_source import LINE
-from tests.readers.reading import read_log_plainly
+from tests.readers.reading import read_log_plainly, specimen_of
 
 
 def test_few_lines_are_looked_at_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +85,9 @@ def test_a_line_of_an_epoch_that_is_printed_twice_counts_once(tmp_path: Path) ->
 def test_the_digits_that_patterns_ask_for() -> None:
     """Where they are, and None if the line lacks one or its pattern says what must not be there."""
 
-    def asked(regex: str, text: str, literal: str = "") -> object:
-        pattern = Pattern("fact", literal, regex)
-        return asked_digits([DialectPattern(Dialect("x", (pattern,), "", ""), pattern, 0)], text)
+    def asked(regex: str, text: str, literal: str = "any") -> object:
+        pattern = Pattern("fact", regex, literal)
+        return asked_digits([DialectPattern(Dialect("x", (pattern,)), pattern, 0)], text)
 
     assert asked(r"step=(?P<step>[1-9]\d*), s", "step=120, s") == ((5, "123456789"),)
     assert asked(r"step=(?P<step>[1-9]\d*), s", "step=020, s") is None
@@ -103,9 +104,7 @@ def test_a_pattern_that_asks_for_a_digit_is_asked_each_time(tmp_path: Path, monk
     """`step 7` is a line of steps to this dialect, `step 8` is none."""
     dialect = Dialect(
         "picky",
-        (Pattern("step", "picky step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),),
-        specimen="",
-        seen="nowhere",
+        (Pattern("step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),),
     )
     patterns = (DialectPattern(dialect, dialect.patterns[0], 0),)
     monkeypatch.setattr(matches, "all_patterns", lambda: patterns)
@@ -132,9 +131,19 @@ def test_every_literal_is_found_wherever_it_stands() -> None:
         assert {each.number for each in found.get(index, [])} == wanted
 
 
+def test_the_common_pieces_are_those_of_the_specimens() -> None:
+    """With room on both sides: a new dialect changes no table."""
+    text = "\n".join(specimen_of(dialect.name) for dialect in dialects()).encode().translate(ZEROS)
+    counts = Counter(text[at : at + 4] for at in range(len(text) - 3))
+    literals = [each.pattern.literal.encode().translate(ZEROS) for each in all_patterns()]
+    every = {literal[at : at + 4] for literal in literals for at in range(len(literal) - 3)}
+    assert {piece for piece in every if counts[piece] >= 40} <= COMMON
+    assert {piece for piece in every if counts[piece] >= 10} >= COMMON
+
+
 def test_a_literal_stands_in_each_line_that_its_pattern_matches() -> None:
     for dialect in dialects():
-        for line in dialect.specimen.splitlines():
+        for line in specimen_of(dialect.name).splitlines():
             tried = literal_scan().candidates([line.encode().translate(ZEROS)]).get(0, [])
             for match, each in find(line):
                 assert each in tried, (match, each.pattern.regex)
