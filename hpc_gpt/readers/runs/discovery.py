@@ -224,7 +224,7 @@ _RUN_WORD = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LogName:
     """The parts of a log's name.
 

@@ -21,7 +21,7 @@ _FEWEST_GENERIC = 5
 BARS_OF_OTHERS = "bars of which nothing says that they count steps"
 _SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
 _MOST_STEPS = 1e15  # no run trains as many
-_LARGEST = 1e18  # no figure of a step is larger
+LARGEST = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
 # Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
@@ -118,7 +118,7 @@ def drop_other_bars(parts: Sequence[Part]) -> None:
             return
     for part in parts:
         if part.progress:
-            part.left_out[BARS_OF_OTHERS] = part.left_out.get(BARS_OF_OTHERS, 0) + len(part.progress)
+            part.left_out = dict(Counter(part.left_out) + Counter({BARS_OF_OTHERS: len(part.progress)}))
         part.progress, part.facts = [], {name: facts for name, facts in part.facts.items() if name != "steps_planned"}
 
 
@@ -209,7 +209,7 @@ def join_epochs(one: Part, other: Part) -> Part:
         dialects=dict(Counter(one.dialects) + Counter(other.dialects)),
         facts=facts,
         steps=steps,
-        progress=one.progress + [(step + offset, elapsed, line) for step, elapsed, line in other.progress],
+        progress=[*one.progress, *((step + offset, elapsed, line) for step, elapsed, line in other.progress)],
         totals={**one.totals, **other.totals},
         evals=one.evals + [(later(step), loss, line) for step, loss, line in other.evals],
         saves=one.saves + [(later(step), took, line) for step, took, line in other.saves],
@@ -267,7 +267,7 @@ def run_steps(
     if not pieces:
         return found
     for column in found.columns.values():
-        absurd = np.abs(column) > _LARGEST
+        absurd = np.abs(column) > LARGEST
         found.absurd += int(absurd.sum())
         column[absurd] = np.nan
     found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
