@@ -12,6 +12,7 @@ from hpc_gpt.readers.logs.lines import BARS
 from hpc_gpt.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
+from hpc_gpt.readers.runs.attempt_ends import add_ends
 from hpc_gpt.readers.runs.cross_checks import doubt_rates, doubt_step_time
 from hpc_gpt.readers.runs.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.readers.runs.draft import Draft, dialect_named, dialects_of, draft_of, stated
@@ -19,8 +20,8 @@ from hpc_gpt.readers.runs.grouping import RunParts, group_logs
 from hpc_gpt.readers.runs.held_logs import HeldLogs
 from hpc_gpt.readers.runs.inferred import add_batch, add_gpus, add_seq, add_stages, infer_fields, is_on, step_tokens
 from hpc_gpt.readers.runs.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
-from hpc_gpt.readers.runs.model_size import add_params
-from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_rates, add_times
+from hpc_gpt.readers.runs.outcome import add_counts, add_losses, add_rates, add_times
+from hpc_gpt.readers.runs.param_counts import add_params
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.runs.record import Record

@@ -28,12 +28,11 @@ import numpy as np
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.runs.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.readers.runs.draft import Marks, contradict, marks, united
+from hpc_gpt.readers.runs.epochs import is_next_epoch, join_epochs
 from hpc_gpt.readers.runs.log_steps import (
     add_losses_beside,
     drop_other_bars,
     has_steps,
-    is_next_epoch,
-    join_epochs,
     log_interval,
     main_steps,
     reaches,
