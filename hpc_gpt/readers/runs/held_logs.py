@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.runs.log_steps import LARGEST
+from hpc_gpt.readers.runs.log_steps import LARGEST_FIGURE
 from hpc_gpt.readers.steps import StepColumn, StepTable
 
 _MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
@@ -57,7 +57,7 @@ class HeldLogs(list[tuple[Path, list[Part]]]):
 
     def _used(self, name: str, column: StepColumn) -> StepColumn:
         """A column as a record uses it: of a curve, which lines have it."""
-        if self._records_only and name in _OF_CURVES and not (np.abs(column) > LARGEST).any():
+        if self._records_only and name in _OF_CURVES and not (np.abs(column) > LARGEST_FIGURE).any():
             return np.where(np.isfinite(column), 0.0, np.nan)
         return column
 

@@ -21,7 +21,7 @@ _FEWEST_GENERIC = 5
 BARS_OF_OTHERS = "bars of which nothing says that they count steps"
 _SLOW_ITEM_S = 1.05  # a bar that counts seconds has one a second
 _MOST_STEPS = 1e15  # no run trains as many
-LARGEST = 1e18  # no figure of a step is larger
+LARGEST_FIGURE = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
 # Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
@@ -189,7 +189,7 @@ def run_steps(
     if not pieces:
         return found
     for column in found.columns.values():
-        absurd = np.abs(column) > LARGEST
+        absurd = np.abs(column) > LARGEST_FIGURE
         found.absurd += int(absurd.sum())
         column[absurd] = np.nan
     found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
