@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from hpc_gpt.report.tables import (
     choose_columns,
     predictions_of,
     predictions_text,
-    records_text,
+    record_pieces,
     show_begin,
     show_name,
     sort_records,
@@ -106,12 +108,14 @@ def report(
     _check_keys(columns, sort)
     gathered = gather_paths(paths, logs_dir(), records_only=not (html or tensorboard or wandb))
     gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
-    text = _predicted(gathered, form) if predictions else _text(gathered, form, columns)
-    if form == "table" and not gathered.runs and not text and not gathered.unread:
+    pieces = iter([_predicted(gathered, form)] if predictions else _pieces(gathered, form, columns))
+    first = next(pieces, "")
+    if form == "table" and not gathered.runs and not first and not gathered.unread:
         click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
         if not paths:
             click.echo("hint: hpc-gpt report PATH reads a log, or a folder of logs, of any program", err=True)
-    click.echo(text, nl=False)
+    for text in itertools.chain([first], pieces):
+        click.echo(text, nl=False)
     _print_notes(gathered, form)
     _write(gathered, html, tensorboard, wandb)
     if gathered.unread:
@@ -148,15 +152,15 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
             check_folder(folder, package)
 
 
-def _text(gathered: GatheredRuns, form: str, columns: str) -> str:
-    """What goes to stdout; nothing for a table without runs."""
+def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
+    """What goes to stdout, piece by piece; nothing for a table without runs."""
     from hpc_gpt.report.published_tables import sweep_text
 
     lines = _sweep_lines(gathered, columns)
     if lines is not None:
-        return sweep_text(lines, form, width())
+        return [sweep_text(lines, form, width())]
     chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))
-    return records_text(gathered.records, form, width(), chosen)
+    return record_pieces(gathered.records, form, width(), chosen)
 
 
 def _predicted(gathered: GatheredRuns, form: str) -> str:

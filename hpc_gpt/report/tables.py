@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -148,27 +148,38 @@ COLUMNS = (
 def records_text(
     records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
 ) -> str:
-    """The records as table, md, csv, json or jsonl.
+    """The text of `record_pieces`, whole."""
+    return "".join(record_pieces(records, form, width, columns))
+
+
+def record_pieces(
+    records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
+) -> Iterator[str]:
+    """The pieces of a text, in JSON one for each record: the records as table, md, csv, json or jsonl.
 
     table: aligned, a line for each record, or a block for each if it is wider than `width` (None: any width); empty
     without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of the record
     and figures in full. json: `{"schema": 1, "records": [...]}`, every key of every record; jsonl: an object a line.
     """
     if form == "json":
-        return json_text({"schema": SCHEMA, "records": [record.to_tables() for record in records]})
-    if form == "jsonl":
-        return json_lines([record.to_tables() for record in records])
-    if form == "csv":
+        begin, end = json_text({"schema": SCHEMA, "records": [0]}).split("0") if records else ("", "")
+        for number, record in enumerate(records):
+            # A text in JSON has no line breaks: each is before an indentation.
+            yield (",\n  " if number else begin) + json_text(record.to_tables()).rstrip().replace("\n", "\n  ")
+        yield end or json_text({"schema": SCHEMA, "records": []})
+    elif form == "jsonl":
+        yield from (json_lines([record.to_tables()]) for record in records)
+    elif form == "csv":
         keys = [key for column in columns for key in column.keys]
-        return words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
-    table = grid(filled(columns, records) if columns is COLUMNS else columns, records)
-    if form == "md":
-        return table.markdown()
-    if not records:
-        return ""
-    if columns is COLUMNS and width is not None and table.width > width:
-        return "\n".join(as_block(replace(record, flags=[]), width) for record in records)
-    return table.fitted(width, "\n")
+        yield words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
+    else:
+        table = grid(filled(columns, records) if columns is COLUMNS else columns, records)
+        if form == "md":
+            yield table.markdown()
+        elif records and columns is COLUMNS and width is not None and table.width > width:
+            yield "\n".join(as_block(replace(record, flags=[]), width) for record in records)
+        elif records:
+            yield table.fitted(width, "\n")
 
 
 def json_text(page: dict[str, Any]) -> str:

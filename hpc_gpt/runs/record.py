@@ -20,7 +20,7 @@ from hpc_gpt.typed_tables import from_tables
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """The figures of one run. Memory lists have a figure for each pipeline stage. Times are ISO 8601 in UTC."""
 

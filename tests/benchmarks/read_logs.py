@@ -7,7 +7,8 @@ throughput of a GPU, torchtitan in colours, the HF Trainer without and with its 
 Megatron-LM's of 2021 with a line of timers. Each is read by `hpc-gpt report LOG`, the whole command, and by
 `re.finditer` with one pattern of seven groups or more over the mapped file, in turn and on one core. The CPU seconds'
 ratio is what counts; a machine's speed is in neither. Then peak memory at two sizes, a second report after an append,
-and one of many run folders, twice.
+and reports
+of many run folders, in every form: 10,000 are to take at most 120 MB and 20 s of CPU.
 """
 
 import argparse
@@ -194,15 +195,22 @@ def appended(folder: Path, size: int) -> None:
 
 
 def folders(folder: Path, count: int) -> None:
-    """Two reports of many folders, each with a log of one program, of 2 to 50 KB."""
+    """Reports of many folders, each with a log of one program, of 2 to 50 KB: twice with what the first one kept, then
+    in each form by itself."""
     runs, programs = folder / "runs", list(PROGRAMS)
     for number in range(count):
         (runs / f"run-{number}").mkdir(parents=True)
         write_log(runs / f"run-{number}" / "main.log", 2_000 + number * 37 % 48_000, programs[number % len(programs)])
-    for which in ("first", "second"):
-        cpu, took, peak = run((*REPORT[:-1], str(runs)), folder / "cache of folders")
+    kept = folder / "cache of folders"
+    for which, form, cache in (
+        ("first", "table", kept),
+        ("second", "table", kept),
+        *((form, form, None) for form in ("table", "csv", "json", "jsonl")),
+    ):
+        cpu, took, peak = run((*REPORT[:-1], "--format", form, str(runs)), cache)
         print(
-            f"{count} folders of one log, {which} report: {took:.2f} s, {cpu:.2f} s of CPU, {peak:.0f} MiB", flush=True
+            f"{count} folders of one log, {which:6} report: {took:.2f} s, {cpu:.2f} s of CPU, {peak:.0f} MiB",
+            flush=True,
         )
 
 

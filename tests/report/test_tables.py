@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.tables import COLUMNS, as_block, print_record, records_text, show_layout
+from hpc_gpt.report.tables import COLUMNS, as_block, print_record, record_pieces, records_text, show_layout
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 
@@ -161,6 +161,11 @@ def test_json_is_one_object_with_every_key():
 
 
 def test_no_record_at_all():
+    records = [PUBLISHED_RUN, replace(EMPTY, cause='a\n"b"')]
+    pieces = list(record_pieces(records, "json"))
+    assert len(pieces) == 3, "a piece for each record and one for the end: 10,000 records are never one text"
+    page = {"schema": 1, "records": [record.to_tables() for record in records]}
+    assert "".join(pieces) == json.dumps(page, indent=1) + "\n"
     assert json.loads(records_text([], "json")) == {"schema": 1, "records": []}
     assert len(records_text([], "csv").splitlines()) == 1
 

@@ -19,7 +19,7 @@ from hpc_gpt.settings.experiment import MlpKind
 from hpc_gpt.settings.model_shape import ModelShape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunRead:
     """One run. `steps` includes those that a later attempt trained again; they do not count.
 

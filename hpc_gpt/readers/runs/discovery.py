@@ -21,6 +21,8 @@ EMPTY = "empty file"
 _HEAD = 4096  # bytes in which #SBATCH is searched
 _SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
 _LARGEST_SCRIPT = 1 << 20
+_LEAST_ALIKE = 256  # bytes, below which two logs may be alike by chance
+_BLOCK = 1 << 20
 _NAMED = 8  # so many paths are named for each reason
 # Names of texts that may quote a log, and of files that are no text.
 _NO_LOG = re.compile(
@@ -64,7 +66,42 @@ def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
                 found.logs.append(Path(STDIN))
             continue
         _take_path(Path(path), found, seen, named=True)
+    if found.own:
+        _leave_out_output_files(found)
     return found
+
+
+def _leave_out_output_files(found: DiscoveredFiles) -> None:
+    """Leaves out the files of `--output` and `--error` of our own runs: a link to the log of an attempt, or a copy of
+    it, which may be shorter while the run goes on, or go on with the next attempt's."""
+    by_head: dict[bytes, list[Path]] = {}
+    for log in (log for run in found.own for attempt in run.attempts() for log in attempt.logs):
+        by_head.setdefault(_head(log), []).append(log)
+    for path in found.logs.copy():
+        if str(path) != STDIN and any(_same_log(path, log) for log in by_head.get(_head(path), ())):
+            found.logs.remove(path)
+            found.skip("the output file of a run that is listed", path)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LEAST_ALIKE)
+    except OSError:
+        return b""
+
+
+def _same_log(path: Path, log: Path) -> bool:
+    """Whether two files are one, or the longer begins with all of the other."""
+    if path.samefile(log):
+        return True
+    common = min(path.stat().st_size, log.stat().st_size)
+    with path.open("rb") as mine, log.open("rb") as theirs:
+        for start in range(0, common, _BLOCK):
+            size = min(_BLOCK, common - start)
+            if mine.read(size) != theirs.read(size):
+                return False
+    return common >= _LEAST_ALIKE
 
 
 def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
@@ -224,7 +261,7 @@ _RUN_WORD = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LogName:
     """The parts of a log's name.
 

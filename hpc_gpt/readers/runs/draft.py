@@ -3,7 +3,7 @@
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -129,7 +129,13 @@ def marks(part: Part) -> Marks:
     found = {name: {fact.value for fact in part.facts.get(name, ())} for name in MARKS}
     for name in found.keys() & asked.keys():
         found[name].add(asked[name])
-    return {name: frozenset(values) for name, values in found.items() if values}
+    return _shared(tuple((name, frozenset(values)) for name, values in found.items() if values))
+
+
+@lru_cache(4096)
+def _shared(found: tuple[tuple[str, frozenset[Any]], ...]) -> Marks:
+    """The marks, one object for equal ones: many runs of a folder have the same."""
+    return dict(found)
 
 
 def contradict(one: Marks, other: Marks) -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,22 @@ from hpc_gpt.readers.logs.parts import BARS
 from hpc_gpt.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import RunRead, add_figures
+from hpc_gpt.readers.runs.attempt_ends import add_ends
 from hpc_gpt.readers.runs.cross_checks import doubt_rates, doubt_step_time
 from hpc_gpt.readers.runs.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.readers.runs.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.readers.runs.grouping import RunParts, group_logs
+from hpc_gpt.readers.runs.held_logs import HeldLogs
 from hpc_gpt.readers.runs.inferred import add_batch, add_gpus, add_seq, add_stages, infer_fields, is_on, step_tokens
 from hpc_gpt.readers.runs.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
-from hpc_gpt.readers.runs.model_size import add_params
-from hpc_gpt.readers.runs.outcome import add_counts, add_ends, add_losses, add_rates, add_times
+from hpc_gpt.readers.runs.outcome import add_counts, add_losses, add_rates, add_times
+from hpc_gpt.readers.runs.param_counts import add_params
 from hpc_gpt.readers.runs.slurm_script import Script, read_script, script_beside
+from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.runs.record import Record
 from hpc_gpt.secrets import without_secrets
 
-_MOST_ROWS = 1 << 19  # lines of steps that are kept of all logs: some 50 MB, and the same again as steps of runs
+_NO_STEPS = StepTable()
 NOT_KNOWN = "has no line that a reader knows"
 # Fields without a key of the record: they are in `settings`.
 _SETTINGS = (
@@ -46,10 +49,9 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only
     `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
     `records_only`: without steps and failures, which take more room than all else.
     """
-    logs: list[tuple[Path, list[Part]]] = []
+    logs = HeldLogs(records_only)
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
-    held = 0
     for path in found.logs:
         log = read_log(path)
         if log.refused is not None:
@@ -58,11 +60,8 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only
             found.skip(NOT_KNOWN, path)
             silent.append(path)
         else:
-            logs.append((path, log.parts))
-            held += _rows(log.parts)
-            if held > _MOST_ROWS:
-                held = _bounded(logs)
-            left_out[log.parts[0].file] = log.left_out
+            logs.hold(path, log.parts)
+            left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
     runs = _grouped(logs, silent, found)
     if as_one and runs and sum(run.has_steps for run in runs) <= 1:
         main, *rest = sorted(runs, key=lambda run: not run.has_steps)
@@ -71,7 +70,10 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only
             main.names += run.names
         runs = [main]
     runs = [run for run in runs if not _is_bars_alone(run, found)]
-    scripts = [script for path in found.scripts if runs and (script := read_script(path)) is not None]
+    scripts: dict[Path, list[Script]] = {}
+    for path in found.scripts if runs else ():
+        if (script := read_script(path)) is not None:
+            scripts.setdefault(path.parent, []).append(script)
     found_runs = []
     logs.clear()
     waiting = deque(zip(runs, _names(runs), strict=True))
@@ -84,7 +86,7 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only
         beside = (script_beside(each.path, each.stem, scripts) for each in run.names)
         try:
             read = read_foreign(run, name, next(filter(None, beside), None), of_files)
-            found_runs.append(RunRead(read.record, files=read.files) if records_only else read)
+            found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
             for path in run.files:
                 found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
@@ -111,26 +113,6 @@ def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], found: Dis
         for path, _ in logs:
             found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
         return []
-
-
-def _rows(parts: Sequence[Part]) -> int:
-    return sum(len(steps) for part in parts for steps in part.steps.values())
-
-
-def _bounded(logs: Sequence[tuple[Path, list[Part]]]) -> int:
-    """Halves the longest tables until half of MOST_ROWS is left; returns how many lines of steps are left.
-
-    Their stride says it, and then a flag of the run.
-    """
-    parts = [part for _, found in logs for part in found]
-    longest = max((len(steps) for part in parts for steps in part.steps.values()), default=0)
-    while _rows(parts) > _MOST_ROWS // 2 and longest > 2:
-        longest //= 2
-        for part in parts:
-            for name, steps in part.steps.items():
-                if len(steps) > longest:
-                    part.steps[name] = steps.halved()
-    return _rows(parts)
 
 
 # (folders, whether the log's name is added), from short to long: for a log whose own name says nothing, and for others.

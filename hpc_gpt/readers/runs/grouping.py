@@ -28,12 +28,11 @@ import numpy as np
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.runs.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.readers.runs.draft import Marks, contradict, marks, united
+from hpc_gpt.readers.runs.epochs import is_next_epoch, join_epochs
 from hpc_gpt.readers.runs.log_steps import (
     add_losses_beside,
     drop_other_bars,
     has_steps,
-    is_next_epoch,
-    join_epochs,
     log_interval,
     main_steps,
     reaches,
@@ -50,7 +49,7 @@ _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _LOOK_BACK = 50  # files with similar names among which an earlier attempt is searched
 
 
-@dataclass
+@dataclass(slots=True)
 class RunParts:
     """The parts of one run: for each attempt those of all ranks, the one with the steps first.
 
@@ -174,8 +173,7 @@ def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     # Each of very many similar logs is compared with some before it, so the spans are computed once.
     spans = {id(part): step_span(part) for run in bucket for part in (run.attempts[0][0], run.attempts[-1][0])}
     for run in sorted(bucket, key=_order):
-        near = [each for each in reversed(kept[-_LOOK_BACK:]) if _may_continue(each, run, spans)]
-        earlier = next((each for each in near if _continues(each, run)), None)
+        earlier = next((each for each in reversed(kept[-_LOOK_BACK:]) if _continues(each, run, spans)), None)
         if earlier is None:
             kept.append(run)
         else:
@@ -194,33 +192,27 @@ def _order(run: RunParts) -> tuple[float, float, tuple[int, ...], str]:
     return at if at is not None else 0.0, older, numbers, str(name.path)
 
 
-def _may_continue(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
-    """Whether the steps of `later` can continue those of `earlier`."""
-    before, after = spans[id(earlier.attempts[-1][0])], spans[id(later.attempts[0][0])]
-    return before is None or (after is not None and before[0] < after[0])
-
-
-def _continues(earlier: RunParts, later: RunParts) -> bool:
-    """Whether `later` is an attempt that continues where `earlier` ended."""
+def _continues(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
+    """Whether `later` is an attempt that continues where `earlier` ended. `spans`: of their parts, by id."""
     one, other = earlier.attempts[-1][0], later.attempts[0][0]
-    if earlier.names[0].path.parent != later.names[0].path.parent and "#attempt" not in later.names[0].shape:
+    before, after = spans[id(one)], spans[id(other)]
+    if before is not None and (after is None or not before[0] < after[0]):
         return False
-    if earlier.names[0].path == later.names[0].path or contradict(earlier.marks, later.marks):
+    if contradict(earlier.marks, later.marks) or not _asked_alike(one, other) or _of_another_training(one, other):
         return False
-    if not _asked_alike(one, other) or _of_another_training(one, other):
+    places, again = (earlier.names[0].path, later.names[0].path), "#attempt" in later.names[0].shape
+    if places[0] == places[1] or (places[0].parent != places[1].parent and not again):
         return False
     if one.first_at is not None and other.first_at is not None and other.first_at < one.first_at:
         return False
-    before, after = step_span(one), step_span(other)
     if before is None or after is None:
-        return before is None and not one.totals and _same_folder(one, other)
+        return not one.totals and _same_folder(one, other)
     found = main_steps(other)
     interval = log_interval(found[1]) if found else 1
-    if not before[0] < after[0] <= before[1] + 2 * interval or _finished(earlier.attempts[-1]):
+    if after[0] > before[1] + 2 * interval or _finished(earlier.attempts[-1]):
         return False
     named = earlier.names[0].job_id is not None and earlier.names[0].job_id != later.names[0].job_id
-    named = named or "#attempt" in later.names[0].shape
-    return named or _same_folder(one, other) or before[1] < after[0]
+    return named or again or _same_folder(one, other) or before[1] < after[0]
 
 
 def _same_folder(one: Part, other: Part) -> bool:

@@ -5,7 +5,7 @@ A program's own rates and counts also show settings that it does not print. Each
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,16 +65,41 @@ def splits_only_the_batch(engine: object) -> bool:
 
 
 class Inference(NamedTuple):
-    """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole."""
+    """A way to a field: the product of the fields `of` over that of `over`, if all are known and that is whole, or
+    rounded `up`. Without fields it is 1, as `says`. `when`: whether it is open, by the draft and the dump of arguments.
+    """
 
     field: str
-    of: tuple[str, ...]
+    of: tuple[str, ...] = ()
     over: tuple[str, ...] = ()
+    says: str = ""
+    when: Callable[[Draft, Mapping[str, str]], bool] = lambda *_: True
+    up: bool = False
+
+
+def _one_gpu(draft: Draft, _: Mapping[str, str]) -> bool:
+    return draft.whole("gpus") == 1
+
+
+def _batch_alone(draft: Draft, _: Mapping[str, str]) -> bool:
+    return splits_only_the_batch(draft.get("engine"))
+
+
+def _names_the_other(draft: Draft, arguments: Mapping[str, str]) -> bool:
+    return bool(arguments) and ("tp" in draft) != ("pp" in draft) and not _batch_alone(draft, arguments)
+
+
+def _gpus_are_sure(draft: Draft, _: Mapping[str, str]) -> bool:
+    """A number of GPUs that only follows from rates is too weak for a batch."""
+    return "inferred" not in draft.sources.get("gpus", "")
 
 
 # Of several ways to a field the first is preferred.
 INFERENCES = (
     Inference("gpus", ("nodes", "gpus_per_node")),
+    *(Inference(axis, says="one GPU", when=_one_gpu) for axis in AXES),
+    *(Inference(axis, says="{engine} splits only the batch", when=_batch_alone) for axis in ("tp", "pp")),
+    *(Inference(axis, says="the dump of arguments names none", when=_names_the_other) for axis in ("tp", "pp")),
     Inference("global_batch", ("global_batch_tokens",), ("seq",)),
     Inference("dp", ("gpus",), ("tp", "pp", "cp")),
     Inference("pp", ("gpus",), ("tp", "dp", "cp")),
@@ -82,48 +107,35 @@ INFERENCES = (
     Inference("gpus", ("tp", "pp", "cp", "dp")),
     Inference("global_batch", ("micro_batch", "micro_batches", "dp")),
     Inference("micro_batches", ("global_batch",), ("micro_batch", "dp")),
-    Inference("micro_batch", ("global_batch",), ("micro_batches", "dp")),
+    Inference("micro_batch", ("global_batch",), ("micro_batches", "dp"), when=_gpus_are_sure),
+    Inference("nodes", ("gpus",), ("gpus_per_node",), up=True),
 )
 
 
-def _follow(draft: Draft, ways: Sequence[Inference]) -> None:
-    """Adds what follows in one of these ways, and what follows from that."""
-    while any(_goes(draft, way) for way in ways):
-        pass
-
-
-def _goes(draft: Draft, way: Inference) -> bool:
+def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
     """Adds a way's field if it is not known and the way goes; a program that names no cp has none."""
+    if way.field in draft or not way.when(draft, arguments):
+        return False
     given = {name: draft.whole(name) or (1 if name == "cp" else 0) for name in (*way.of, *way.over)}
     above, below = (math.prod(given[name] for name in names) for names in (way.of, way.over))
-    # A number of GPUs that only follows from rates is too weak for a batch.
-    weak = way.field == "micro_batch" and "inferred" in draft.sources.get("gpus", "")
-    if way.field in draft or weak or not above or not below or above % below:
+    if not above or not below or (above % below and not way.up):
         return False
     # Of a layout the sizes are in the record; a batch is explained by them.
     bare = AXES if "gpus" in (way.field, *way.of) else ()
     shown = {name: name if name in bare else f"{name} {size}" for name, size in given.items()}
-    of, over = (" x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in way[1:])
+    of, over = (
+        " x ".join(shown[name] for name in names if name != "cp" or given[name] > 1) for names in (way.of, way.over)
+    )
     divisor = f" / ({over})" if " x " in over else f" / {over}" if over else ""
-    draft.infer(way.field, above // below, of + divisor)
+    draft.infer(way.field, -(-above // below), way.says.format(engine=draft.get("engine")) or of + divisor)
     return True
 
 
 def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
-    _follow(draft, INFERENCES[:1])
-    splits = [name for name in ("tp", "pp") if name not in draft]
-    if draft.whole("gpus") == 1:
-        for name in AXES:
-            draft.infer(name, 1, "one GPU")
-    elif splits_only_the_batch(draft.get("engine")):
-        for name in splits:
-            draft.infer(name, 1, f"{draft.get('engine')} splits only the batch")
-    elif arguments and len(splits) == 1:
-        draft.infer(splits[0], 1, "the dump of arguments names none")
-    _follow(draft, INFERENCES)
+    """Adds what follows in one of the ways, and what follows from that; flags sizes that contradict each other."""
+    while any(_goes(draft, way, arguments) for way in INFERENCES):
+        pass
     gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
-    if gpus and (each := draft.whole("gpus_per_node")):
-        draft.infer("nodes", math.ceil(gpus / each), f"gpus {gpus} / gpus_per_node {each}")
     cp = draft.whole("cp") or 1
     if gpus and tp and pp and not dp:
         ways = "tp x pp" + (" x cp" if cp > 1 else "")

@@ -119,16 +119,16 @@ def read_script(path: Path) -> Script | None:
     return Script(path, directives, variables, flags)
 
 
-def script_beside(log: Path, name: str | None, scripts: Sequence[Script]) -> Script | None:
-    """The script of a log, among those of its folder, else of the folder above.
+def script_beside(log: Path, name: str | None, scripts: Mapping[Path, Sequence[Script]]) -> Script | None:
+    """The script of a log, among those of its folder, else of the folder above. `scripts`: by their folder.
 
     It is the only script of the log's folder, else the one whose `--output` or `--error` fits the log's name, else the
     one with the longest `--job-name` that the log's name begins with.
     """
-    beside = [script for script in scripts if script.path.parent == log.parent]
+    beside = scripts.get(log.parent, ())
     if len(beside) == 1:
         return beside[0]
-    beside = beside or [script for script in scripts if script.path.parent == log.parent.parent]
+    beside = beside or scripts.get(log.parent.parent, ())
     named = [script for script in beside if _fits(log.name, script)]
     if not named:
         called = [(script, job) for script in beside if (job := script.job_name)]

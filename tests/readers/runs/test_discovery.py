@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.readers.runs.discovery import discover, notes
 from hpc_gpt.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
-from tests.made_runs import make_run
+from tests.made_runs import add_attempt, make_run
 from tests.readers.made_logs import dump, iterations, write_log
 
 
@@ -30,6 +30,21 @@ def test_our_own_runs_are_left_to_their_reader(lab):
     found = discover([lab])
     assert [each.path for each in found.own] == [run.path]
     assert names(found.logs) == ["a.log"]
+
+
+def test_the_output_file_of_a_job_script_is_no_second_run(lab):
+    """A hard link to the attempt's log, or a copy: shorter while the run goes on, longer once it goes on elsewhere."""
+    run = make_run(lab / "ours")
+    attempt = add_attempt(run, [])
+    lines = "".join(f"{line}\n" for line in [*dump(), *iterations(1, 9, loss=3)])
+    attempt.log.write_text(lines)
+    (lab / "linked-1.out").hardlink_to(attempt.log)
+    for name, text in (("copied", lines), ("copying", lines[:-99]), ("next", lines * 2), ("other", lines[1:])):
+        (lab / f"{name}-1.out").write_text(text)
+    found = discover([lab])
+    assert names(found.logs) == ["other-1.out", "a.log"]
+    assert found.counts["the output file of a run that is listed"] == 4
+    assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
 def test_a_link_in_a_circle_is_walked_once_and_told(lab):

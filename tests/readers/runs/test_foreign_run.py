@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.readers.runs import foreign_run as runs_module
+from hpc_gpt.readers.runs import held_logs
 from hpc_gpt.readers.runs.foreign_run import read_foreign
 from hpc_gpt.readers.runs.grouping import group_logs
 from hpc_gpt.readers.runs.log_steps import run_steps
@@ -140,8 +140,33 @@ def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
     assert curve["tokens_per_s"].tolist() == [16 * 128 / 5] + [16 * 128] * 4
 
 
+def test_what_many_logs_have_alike_is_kept_once_and_nothing_of_a_record_changes(tmp_path, monkeypatch):
+    """The numbers of their steps, the lines, marks and bars; of a record without its curves no learning rates."""
+    for number in range(20):
+        write_log(tmp_path / "logs" / f"exp{number}" / "train.log", dump(), iterations(1, 40, loss=9 - number / 7))
+    held = []
+    hold = held_logs.HeldLogs.hold
+    monkeypatch.setattr(
+        held_logs.HeldLogs, "hold", lambda self, path, parts: (hold(self, path, parts), held.append(parts))
+    )
+    whole = gather_paths([str(tmp_path / "logs")], tmp_path)
+    held.clear()
+    alone = gather_paths([str(tmp_path / "logs")], tmp_path, records_only=True)
+    assert alone.records == whole.records
+    (one,), (other,) = held[0], held[-1]
+    mine, theirs = (next(iter(part.steps.values())) for part in (one, other))
+    assert all(mine[name] is theirs[name] for name in ("step", "consumed_samples", "lr", "grad_norm"))
+    assert mine.line is theirs.line
+    assert mine.attempt is theirs.attempt
+    assert mine["loss"] is not theirs["loss"]
+    assert one.saves is other.saves
+    bars = [(1.0, None, 3), (2.0, 4.5, 5)]
+    assert list(held_logs._Bars(bars)) == bars
+    assert held_logs._Bars(bars)[-1:] == bars[-1:]
+
+
 def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs_module, "_MOST_ROWS", 300)
+    monkeypatch.setattr(held_logs, "_MOST_ROWS", 300)
     for number, length in enumerate((50, 200, 400)):
         write_log(tmp_path / f"exp{number}" / "train.log", dump(), iterations(1, length))
     found = {read.record.run: read for read in gather_paths([str(tmp_path)], tmp_path).runs}

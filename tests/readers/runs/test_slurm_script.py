@@ -88,14 +88,14 @@ def test_which_script_a_log_is_of(tmp_path):
         scripts.append(read_script(path))
 
     def found(log):
-        script = script_beside(tmp_path / log, None, scripts)
+        script = script_beside(tmp_path / log, None, {tmp_path: scripts})
         return script.job_name if script else None
 
     assert [found(log) for log in ("a-12345.out", "12345-b.log", "ab-1.out", "slurm-1.out")] == ["a", "b", "ab", None]
-    assert script_beside(tmp_path / "slurm-1.out", None, scripts[:1]) is scripts[0]
-    assert script_beside(tmp_path / "logs" / "a-1.out", None, scripts).job_name == "a"
-    assert script_beside(tmp_path / "logs" / "slurm-1.out", None, scripts[:1]) is None
-    assert script_beside(tmp_path / "other" / "deep" / "a-1.out", None, scripts) is None
+    assert script_beside(tmp_path / "slurm-1.out", None, {tmp_path: scripts[:1]}) is scripts[0]
+    assert script_beside(tmp_path / "logs" / "a-1.out", None, {tmp_path: scripts}).job_name == "a"
+    assert script_beside(tmp_path / "logs" / "slurm-1.out", None, {tmp_path: scripts[:1]}) is None
+    assert script_beside(tmp_path / "other" / "deep" / "a-1.out", None, {tmp_path: scripts}) is None
 
 
 @given(st.text(alphabet="$(){}+-*/%A1b \"'`\\\n=#;", max_size=300))

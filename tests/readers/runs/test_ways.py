@@ -23,24 +23,49 @@ def drafted(names):
 def test_every_field_has_its_ways_by_preference():
     ways = {}
     for way in INFERENCES:
-        ways.setdefault(way.field, []).append(" x ".join(way.of) + (f" / {' x '.join(way.over)}" if way.over else ""))
+        formula = " x ".join(way.of) + (f" / {' x '.join(way.over)}" if way.over else "")
+        ways.setdefault(way.field, []).append(formula or way.says)
+    one, alone, dump = "one GPU", "{engine} splits only the batch", "the dump of arguments names none"
     assert ways == {
         "gpus": ["nodes x gpus_per_node", "tp x pp x cp x dp"],
+        "nodes": ["gpus / gpus_per_node"],
+        "tp": [one, alone, dump],
+        "pp": [one, alone, dump, "gpus / tp x dp x cp"],
+        "cp": [one],
+        "dp": [one, "gpus / tp x pp x cp", "global_batch / micro_batch x micro_batches"],
         "global_batch": ["global_batch_tokens / seq", "micro_batch x micro_batches x dp"],
-        "dp": ["gpus / tp x pp x cp", "global_batch / micro_batch x micro_batches"],
-        "pp": ["gpus / tp x dp x cp"],
         "micro_batches": ["global_batch / micro_batch x dp"],
         "micro_batch": ["global_batch / micro_batches x dp"],
     }
 
 
-@pytest.mark.parametrize("way", INFERENCES, ids=lambda way: f"{way.field} of {'-'.join((*way.of, *way.over))}")
+@pytest.mark.parametrize(
+    "way", [way for way in INFERENCES if way.of], ids=lambda way: f"{way.field} of {'-'.join((*way.of, *way.over))}"
+)
 def test_each_way_gives_what_is_true(way):
     found = drafted((*way.of, *way.over))
     assert found.get(way.field) == TRUE[way.field]
     assert found.sources[way.field].startswith("inferred: ")
-    assert all(found.get(name) in (None, value) for name, value in TRUE.items() if name != "nodes"), found.values
-    assert found.get("nodes") in (None, TRUE["nodes"])
+    assert all(found.get(name) in (None, value) for name, value in TRUE.items()), found.values
+
+
+@pytest.mark.parametrize(
+    ("stated", "arguments", "axes", "how"),
+    [
+        ({"gpus": 1}, {}, {"tp": 1, "pp": 1, "cp": 1, "dp": 1}, "one GPU"),
+        ({"engine": "hf"}, {}, {"tp": 1, "pp": 1, "cp": None}, "hf splits only the batch"),
+        ({"tp": 4}, {"lr": "1e-4"}, {"pp": 1, "dp": None}, "the dump of arguments names none"),
+        ({}, {"lr": "1e-4"}, {"tp": None, "pp": None}, ""),
+    ],
+    ids=("one GPU", "only the batch", "a dump with tp", "a dump without an axis"),
+)
+def test_an_axis_that_nothing_names_is_one_if_nothing_else_can_be(stated, arguments, axes, how):
+    found = Draft()
+    for name, value in stated.items():
+        found.set(name, value, "a.log:1")
+    infer_fields(found, [], arguments)
+    assert {name: found.get(name) for name in axes} == axes
+    assert {found.sources.get(name) for name, size in axes.items() if size} <= {f"inferred: {how}"}
 
 
 def test_what_follows_is_used_in_turn():
