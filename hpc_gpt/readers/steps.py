@@ -27,8 +27,9 @@ StepColumn = NDArray[np.float64]
 Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# The columns that a table may have: those of a log's lines, and two that only our own metrics have.
-STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
+# The columns that a table may have: those of a log's lines, and three that only our own metrics have. `memory_gib` is
+# of the stage with most, allocated.
+STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "memory_gib")
 # Further arrays of a table with an entry for each line, and their defaults.
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
 _FEW_ROWS = 512

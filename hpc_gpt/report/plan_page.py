@@ -12,7 +12,7 @@ from hpc_gpt.files import replace_whole
 from hpc_gpt.plan.search import Candidate, Figures, Searched
 from hpc_gpt.plan.table import PARTS, candidate_texts, figures_lines, heading, left_out_text, unchecked
 from hpc_gpt.report.page import asset, check_page_target, csp_hash, page_environment
-from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
+from hpc_gpt.report.svg import Svg, drawing, element, escaped, ornament
 
 _LINES = 40
 CHARTED = 6

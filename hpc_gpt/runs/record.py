@@ -20,6 +20,10 @@ from hpc_gpt.typed_tables import from_tables
 SCHEMA = 1
 
 
+# The end of the source of `device` if it is null because no GPU was used.
+ON_CPU = "the ranks ran on CPU"
+
+
 @dataclass(frozen=True)
 class Record:
     """The figures of one run. Memory lists have a figure for each pipeline stage. Times are ISO 8601 in UTC."""
@@ -193,6 +197,11 @@ class Record:
     "What looks wrong, in words."
     sources: dict[str, str] = field(default_factory=dict)
     "For each key the file and line, or how it was inferred."
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the ranks ran on CPUs: the hours of such a run are none of a GPU."""
+        return self.device is None and self.sources.get("device", "").endswith(ON_CPU)
 
     @property
     def units(self) -> str | None:

@@ -27,7 +27,7 @@ from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, 
 from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
-from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
@@ -164,7 +164,7 @@ def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
             if asked and asked not in (name, found):
                 draft.flag(f"the profile says device {asked}, the run found {name or 'no GPU'}")
             where = f"attempts/{read.attempt.number}/trainer.json"
-            return draft.set("device", name, where if name else f"{where}: the ranks ran on CPU")
+            return draft.set("device", name, where if name else f"{where}: {ON_CPU}")
     return None
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from hpc_gpt.ends.failures import ENDED, LIVE
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page.svg import number, safe
+from hpc_gpt.report.svg import number, safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 
@@ -24,7 +24,7 @@ FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 # How a run ended, where the text for it is not the class in words; and its level unless it has failed, None if nothing
 # is wrong.
 _TEXTS = {
-    "walltime": "out of walltime", "refused": "refused by the scheduler", "budget": "out of budget",
+    "walltime": "out of walltime", "budget": "out of budget",
     "gpu_memory": "out of GPU memory", "host_memory": "out of host memory",
     "collective_timeout": "a collective timed out", "hang": "hung", "nan": "NaN loss", "data": "data fault",
 }  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.record import ON_CPU, Record
 from tests.report.step_tables import step_table
 
 HOSTILE = (
@@ -231,3 +231,18 @@ def many_runs(count: int = 1000) -> list[RunRead]:
         )  # fmt: skip
         runs.append(RunRead(record, line, files=[Path(f"/data/sweep/log-{place}.out")]))
     return runs
+
+
+def swept_runs() -> list[RunRead]:
+    """A sweep of four learning rates of a small model, on this machine's CPUs but the first, and one run beside it."""
+    runs = []
+    for place, rate in enumerate((1e-4, 3e-4, 1e-3, 3e-3)):
+        record = megatron(
+            run=f"20261120-08000{place}-00a{place}", name="lr-demo", engine="ddp", dialect="hpc-gpt", params=845_000,
+            gpus=2, seq=256, device=None, mfu=None, gpu_hours=0.01, loss_last=3.0 - 100 * rate, step_s=0.2,
+            tokens_per_s=5000.0 + place, started=f"2026-11-20T08:00:0{place}Z",
+            settings={"sweep": {"name": "lr-demo", "row": f"lr-{rate:g}"}, "train": {"lr": rate, "seed": 1}},
+            sources={"device": f"attempts/1/trainer.json: {ON_CPU}"} if place else {},
+        )  # fmt: skip
+        runs.append(RunRead(record, curve(200, seed=place)))
+    return [RunRead(megatron(), curve()), *runs]
