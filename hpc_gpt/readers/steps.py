@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.pattern import STEP_FIELDS
+from hpc_gpt.runs.record import Flag
 from hpc_gpt.words import counted
 
 StepColumn = NDArray[np.float64]
@@ -434,7 +435,6 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
 
 
 # How the note on step times that spread widely begins.
-SPREAD = "step times spread widely"
 WIDE = 1.5  # the 90th percentile over the 10th
 SLOW_STEP = 1.25
 OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
@@ -459,7 +459,7 @@ class StepTimes:
     used: int
     warmup: int
     apart: int
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
     steady: Mask = field(default_factory=_no_marks, compare=False)
 
 
@@ -485,27 +485,29 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
     if not len(step_s):
         return None
     warm = np.zeros(len(step_s), np.bool_)
-    flags: list[str] = []
+    flags: list[Flag] = []
     begins = [0, *(np.flatnonzero(np.diff(attempt)) + 1).tolist(), len(step_s)]
     for begin, end in pairwise(begins):
         count, settled = warmup_count(step_s[begin:end], apart[begin:end])
         warm[begin : begin + count] = True
         if not settled:
-            flags.append(f"attempt {attempt[begin]}: step times had not settled after half of its {end - begin} steps")
+            words = f"step times had not settled after half of its {end - begin} steps"
+            flags.append(Flag(f"attempt {attempt[begin]}: {words}"))
     steady = ~warm & ~apart
     warmup, set_apart = int(warm.sum()), int((~warm & apart).sum())
     if not steady.any() and not warm.all():
         steady, set_apart = ~warm, 0
-        flags.append("every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that")
+        words = "every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that"
+        flags.append(Flag(words, "none_plain"))
     if not steady.any():
         steady, warmup, set_apart = np.ones(len(step_s), np.bool_), 0, 0
-        flags.append("no step is left after warm-up: step_s includes warm-up")
+        flags.append(Flag("no step is left after warm-up: step_s includes warm-up"))
     seconds = step_s[steady]
     if len(seconds) < 5:
-        flags.append(f"step_s rests on {counted(len(seconds), 'step')}")
+        flags.append(Flag(f"step_s rests on {counted(len(seconds), 'step')}"))
     low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
     if high > WIDE * low and len(seconds) >= 5:
-        flags.append(f"{SPREAD}: 10th percentile {low:.3g} s, 90th {high:.3g} s")
+        flags.append(Flag(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s", "spread"))
     mean = float(np.mean(seconds))
     return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 

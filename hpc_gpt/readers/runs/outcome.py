@@ -179,9 +179,11 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
     counting = steps.counts
     whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
     if whole:
-        draft.flag("every step was skipped by an overflow of fp16: step_s is of forward and backward only")
+        draft.flag(
+            "every step was skipped by an overflow of fp16: step_s is of forward and backward only", "all_skipped"
+        )
     for flag in times.flags:
-        if not (whole and "or was skipped" in flag):
+        if not (whole and flag.kind == "none_plain"):
             draft.flag(flag)
     if asked:
         draft.flag(f"slow lines after {asked} are set apart")
@@ -331,7 +333,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
-            draft.flag("the loss did not fall")
+            draft.flag("the loss did not fall", "loss")
     if len(steps) and (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
     evals = evaluations(steps, parts)
@@ -358,7 +360,7 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
             draft.set("nan_steps", lost, "lines with a loss or a gradient that is no number")
         if lost:
             where = f", the first at {steps.place(int(nan[0]))}" if len(nan) else ""
-            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}")
+            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}", "nan")
     else:
         skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:
@@ -486,7 +488,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     if last.cause.failed_node:
         draft.set("failed_node", last.cause.failed_node, where)
     if last.cause.sure and failure:
-        draft.flag(f"the first cause is not certain: {last.cause.sure}")
+        draft.flag(f"the first cause is not certain: {last.cause.sure}", "cause")
     begun = next((end.begin for end in ends if end.begin is not None), None)
     if begun is not None:
         draft.set("started", iso(begun), f"the log's first time of day, {_ZONE}")
@@ -498,7 +500,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
         some = "" if len(timed) == len(ends) else f" of {len(timed)} of {len(ends)} attempts"
         draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
     if len(ends) > 1:
-        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last")
+        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last", "attempts")
     return [end.cause for end in ends]
 
 

@@ -8,6 +8,7 @@ from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.anomalies import rank_anomalies
 from hpc_gpt.report.page.run_table import layouts_of
 from hpc_gpt.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of, seconds_of_lines
+from hpc_gpt.runs.record import Flag
 from tests.report.page.page_runs import curve, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
 
@@ -38,7 +39,7 @@ def test_runs_that_are_not_comparable_are_not_ranked_together(change):
     ("change", "why"),
     [
         ({"seq": None}, "1 run whose model size or sequence length is not known"),
-        ({"mfu": 1.4, "flags": ["faster than the peak of v100-32g: the device or a size is wrong"]},
+        ({"mfu": 1.4, "flags": [Flag("faster than the peak of v100-32g", "above_peak")]},
          "1 run with figures in doubt"),
     ],
 )  # fmt: skip
