@@ -203,7 +203,7 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if resolved.data.source == MIX:
-        return [Check("inputs", "ok", line.removeprefix("data: ")) for line in lines_on_data(resolved, beside)]
+        return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, beside)]
     if path is None:
         return [Check("inputs", "ok", resolved.form.inputs)]
     # The path of Megatron's pair of files is the common beginning of their names.

@@ -15,7 +15,7 @@ from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.layout import solve_batch
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.words import counted, show_short
+from hpc_gpt.words import Line, counted, show_short
 
 if TYPE_CHECKING:
     from hpc_gpt.engines.base.training import Training
@@ -38,11 +38,21 @@ _FASTER_S = 2.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """A line for the user, and the figures in it; None if nothing is predicted."""
+    """What is predicted, or why nothing is, for the user; and the figures in it, None if nothing is predicted."""
 
-    line: str
+    text: str
     found: Predicted | None = None
     tables: dict[str, Any] | None = None  # of predicted.json
+
+    @property
+    def is_known(self) -> bool:
+        """Whether something is predicted."""
+        return self.tables is not None
+
+    @property
+    def line(self) -> Line:
+        """The line for the user."""
+        return Line("predicted" if self.is_known else "not predicted", self.text)
 
 
 @dataclass(frozen=True)
@@ -129,14 +139,14 @@ def predict(resolved: Resolved, profile: ClusterProfile, refuse: bool) -> Predic
     `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
     if resolved.form.no_prediction:
-        return Prediction(f"not predicted: {resolved.form.no_prediction}")
+        return Prediction(resolved.form.no_prediction)
     try:
         found = _predict(resolved, profile)
     except UserError as fault:
-        return Prediction(f"not predicted: {fault}")
+        return Prediction(str(fault))
     if not found.may_run and refuse:
         raise _refusal(resolved, found)
-    return Prediction(_line(resolved, found), found, _tables(found))
+    return Prediction(_text(resolved, found), found, _tables(found))
 
 
 def _predict(resolved: Resolved, profile: ClusterProfile) -> Predicted:
@@ -174,7 +184,7 @@ def constants_of(profile: ClusterProfile) -> Constants:
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
-def _line(resolved: Resolved, found: Predicted) -> str:
+def _text(resolved: Resolved, found: Predicted) -> str:
     deciding = found.memory.deciding
     need, card = found.memory.stages[deciding].nvidia_smi, found.machine.memory_gib
     where = f" on stage {deciding}" if resolved.layout.pp > 1 else ""
@@ -188,7 +198,7 @@ def _line(resolved: Resolved, found: Predicted) -> str:
     else:
         time = f"{show_short(found.step.step_s)} s a step, give or take {found.step.band:.0%}"
     fits = "" if found.fits else ": does not fit"
-    return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
+    return f"{resolved.layout} needs {memory}{fits}; {time}"
 
 
 def _tables(found: Predicted) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class OurModel(_Sizes):
     saves_by_train: ClassVar[bool] = True  # whether [train] says when it saves
     no_prediction: ClassVar[str] = ""  # why nothing is predicted of it
     inputs: ClassVar[str] = "random tokens"  # without a file or folder of ours
-    data_lines: ClassVar[tuple[str, ...]] = ("data: random tokens, to measure speed; nothing is learnt from them",)
+    data_lines: ClassVar[tuple[str, ...]] = ("random tokens, to measure speed; nothing is learnt from them",)
     copied: ClassVar[str] = ""  # a folder of which the run keeps a copy
     needs_files: ClassVar[bool] = True  # whether how many files its rank 0 has open is known
     command_lines: ClassVar[list[str]] = []
