@@ -399,7 +399,8 @@
       // What is chosen anew has a linear axis, unless that would show only the greatest figures.
       const changed = event ? event.target : group.select;
       if ([kind.select, group.select].includes(changed)) logY.box.checked = kind.select.value !== "loss" && spreads(of) >= LOG_FROM;
-      if ([axis.select, group.select].includes(changed)) logX.box.checked = ratioOf(of.map((line) => line.x.at(-1))) >= 10;
+      if ([axis.select, group.select].includes(changed))
+        logX.box.checked = of.some((line) => line.lone) && ratioOf(of.flatMap((line) => line.x)) >= LOG_FROM;
       for (const one of value.values()) one.textContent = "";
       const looks = { lines: of, title, unit, kind: kind.select.value, axis: axis.select.value, logX: logX.box.checked, logY: logY.box.checked };
       where.textContent = draw(looks);
