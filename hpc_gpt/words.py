@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 NOTHING = "-"
 # Notes on runs that differ only in their figures are joined, with these words, if there are more than so many.
@@ -20,6 +20,24 @@ _FIGURES = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 _ONE_THING = re.compile(r"\b1 (step|rank|run|row|attempt)\b")
 # Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
 _MARKUP = re.compile(r"[\\|<\[`]")
+
+
+class Line(NamedTuple):
+    """A line for the user: what it is about, and what it says of that.
+
+    >>> str(Line("data", "8,192 tokens")), Line("data", "x").under("data"), Line("note", "x").under("data")
+    ('data: 8,192 tokens', ('data', 'x'), ('data', 'note: x'))
+    """
+
+    label: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.text}"
+
+    def under(self, label: str) -> tuple[str, str]:
+        """(label, text) for a table; a line of another label keeps that before its text."""
+        return label, self.text if label == self.label else str(self)
 
 
 def show_digits(figure: float | None, digits: int = 3) -> str:

@@ -18,7 +18,7 @@ from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import refresh_record
 from hpc_gpt.runs.heartbeats import read_heartbeats
-from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.record import Flag, Record
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.terminal import width
 from hpc_gpt.watch.control import follow
@@ -34,8 +34,8 @@ _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "
           "tflops_hardware", "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip
 _MEANS = ("gpu_util_mean", "gpu_util_spread", "sm_clock_mhz", "power_w")
 _MEDIANS = ("step_s_p10", "step_s_p90", "step_s_mean", "matmul_tflops_before", "matmul_tflops_after")
-# A run's flag that means nothing if tokens are random.
-_MEANINGLESS = ("the loss did not fall",)
+# The kind of a run's flag that means nothing if tokens are random.
+_MEANINGLESS = "loss"
 _PEAKS = ("memory_allocated_gib", "memory_reserved_gib")
 
 
@@ -154,12 +154,11 @@ def measurement_row(
         return BenchRow(cell, replace(measured[0].record, **blank, run=name, rounds=0), (), places)
     records = [each.record for each in good]
     speeds = tuple(record.tokens_per_s for record in records if record.tokens_per_s)
-    record = replace(_merged(records, statistics.median(speeds)), run=name, flags=_flags(measured))
+    record, flags = replace(_merged(records, statistics.median(speeds)), run=name), _flags(measured)
     if record.allocator_retries:
-        record.flags.append(
-            f"the allocator gave its cache back and tried again {record.allocator_retries} times: a smaller "
-            "micro-batch may be faster"
-        )
+        retried = f"the allocator gave its cache back and tried again {record.allocator_retries} times"
+        flags.append(f"{retried}: a smaller micro-batch may be faster")
+    record = replace(record, flags=flags)
     firsts = (attempt.get("tenth_step_s") for each in records for attempt in (each.attempts or [])[:1])
     known = tuple(seconds for seconds in firsts if seconds is not None)
     return BenchRow(cell, _with_peak(record, peaks or {}), speeds, places, known)
@@ -167,16 +166,16 @@ def measurement_row(
 
 def _flags(measured: Sequence[Measurement]) -> list[str]:
     """All flags of the rounds; a flag that not all rounds have names its rounds."""
-    rounds: dict[str, list[int]] = {}
+    rounds: dict[Flag, list[int]] = {}
     for number, each in enumerate(measured, 1):
         record = each.record
         why = f": {record.cause}" if record.cause else ""
-        own = [flag for flag in record.flags if flag not in _MEANINGLESS]
-        own += [drift] if (drift := drift_flag(record)) else []
-        for flag in dict.fromkeys(own if each.is_good else [f"ended as {record.ended}{why}"]):
+        own = [Flag(flag, kind) for flag, kind in record.all_flags if kind != _MEANINGLESS]
+        own += [Flag(drift)] if (drift := drift_flag(record)) else []
+        for flag in dict.fromkeys(own if each.is_good else [Flag(f"ended as {record.ended}{why}")]):
             rounds.setdefault(flag, []).append(number)
     return [
-        flag if len(numbers) == len(measured) else f"round {', '.join(map(str, numbers))}: {flag}"
+        flag if len(numbers) == len(measured) else Flag(f"round {', '.join(map(str, numbers))}: {flag}", flag.kind)
         for flag, numbers in rounds.items()
     ]
 
@@ -189,7 +188,7 @@ def _with_peak(record: Record, peaks: Mapping[str, float]) -> Record:
     shares = (("mfu", mfu, record.tflops_model), ("hfu", hfu, record.tflops_hardware))
     figures: dict[str, Any] = {name: share(rate, peak) for name, share, rate in shares if rate is not None}
     source = f"over {peak:g} dense {record.units} TFLOP/s, peak_tflops of the profile's [machine]"
-    flags = [flag for flag in record.flags if not flag.endswith("mfu and hfu are null")]
+    flags: list[str] = [Flag(flag, kind) for flag, kind in record.all_flags if kind != "no_peak"]
     return replace(record, **figures, flags=flags, sources={**record.sources, **dict.fromkeys(figures, source)})
 
 

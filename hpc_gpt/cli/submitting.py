@@ -439,7 +439,7 @@ def _follow_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> No
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    _print_lines(dict.fromkeys(line for row in prepared.rows for line in data_lines(row)))
+    _print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
     _print_lines(prepared.messages)
     _print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
     _print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())

@@ -204,7 +204,7 @@ def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     relative data.path is looked up."""
     path = check_inputs(resolved, beside, bool(list_gpus()))
     if resolved.data.source == MIX:
-        return [Check("inputs", "ok", line.removeprefix("data: ")) for line in lines_on_data(resolved, beside)]
+        return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, beside)]
     if path is None:
         inputs = "the program of your own reads them" if runs_program(resolved) else "random tokens"
         return [Check("inputs", "ok", inputs)]

@@ -20,7 +20,7 @@ from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.sized import Sized
 from hpc_gpt.slurm.requeue import way_of, ways
-from hpc_gpt.words import counted, show_duration
+from hpc_gpt.words import Line, counted, show_duration
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.past_timings import MeasuredRun
@@ -133,14 +133,19 @@ class ForecastFacts:
 class Forecast:
     """The forecast of a run's job chain.
 
-    `lines` are for the user; the first is the summary. `jobs` are to be submitted at once in a singleton chain.
+    `texts` are for the user; the first is the summary. `jobs` are to be submitted at once in a singleton chain.
     `lead_s` is the signal's lead for the job, None to keep it. `total` is None if no step time is known.
     """
 
-    lines: tuple[str, ...]
+    texts: tuple[str, ...]
     jobs: int = 1
     lead_s: int | None = None
     total: ChainLength | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines for the user: the summary, and what it is made of below it."""
+        return tuple(text if at else str(Line("forecast", text)) for at, text in enumerate(self.texts))
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, no
         why = f", and {known.no_prediction}" if known.no_prediction else ""
         return Forecast(
             (
-                "forecast: not known: jobs, GPU-hours and the end",
+                "not known: jobs, GPU-hours and the end",
                 f"  step: no run of these settings has measured it{why}",
                 "  known after the first job, or after submit --until steps=20 with the same options",
             )
@@ -334,7 +339,7 @@ def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: Cha
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
     if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
         jobs += f" of {time_words}"
-    words = f"forecast: {jobs}{how if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
+    words = f"{jobs}{how if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
         words += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
     bound = ""

@@ -63,10 +63,8 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     try:
         return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs, faster)
     except UserError as fault:
-        if not request.names_experiment and file.path is not DEFAULTS and "--engine " in fault.hint:
-            fault.hint = fault.hint.replace("use --", f"use {request.experiment} --", 1)  # which has its settings
-        elif not (request.names_experiment or request.sized or file.path is DEFAULTS):
-            fault.hint = f"{fault.hint}; no EXPERIMENT is named, so it is {request.experiment}; demo is a small one"
+        if not (request.names_experiment or request.sized or file.path is DEFAULTS):
+            fault.hint += f"; no EXPERIMENT is named, so it is {request.experiment}; demo is a small one"
         raise
 
 

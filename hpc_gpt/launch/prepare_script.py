@@ -118,7 +118,7 @@ def prepare_script(
         text,
         experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
         (*_notes(script, resolved, added, asked.arguments), *map(_left_out, left_out)),
-        Prediction("not predicted: a script of your own"),
+        Prediction("a script of your own"),
         job_script=SbatchRequest(tuple(words), tuple(array), _provenance(script)),
     )
 

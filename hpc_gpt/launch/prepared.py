@@ -58,7 +58,7 @@ class PreparedRun:
     def predictions(self) -> tuple[str, ...]:
         """The lines on the run's prediction and on the forecast of its job chain."""
         lines = self.forecast.lines if self.forecast else ()
-        return (*([self.prediction.line] if self.prediction else []), *lines)
+        return (*([str(self.prediction.line)] if self.prediction else []), *lines)
 
     @property
     def jobs(self) -> int:

@@ -34,7 +34,7 @@ from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask
 from hpc_gpt.tokens.description import describe_data
 from hpc_gpt.tokens.run_data import ensure_data, located
 from hpc_gpt.weights.folder import check_weights, read_folder
-from hpc_gpt.words import counted, show_bytes
+from hpc_gpt.words import Line, counted, show_bytes
 
 
 def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
@@ -43,13 +43,12 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
     rows += [("copy", line) for line in describe_copy(run)]
-    rows += [("data", line.removeprefix("data: ")) for line in lines_on_data(run, prepared.data_beside)]
-    rows += [("checkpoints", text) for text in saves(run, logs)]
-    if prepared.prediction is not None:
-        line = prepared.prediction.line.removeprefix("predicted: ")
-        rows.append(("predicted", line.replace("not predicted: ", "nothing: ", 1)))
+    rows += [line.under("data") for line in lines_on_data(run, prepared.data_beside)]
+    rows += [line.under("checkpoints") for line in saves(run, logs)]
+    if (predicted := prepared.prediction) is not None:
+        rows.append(("predicted", predicted.line.text if predicted.is_known else f"nothing: {predicted.line.text}"))
     if prepared.forecast is not None:
-        rows += [("forecast", line.removeprefix("forecast: ")) for line in prepared.forecast.lines]
+        rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
     directives = script_directives(prepared.script)
@@ -71,22 +70,21 @@ def _command(prepared: PreparedRun, here: bool) -> str:
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 
 
-def data_lines(prepared: PreparedRun) -> list[str]:
+def data_lines(prepared: PreparedRun) -> list[Line]:
     """What a run takes along and reads, as lines after its submission."""
     run = prepared.resolved
-    return [*(f"copy: {line}" for line in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
+    return [*(Line("copy", text) for text in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
 
 
-def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[str, ...]:
+def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
     """What a run reads, whose relative paths are looked up in the folder `beside` first."""
     return describe_data(located(resolved, beside))
 
 
 def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
     """The lines on its data, its checkpoints and what is predicted of it."""
-    on_saves = saves(prepared.resolved, logs)
-    saved = [text if text.startswith("warning: ") else f"checkpoints: {text}" for text in on_saves]
-    return [*data_lines(prepared), *saved, *prepared.predictions]
+    lines = [*data_lines(prepared), *saves(prepared.resolved, logs)]
+    return [*map(str, lines), *prepared.predictions]
 
 
 def of_run(run: Resolved) -> list[tuple[str, str]]:
@@ -96,7 +94,7 @@ def of_run(run: Resolved) -> list[tuple[str, str]]:
     return list(run_rows(run, where))
 
 
-def saves(run: Resolved, logs: Path) -> list[str]:
+def saves(run: Resolved, logs: Path) -> list[Line]:
     """When a run saves, what it keeps, and the space for that; empty if another program saves."""
     train = run.train
     if runs_program(run):
@@ -106,21 +104,22 @@ def saves(run: Resolved, logs: Path) -> list[str]:
     when += [f"after step {', '.join(map(str, sorted(set(train.save_at))))}"] if train.save_at else []
     when += ["at the end"] if train.save_last else []
     if not when:
-        return ["none: train.save_last is false"]
+        return [Line("checkpoints", "none: train.save_last is false")]
     kept = f", the newest {train.keep_last} kept" if train.keep_last else ""
     one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
     sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
     free = free_gib(logs)
-    lines = [f"{' and '.join(when)}{kept}: {sizes}" + (f", {show_bytes(free * GIB)} free" if free is not None else "")]
+    room = f", {show_bytes(free * GIB)} free" if free is not None else ""
+    lines = [Line("checkpoints", f"{' and '.join(when)}{kept}: {sizes}{room}")]
     if train.save_minutes and free is not None and free * GIB < 2 * one:
-        lines.append("two do not fit in the free space: those by train.save_minutes are left out until they do")
+        text = "two do not fit in the free space: those by train.save_minutes are left out until they do"
+        lines.append(Line("checkpoints", text))
     if free is not None and free < every:
         fit = int(free * GIB // one) if one else 0
         means = "the next one does not fit" if not fit else f"{counted(fit, 'checkpoint')} fit"
         way = "train.keep_last = 3 keeps the newest three" if not train.keep_last else "save less often"
-        lines.append(
-            f"warning: all checkpoints take more than is free: {means}; {way}, HPC_GPT_LOGS names another disk"
-        )
+        text = f"all checkpoints take more than is free: {means}; {way}, HPC_GPT_LOGS names another disk"
+        lines.append(Line("warning", text))
     return lines
 
 

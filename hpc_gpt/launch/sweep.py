@@ -67,10 +67,10 @@ class PreparedSweep:
         lines: list[str] = []
         for row in self.rows:
             lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
-            if row.prediction and row.prediction.tables is not None:
+            if row.prediction and row.prediction.is_known:
                 lines.append(f"{row.resolved.row}: {row.prediction.line}")
-            elif row.prediction and row.prediction.line not in lines:
-                lines.append(row.prediction.line)
+            elif row.prediction and str(row.prediction.line) not in lines:
+                lines.append(str(row.prediction.line))
             if row.forecast:
                 lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
         hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]

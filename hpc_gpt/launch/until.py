@@ -153,7 +153,7 @@ def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInpu
         parent=before,
         predicted=step,
         spent=inputs.spent,
-        no_prediction=prediction.line if step is None else "",
+        no_prediction=str(prediction.line) if step is None and prediction.text else "",
     )
     return make_forecast(resolved, known, inputs.lead_is_given)
 

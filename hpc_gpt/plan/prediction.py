@@ -14,7 +14,7 @@ from hpc_gpt.settings.experiment import with_keys
 from hpc_gpt.settings.layout import solve_batch
 from hpc_gpt.settings.resolve import experiment_of, size_run
 from hpc_gpt.settings.sized import Sized, runs_program
-from hpc_gpt.words import counted, show_short
+from hpc_gpt.words import Line, counted, show_short
 
 if TYPE_CHECKING:
     from hpc_gpt.engines.base.training import Training
@@ -36,11 +36,21 @@ _FASTER_S = 2.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """A line for the user, and the figures in it; None if nothing is predicted."""
+    """What is predicted, or why nothing is, for the user; and the figures in it, None if nothing is predicted."""
 
-    line: str
+    text: str
     found: Predicted | None = None
     tables: dict[str, Any] | None = None  # of predicted.json
+
+    @property
+    def is_known(self) -> bool:
+        """Whether something is predicted."""
+        return self.tables is not None
+
+    @property
+    def line(self) -> Line:
+        """The line for the user."""
+        return Line("predicted" if self.is_known else "not predicted", self.text)
 
 
 @dataclass(frozen=True)
@@ -123,14 +133,14 @@ def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Predictio
     `refuse`: raise LayoutError, with the nearest layout that fits, if this one does not.
     """
     if runs_program(resolved):
-        return Prediction("not predicted: a program of your own")
+        return Prediction("a program of your own")
     try:
         found = _predict(resolved, profile)
     except UserError as fault:
-        return Prediction(f"not predicted: {fault}")
+        return Prediction(str(fault))
     if not found.may_run and refuse:
         raise _refusal(resolved, found)
-    return Prediction(_line(resolved, found), found, _tables(found))
+    return Prediction(_text(resolved, found), found, _tables(found))
 
 
 def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
@@ -162,7 +172,7 @@ def constants_of(profile: ClusterProfile) -> Constants:
     return constants_from(profile.calibration.constants if profile.calibration else {})
 
 
-def _line(resolved: Sized, found: Predicted) -> str:
+def _text(resolved: Sized, found: Predicted) -> str:
     run = found.run
     where = f" on stage {run.memory.deciding}" if resolved.layout.pp > 1 else ""
     memory = f"{run.need_gib:.1f} of {run.card_gib:.1f} GiB{where}"
@@ -175,7 +185,7 @@ def _line(resolved: Sized, found: Predicted) -> str:
     else:
         time = f"{show_short(run.step.step_s)} s a step, give or take {run.step.band:.0%}"
     fits = "" if run.fits else ": does not fit"
-    return f"predicted: {resolved.layout} needs {memory}{fits}; {time}"
+    return f"{resolved.layout} needs {memory}{fits}; {time}"
 
 
 def _tables(found: Predicted) -> dict[str, Any]:

@@ -20,14 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.readers.pattern import STEP_FIELDS
+from hpc_gpt.runs.record import Flag
 from hpc_gpt.words import counted
 
 StepColumn = NDArray[np.float64]
 Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-# The columns that a table may have: those of a log's lines, and two that only our own metrics have.
-STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s")
+# The columns that a table may have: those of a log's lines, and three that only our own metrics have. `memory_gib` is
+# of the stage with most, allocated.
+STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "memory_gib")
 # Further arrays of a table with an entry for each line, and their defaults.
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
 _FEW_ROWS = 512
@@ -241,7 +243,6 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
 
 
 # How the note on step times that spread widely begins.
-SPREAD = "step times spread widely"
 WIDE = 1.5  # the 90th percentile over the 10th
 SLOW_STEP = 1.25
 OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
@@ -266,7 +267,7 @@ class StepTimes:
     used: int
     warmup: int
     apart: int
-    flags: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
     steady: Mask = field(default_factory=_no_marks, compare=False)
 
 
@@ -292,27 +293,29 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
     if not len(step_s):
         return None
     warm = np.zeros(len(step_s), np.bool_)
-    flags: list[str] = []
+    flags: list[Flag] = []
     begins = [0, *(np.flatnonzero(np.diff(attempt)) + 1).tolist(), len(step_s)]
     for begin, end in pairwise(begins):
         count, settled = warmup_count(step_s[begin:end], apart[begin:end])
         warm[begin : begin + count] = True
         if not settled:
-            flags.append(f"attempt {attempt[begin]}: step times had not settled after half of its {end - begin} steps")
+            words = f"step times had not settled after half of its {end - begin} steps"
+            flags.append(Flag(f"attempt {attempt[begin]}: {words}"))
     steady = ~warm & ~apart
     warmup, set_apart = int(warm.sum()), int((~warm & apart).sum())
     if not steady.any() and not warm.all():
         steady, set_apart = ~warm, 0
-        flags.append("every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that")
+        words = "every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that"
+        flags.append(Flag(words, "none_plain"))
     if not steady.any():
         steady, warmup, set_apart = np.ones(len(step_s), np.bool_), 0, 0
-        flags.append("no step is left after warm-up: step_s includes warm-up")
+        flags.append(Flag("no step is left after warm-up: step_s includes warm-up"))
     seconds = step_s[steady]
     if len(seconds) < 5:
-        flags.append(f"step_s rests on {counted(len(seconds), 'step')}")
+        flags.append(Flag(f"step_s rests on {counted(len(seconds), 'step')}"))
     low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
     if high > WIDE * low and len(seconds) >= 5:
-        flags.append(f"{SPREAD}: 10th percentile {low:.3g} s, 90th {high:.3g} s")
+        flags.append(Flag(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s", "spread"))
     mean = float(np.mean(seconds))
     return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.readers.runs import RunRead, step_s_of_rates
-from hpc_gpt.readers.steps import SPREAD, WIDE
+from hpc_gpt.readers.steps import WIDE
 from hpc_gpt.report.difference import (
     FEWEST,
     Interval,
@@ -119,7 +119,7 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     losses = compare_losses(a, b) if not are_rows and _losses_match(a.record, b.record, notes) else None
     # If step times spread widely, the interval may be of the machine's other load.
     for run, name in zip(runs, ("{a}", "{b}"), strict=True):
-        notes += [f"of {name}: {flag}" for flag in run.record.flags if flag.startswith(SPREAD)]
+        notes += [f"of {name}: {flag}" for flag, kind in run.record.all_flags if kind == "spread"]
     for run, name in zip(runs, ("{a}", "{b}"), strict=True):
         if run.steps.is_skipped[run.steps.steady].any():
             notes.append(f"some steady steps of {name} were skipped, and did no optimizer work")

@@ -22,7 +22,7 @@ from hpc_gpt.plan.table import (
     unchecked,
 )
 from hpc_gpt.report.page import asset, check_page_target, csp_hash, page_environment
-from hpc_gpt.report.page.svg import Svg, drawing, element, escaped, ornament
+from hpc_gpt.report.svg import Svg, drawing, element, escaped, ornament
 
 _LINES = 40
 _DRAWN = ("card", "time")  # columns of a terminal that the page draws

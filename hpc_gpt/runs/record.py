@@ -18,6 +18,24 @@ from hpc_gpt.settings.devices import units_of
 from hpc_gpt.typed_tables import from_tables
 
 SCHEMA = 1
+# The end of the source of `device` if it is null because no GPU was used.
+ON_CPU = "the ranks ran on CPU"
+
+
+class Flag(str):
+    """What looks wrong, in words, and its kind: which of the things that others treat apart, "" for none of them."""
+
+    __slots__ = ("kind",)
+    kind: str
+
+    def __new__(cls, words: str, kind: str = "") -> Flag:
+        """The flag of these words; one that has a kind keeps it, unless another is given."""
+        flag = super().__new__(cls, words)
+        flag.kind = kind or getattr(words, "kind", "")
+        return flag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Flag, (str(self), self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +209,26 @@ class Record:
     "Versions of the software."
     flags: list[str] = field(default_factory=list)
     "What looks wrong, in words."
+    flag_kinds: list[str] = field(default_factory=list)
+    "The kind of each flag; empty for most."
     sources: dict[str, str] = field(default_factory=dict)
     "For each key the file and line, or how it was inferred."
+
+    def __post_init__(self) -> None:
+        kinds = self.flag_kinds if len(self.flag_kinds) == len(self.flags) else [""] * len(self.flags)
+        flags = [Flag(words, kind) for words, kind in zip(self.flags, kinds, strict=True)]
+        object.__setattr__(self, "flags", flags)
+        object.__setattr__(self, "flag_kinds", [flag.kind for flag in flags])
+
+    @property
+    def all_flags(self) -> list[tuple[str, str]]:
+        """(text, kind) of each flag."""
+        return list(zip(self.flags, self.flag_kinds, strict=True))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the ranks ran on CPUs: the hours of such a run are none of a GPU."""
+        return self.device is None and self.sources.get("device", "").endswith(ON_CPU)
 
     @property
     def units(self) -> str | None:

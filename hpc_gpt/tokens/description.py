@@ -9,10 +9,10 @@ from hpc_gpt.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_
 from hpc_gpt.tokens.shard_stream import list_shards
 from hpc_gpt.tokens.sources import left_out_line
 from hpc_gpt.tokens.tokenizer import BYTE, ByteTokenizer, open_tokenizer
-from hpc_gpt.words import counted, show_short
+from hpc_gpt.words import Line, counted, show_short
 
 
-def describe_data(resolved: Resolved) -> tuple[str, ...]:
+def describe_data(resolved: Resolved) -> tuple[Line, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
     token that ends a document if they are kept apart; and whether they use less than a tenth of the model's
     vocabulary."""
@@ -20,13 +20,13 @@ def describe_data(resolved: Resolved) -> tuple[str, ...]:
     if end is None:
         return lines
     first, *others = lines
-    return (f"{first}; attention within documents, which token {end} ends", *others)
+    return (Line(first.label, f"{first.text}; attention within documents, which token {end} ends"), *others)
 
 
-def _lines(resolved: Resolved) -> tuple[str, ...]:
+def _lines(resolved: Resolved) -> tuple[Line, ...]:
     data, vocab = resolved.data, resolved.model.vocab
     if data.source == "random":
-        random = "data: random tokens, to measure speed; nothing is learnt from them"
+        random = Line("data", "random tokens, to measure speed; nothing is learnt from them")
         return () if runs_program(resolved) else (random,)
     if data.source == MIX:
         return _describe_mixture(resolved)
@@ -59,15 +59,15 @@ def _lines(resolved: Resolved) -> tuple[str, ...]:
         if samples
         else unknown
     )
-    line = f"data: {what}{by}, {length}; {epochs}"
+    line = Line("data", f"{what}{by}, {length}; {epochs}")
     if used is None or 10 * used >= vocab:
         return (line,)
     share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
     hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens of other text"
-    return (line, f"note: the data have {share}; {hint}")
+    return (line, Line("note", f"the data have {share}; {hint}"))
 
 
-def _describe_mixture(resolved: Resolved) -> tuple[str, ...]:
+def _describe_mixture(resolved: Resolved) -> tuple[Line, ...]:
     """A line on the mixture as a whole, and one on each source: shares, tokens, epochs in all steps."""
     data, seq = resolved.data, resolved.model.seq
     assert data.mix is not None
@@ -79,10 +79,10 @@ def _describe_mixture(resolved: Resolved) -> tuple[str, ...]:
         for number, begin in enumerate(begins[1:], 2)
     ]
     in_steps = f"{steps * each * seq:,} tokens in {counted(steps, 'step')} of {counted(each, 'sample')}"
-    lines = [f"data: a mixture of {counted(len(data.mix), 'source')}, {'; '.join([in_steps, *phases])}"]
+    lines = [Line("data", f"a mixture of {counted(len(data.mix), 'source')}, {'; '.join([in_steps, *phases])}")]
     shares = mixture_shares(data.mix, data.phases)
     for name, use in mixture_use(resolved).items():
         of_phases = ", then ".join(f"{float(100 * share[name]):.3g} %" for share in shares)
         epochs = f"{show_short(use.epochs)} epochs of {use.size * seq:,}"
-        lines.append(f"data: {name}: {of_phases}, {use.samples * seq:,} tokens, {epochs} in {use.path}")
+        lines.append(Line("data", f"{name}: {of_phases}, {use.samples * seq:,} tokens, {epochs} in {use.path}"))
     return tuple(lines)

@@ -93,11 +93,15 @@
   });
   reveal();
 
-  // The curves: which runs, over steps, tokens or hours, with their figures under the pointer or by the arrow keys.
-  const chosen = [...document.querySelectorAll("#choices input")];
-  const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, STYLES] = [560, 290, 52, 548, 24, 248, 8];
-  const AXES = [["step", "Steps"], ["tokens", "Tokens"], ["hours", "Hours of steps"]];
-  const KINDS = [["loss", "Loss", "loss"], ["time", "Step time", "seconds a step"]];
+  // The curves. `data` has, of each run, the points that are kept: see hpc_gpt/report/page/curves.py.
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const KINDS = [
+    ["loss", "Loss", "loss"], ["step_s", "Step time", "seconds a step"],
+    ["rate", "Tokens/s per GPU", "tokens/s of one GPU"], ["memory", "Memory", "GiB of a GPU"],
+  ];
+  const AXES = [["step", "steps"], ["tokens", "tokens"], ["hours", "hours of steps"]];
+  const [STYLES, SMOOTH_FROM, NAMED, LOG_FROM] = [8, 40, 8, 30];
+
   const drawn = (name, attributes, text) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -106,149 +110,231 @@
   };
   const digits = (figure) => {
     if (figure === 0) return "0";
-    for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-      const of = letter === "k" ? 1e3 : unit;
-      if (Math.abs(figure) >= unit) return `${Number((figure / of).toPrecision(4))}${letter}`;
-    }
+    for (const [least, unit, letter] of [[1e12, 1e12, "T"], [1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]])
+      if (Math.abs(figure) >= least) return `${Number((figure / unit).toPrecision(4))}${letter}`;
     return `${Number(figure.toPrecision(4))}`;
   };
-  const summed = (text) => {
+
+  // Each run's arrays: `x` by axis, `y` by kind of figure, NaN for what is not known.
+  const summed = (differences) => {
     let sum = 0;
-    return text ? text.split(",").map((step) => (sum += Number(step))) : [];
+    return (differences || []).map((one) => (sum += one));
   };
-  const parsed = (text) => {
-    const [steps, figures, seconds] = (text || ";;").split(";");
-    const y = figures.split(",").map((one) => (one === "" ? NaN : Number(one)));
-    return { step: summed(steps), hours: summed(seconds).map((one) => one / 3600), y };
+  const curves = data.runs.map((run, index) => {
+    const figures = (key) => (run[key] || []).map((one) => one ?? NaN);
+    const step = summed(run.step), rate = run.tokens && run.gpus && run.tokens / run.gpus;
+    return {
+      ...run, index, style: index % STYLES,
+      x: {
+        step, tokens: run.tokens ? step.map((one) => one * run.tokens) : [],
+        hours: summed(run.seconds).map((one) => one / 3600),
+      },
+      y: {
+        loss: figures("loss"), step_s: figures("step_s"), memory: figures("memory"),
+        rate: run.rate ? figures("rate") : rate ? figures("step_s").map((one) => rate / one) : [],
+      },
+      starts: run.starts || [], evals: run.evals || [[], []], skipped: run.skipped || [], nan: run.nan || [],
+      last: run.last || {}, varied: run.varied || {},
+    };
+  });
+  // A line of a chart: of a swept setting each run is one point, its last figure.
+  const lineOf = (run, kind, axis) => {
+    if (!(axis in run.x)) return { run, x: [run.varied[axis] ?? NaN], y: [run.last[kind] ?? NaN], lone: true };
+    return { run, x: run.x[axis], y: run.y[kind] };
   };
-  const runs = chosen.map((box) => ({
-    box, label: box.nextElementSibling.textContent, tokens: Number(box.dataset.tokens || NaN),
-    loss: parsed(box.dataset.loss), time: parsed(box.dataset.time),
-  }));
-  const acrossOf = (run, kind, axis) =>
-    axis === "tokens" ? (run.tokens ? run[kind].step.map((step) => step * run.tokens) : []) : run[kind][axis];
-  // Figures drawn from `start` to `stop`: where, which one is there, and round ones for the ticks.
+  const known = (line) => line.x.length > 0 && line.y.some((one, at) => Number.isFinite(one) && Number.isFinite(line.x[at]));
+  // Where on the axis a step of a run is.
+  const placeOf = (line, step) => {
+    const at = line.run.x.step.findIndex((one) => one >= step);
+    return line.x[at < 0 ? line.x.length - 1 : at];
+  };
+  // The mean of each point and its neighbours, within an attempt; as it is if there are few points.
+  const smoothed = ({ run, y }) => {
+    const half = Math.round(y.length / 80);
+    if (y.length < SMOOTH_FROM || !half) return null;
+    const edges = [0, ...run.starts.map(([at]) => at), y.length];
+    return y.map((own, at) => {
+      if (!Number.isFinite(own)) return NaN;
+      const from = Math.max(at - half, edges.findLast((edge) => edge <= at));
+      const near = y.slice(from, Math.min(at + half + 1, edges.find((edge) => edge > at))).filter(Number.isFinite);
+      return near.reduce((sum, one) => sum + one, 0) / near.length;
+    });
+  };
+  // Figures drawn from `start` to `stop`: where one is, and the ticks: 1, 2 and 5 times powers of ten.
   const scaled = (values, start, stop, log, whole) => {
     let low = Infinity, high = -Infinity;
-    for (const one of values) if (Number.isFinite(one)) { low = Math.min(low, one); high = Math.max(high, one); }
-    if (low > high) [low, high] = [0, 1];
-    log = log && low > 0 && high > low;
-    const room = log ? (high / low) ** 0.02 : (high - low) * 0.03 || Math.abs(high) * 0.1 || 1;
-    [low, high] = log ? [low / room, high * room] : [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
-    const [a, b] = log ? [Math.log10(low), Math.log10(high)] : [low, high];
-    const ticks = [];
-    if (log) {
-      const decades = Math.ceil(b) - Math.floor(a);
-      for (let power = Math.floor(a); power <= b; power += Math.max(1, Math.ceil(decades / 6)))
-        for (const digit of decades <= 2 ? [1, 2, 5] : [1]) ticks.push(digit * 10 ** power);
+    for (const one of values) if (Number.isFinite(one) && !(log && one <= 0)) { low = Math.min(low, one); high = Math.max(high, one); }
+    if (low > high) [low, high] = [1, 2];
+    const room = log ? (high / low) ** 0.03 || 1 : (high - low) * 0.03 || Math.abs(high) * 0.1 || 1;
+    if (log) [low, high] = low === high ? [low / 2, high * 2] : [low / room, high * room];
+    else [low, high] = [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
+    const turned = log ? Math.log10 : (one) => one;
+    const [a, b] = [turned(low), turned(high)], ticks = [];
+    if (log && b - a > 1) {
+      for (let power = Math.floor(a); power <= b; power += Math.max(1, Math.ceil((b - a) / 6)))
+        for (const digit of b - a <= 3 ? [1, 2, 5] : [1]) ticks.push(digit * 10 ** power);
     } else {
       const least = Math.max((high - low) / 5, whole ? 1 : 0), power = 10 ** Math.floor(Math.log10(least));
       const step = [1, 2, 5, 10].map((digit) => digit * power).find((one) => one >= least * 0.999);
       for (let at = Math.ceil(low / step); at * step <= high; at++) ticks.push(at * step);
     }
-    const at = (one) => start + (((log ? Math.log10(one) : one) - a) / (b - a)) * (stop - start);
-    return { at, log, ticks: ticks.filter((one) => one >= low && one <= high) };
+    const at = (one) => start + ((turned(Math.min(Math.max(one, low), high)) - a) / (b - a)) * (stop - start);
+    return { at, ticks: ticks.filter((one) => one >= low && one <= high) };
   };
-  const plots = [];
-  const redraw = (axis, logs) => {
-    const shown = runs.filter((run) => run.box.checked);
-    shown.forEach((run, place) => (run.style = place % STYLES));
-    for (const plot of plots) plot.draw(shown, axis, logs);
+  const pathOf = (line, y, x, up) => {
+    let path = "", last = NaN;
+    line.x.forEach((one, at) => {
+      const inside = Number.isFinite(y[at]) && Number.isFinite(one);
+      // A line is broken at a missing figure, and where a later attempt goes back.
+      if (inside) path += `${one > last ? "L" : "M"}${x.at(one).toFixed(1)} ${up.at(y[at]).toFixed(1)}`;
+      last = inside ? one : NaN;
+    });
+    return `${path}h0`;
   };
-  const swatch = (style) => {
-    const made = drawn("svg", { width: 24, height: 14, viewBox: "0 0 24 14", class: "swatch", "aria-hidden": "true" });
-    made.append(drawn("path", { d: "M1 7h22", class: `line s${style}` }));
-    return made;
-  };
-  const plotOf = ([kind, title, unit]) => {
-    const figure = make("figure"), plot = make("div"), caption = make("figcaption"), read = make("ul");
+  // A chart in `holder`; `read(at, values, note)` gets what is under the pointer: [line, text] of each line.
+  const plotOf = (holder, height, read) => {
+    const plot = make("div");
     plot.className = "plot";
     plot.tabIndex = 0;
     plot.setAttribute("role", "slider");
-    read.className = "legend read";
-    caption.append(read);
-    figure.append(plot, caption);
-    let svg, marks, lines = [], stops = [], at = 0, name = "";
+    holder.append(plot);
+    let of = null, scales, marks, stops = [], at = 0;
     const show = (index) => {
       at = Math.max(0, Math.min(stops.length - 1, index));
-      const x = stops[at];
-      const said = [];
-      marks.replaceChildren(drawn("path", { d: `M${svg.x.at(x)} ${TOP}V${BOTTOM}`, class: "guide" }));
-      for (const line of lines) {
+      const x = stops[at], values = [], notes = [];
+      marks.replaceChildren(drawn("path", { d: `M${scales.x.at(x).toFixed(1)} ${scales.top}V${scales.bottom}`, class: "guide" }));
+      for (const line of of.lines) {
         let near = 0;
         line.x.forEach((one, place) => {
           if (Math.abs(one - x) < Math.abs(line.x[near] - x)) near = place;
         });
-        const inside = x >= line.low && x <= line.high;
+        const inside = line.lone ? line.x[0] === x : x >= line.low && x <= line.high;
         const y = inside ? line.y[near] : NaN;
-        if (Number.isFinite(y))
-          marks.append(drawn("circle", { cx: svg.x.at(line.x[near]), cy: svg.y.at(y), r: 3.5, class: `dot s${line.run.style}` }));
-        line.value.textContent = inside ? (Number.isFinite(y) ? digits(y) : "no figure") : "-";
-        if (inside) said.push(`${line.run.label} ${line.value.textContent}`);
+        if (Number.isFinite(y)) {
+          const spot = { cx: scales.x.at(line.x[near]), cy: scales.y.at(y), r: 3.5, class: `dot s${line.run.style}` };
+          marks.append(drawn("circle", spot));
+        }
+        values.push([line, inside ? (Number.isFinite(y) ? digits(y) : "no figure") : "-"]);
+        for (const [start, text] of line.run.starts)
+          if (!line.lone && Math.abs(scales.x.at(line.x[start]) - scales.x.at(x)) < 4) notes.push(`${line.run.name}: ${text}`);
       }
-      const where = `${name} ${digits(x)}`;
-      read.firstChild.textContent = where;
+      const where = `${of.axis} ${digits(x)}`, note = notes.join("; ");
+      const said = values.filter(([, text]) => text !== "-").map(([line, text]) => `${line.run.name} ${text}`);
       plot.setAttribute("aria-valuenow", at);
-      plot.setAttribute("aria-valuetext", `${where}: ${said.join("; ")}`);
+      plot.setAttribute("aria-valuetext", `${where}: ${said.join("; ")}${note && `; ${note}`}`);
+      read(where, values, note);
     };
-    const draw = (shown, axis, logs) => {
-      name = axis === "step" ? "step" : axis;
-      lines = shown.map((run) => ({ run, x: acrossOf(run, kind, axis), y: run[kind].y, value: make("strong") }));
-      lines = lines.filter((line) => line.x.length && line.y.some(Number.isFinite));
-      for (const line of lines) [line.low, line.high] = [Math.min(...line.x), Math.max(...line.x)];
-      stops = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
-      const all = lines.flatMap((line) => line.y).filter((one) => Number.isFinite(one));
-      const spread = all.length && Math.min(...all) > 0 ? Math.max(...all) / Math.min(...all) : 1;
-      const x = scaled(stops, LEFT, RIGHT, logs, axis === "step"), y = scaled(all, BOTTOM, TOP, spread >= 30);
-      const frame = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
+    const frame = (width, right) => {
+      const box = drawn("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+      const [left, top, bottom] = [52, 22, height - 36];
+      const all = of.lines.flatMap((line) => [...line.y, ...(of.kind === "loss" && !line.lone ? line.run.evals[1] : [])]);
+      const x = scaled(of.lines.flatMap((line) => line.x), left, right, of.logX, of.axis === "step");
+      const y = scaled(all, bottom, top, of.logY);
+      scales = { x, y, top, bottom, left };
       for (const one of y.ticks) {
-        frame.append(drawn("path", { d: `M${LEFT} ${y.at(one)}H${RIGHT}`, class: "grid" }));
-        frame.append(drawn("text", { x: LEFT - 5, y: y.at(one) + 3.5, "text-anchor": "end" }, digits(one)));
+        box.append(drawn("path", { d: `M${left} ${y.at(one)}H${right}`, class: "grid" }));
+        box.append(drawn("text", { x: left - 6, y: y.at(one) + 4, "text-anchor": "end" }, digits(one)));
       }
+      let free = -Infinity;
       for (const one of x.ticks) {
-        frame.append(drawn("path", { d: `M${x.at(one)} ${BOTTOM}v4`, class: "tick" }));
-        frame.append(drawn("text", { x: x.at(one), y: BOTTOM + 17, "text-anchor": "middle" }, digits(one)));
+        const text = digits(one), place = x.at(one);
+        box.append(drawn("path", { d: `M${place} ${bottom}v4`, class: "tick" }));
+        if (place - 4 * text.length < free) continue;
+        box.append(drawn("text", { x: place, y: bottom + 16, "text-anchor": "middle" }, text));
+        free = place + 4 * text.length + 8;
       }
-      frame.append(drawn("path", { d: `M${LEFT} ${TOP}V${BOTTOM}H${RIGHT}`, class: "axis" }));
-      frame.append(drawn("text", { x: 4, y: 12, class: "unit" }, unit + (y.log ? ", log scale" : "")));
-      const below = (axis === "hours" ? "hours of steps" : axis) + (x.log ? ", log scale" : "");
-      frame.append(drawn("text", { x: RIGHT, y: HEIGHT - 6, "text-anchor": "end", class: "unit" }, below));
-      for (const line of lines) {
-        let path = "", last = NaN;
-        line.x.forEach((one, place) => {
-          const up = line.y[place];
-          // A line is broken at a missing figure, and where a later attempt goes back.
-          const on = Number.isFinite(up) && one > last;
-          if (Number.isFinite(up) && !(x.log && one <= 0)) path += `${on && path ? "L" : "M"}${x.at(one).toFixed(1)} ${y.at(up).toFixed(1)}`;
-          last = Number.isFinite(up) ? one : NaN;
-        });
-        frame.append(drawn("path", { d: path + "h0", class: `line s${line.run.style}` }));
-      }
-      marks = drawn("g", {});
-      frame.append(marks);
-      svg = { x, y };
-      plot.replaceChildren(frame);
-      const items = lines.map((line) => {
-        const item = make("li");
-        item.append(swatch(line.run.style), ` ${line.run.label} `, line.value);
-        return item;
-      });
-      const over = AXES.find(([key]) => key === axis)[1].toLowerCase();
-      const label = `${title} over ${over} of ${lines.length} run${lines.length === 1 ? "" : "s"}`;
-      read.replaceChildren(make("li", label), ...items);
-      plot.setAttribute("aria-label", label);
-      plot.setAttribute("aria-valuemin", 0);
-      plot.setAttribute("aria-valuemax", Math.max(0, stops.length - 1));
-      plot.setAttribute("aria-valuenow", 0);
-      plot.setAttribute("aria-valuetext", "the arrow keys read the figures");
-      figure.hidden = !lines.length;
+      box.append(drawn("path", { d: `M${left} ${top}V${bottom}H${right}`, class: "axis" }));
+      box.append(drawn("text", { x: 2, y: 11, class: "unit" }, of.unit + (of.logY ? ", log scale" : "")));
+      const name = (AXES.find(([key]) => key === of.axis) || [0, of.axis])[1];
+      const below = { x: right, y: height - 4, "text-anchor": "end", class: "unit" };
+      box.append(drawn("text", below, (of.axis === "step" ? "step" : name) + (of.logX ? ", log scale" : "")));
+      return box;
     };
+    const addMarks = (box, line) => {
+      const { x, y, top, bottom } = scales, run = line.run, labels = [];
+      for (const [start, text] of run.starts) {
+        const up = line.y.slice(start).find(Number.isFinite);
+        if (up === undefined) continue;
+        const tick = drawn("path", { d: `M${x.at(line.x[start]).toFixed(1)} ${(y.at(up) - 9).toFixed(1)}v18`, class: `restart s${run.style}` });
+        tick.append(drawn("title", {}, `${run.name}: ${text}`));
+        box.append(tick);
+        if (of.lines.length > 1 || run.starts.length > 4) continue;
+        const [short] = text.split(":"), at = x.at(line.x[start]), end = at > (52 + x.at(line.high)) / 2, wide = 6.5 * short.length;
+        const from = end ? at - wide : at;
+        let place = Math.max(y.at(up) - 12, top + 10);
+        while (labels.some(([left, right, line]) => from < right && from + wide > left && Math.abs(place - line) < 12)) place += 12;
+        labels.push([from, from + wide, place]);
+        box.append(drawn("text", { x: at + (end ? -4 : 4), y: place, "text-anchor": end ? "end" : "start" }, short));
+      }
+      if (of.kind !== "loss") return;
+      run.evals[0].forEach((step, place) => {
+        const spot = { cx: x.at(placeOf(line, step)), cy: y.at(run.evals[1][place]), r: 2.8, class: `point s${run.style}` };
+        box.append(drawn("circle", spot));
+      });
+      if (of.lines.length > 1) return;
+      for (const step of run.skipped) box.append(drawn("path", { d: `M${x.at(placeOf(line, step))} ${bottom - 8}v8`, class: "skipped" }));
+      for (const step of run.nan) box.append(drawn("path", { d: `M${x.at(placeOf(line, step)) - 3} ${top + 1}l6 6m0-6l-6 6`, class: "nan" }));
+    };
+    const addNames = (box, right) => {
+      const ends = of.lines.map((line) => [scales.y.at(line.y.findLast(Number.isFinite)), line.run]).sort((a, b) => a[0] - b[0]);
+      let free = scales.top + 4;
+      ends.forEach((end) => {
+        end[0] = Math.max(end[0], free);
+        free = end[0] + 13;
+      });
+      ends.reverse().forEach((end, below) => {
+        end[0] = Math.min(end[0], scales.bottom - 13 * below);
+        const name = end[1].name.length > 17 ? `…${end[1].name.slice(-16)}` : end[1].name;
+        box.append(drawn("text", { x: right + 6, y: end[0] + 4, class: `name s${end[1].style}` }, name));
+      });
+    };
+    const redraw = () => {
+      if (!of) return;
+      const width = Math.max(280, Math.round(plot.clientWidth || 560));
+      const named = of.lines.length > 1 && of.lines.length <= NAMED && width >= 480 && !of.lines[0].lone;
+      const right = width - (named ? 124 : 12), box = frame(width, right);
+      for (const line of of.lines) {
+        const smooth = line.lone ? null : smoothed(line), style = `s${line.run.style}`;
+        if (line.lone) {
+          box.append(drawn("circle", { cx: scales.x.at(line.x[0]), cy: scales.y.at(line.y[0]), r: 4.5, class: `spot ${style}` }));
+          continue;
+        }
+        box.append(drawn("path", { d: pathOf(line, line.y, scales.x, scales.y), class: `line ${style}${smooth ? " raw" : ""}` }));
+        if (smooth) box.append(drawn("path", { d: pathOf(line, smooth, scales.x, scales.y), class: `line ${style}` }));
+      }
+      for (const line of of.lines) if (!line.lone) addMarks(box, line);
+      if (named) addNames(box, right);
+      marks = drawn("g", {});
+      box.append(marks);
+      plot.replaceChildren(box);
+    };
+    const draw = (next) => {
+      of = next;
+      for (const line of of.lines) {
+        line.low = Infinity, line.high = -Infinity;
+        for (const one of line.x) { line.low = Math.min(line.low, one); line.high = Math.max(line.high, one); }
+      }
+      stops = [...new Set(of.lines.flatMap((line) => line.x))].filter(Number.isFinite).sort((a, b) => a - b);
+      const over = (AXES.find(([key]) => key === of.axis) || [0, of.axis])[1];
+      const label = `${of.title} over ${over}${of.lines.length === 1 ? `, ${of.lines[0].run.name}` : ` of ${of.lines.length} runs`}`;
+      const about = { label, valuemin: 0, valuemax: Math.max(0, stops.length - 1), valuenow: 0, valuetext: "the arrow keys read the figures" };
+      for (const [key, value] of Object.entries(about)) plot.setAttribute(`aria-${key}`, value);
+      redraw();
+      return label;
+    };
+    let width = 0;
+    new ResizeObserver(() => {
+      if (plot.clientWidth && Math.abs(plot.clientWidth - width) > 1) {
+        width = plot.clientWidth;
+        redraw();
+      }
+    }).observe(plot);
     plot.addEventListener("pointermove", (event) => {
       const box = plot.getBoundingClientRect();
-      const over = ((event.clientX - box.x) / box.width) * WIDTH;
       let near = 0;
       stops.forEach((one, place) => {
-        if (Math.abs(svg.x.at(one) - over) < Math.abs(svg.x.at(stops[near]) - over)) near = place;
+        const away = (stop) => Math.abs(scales.x.at(stop) - (event.clientX - box.x));
+        if (away(one) < away(stops[near])) near = place;
       });
       if (stops.length) show(near);
     });
@@ -262,52 +348,144 @@
       event.preventDefault();
       show(moves[event.key]);
     });
-    return { figure, draw };
+    return draw;
   };
-  if (chosen.length) {
-    const choice = document.getElementById("choice");
-    const lengths = runs.filter((run) => run.box.checked).map((run) => Math.max(...run.loss.step, ...run.time.step));
-    const logs = make("input");
-    logs.type = "checkbox";
-    logs.checked = lengths.length > 1 && Math.max(...lengths) >= 10 * Math.min(...lengths);
-    const radios = AXES.map(([key, words], place) => {
-      const radio = make("input"), label = make("label");
-      radio.type = "radio";
-      radio.name = "over";
-      radio.value = key;
-      radio.checked = !place;
-      radio.disabled = !runs.some((run) => KINDS.some(([kind]) => acrossOf(run, kind, key).length));
-      label.append(radio, words);
-      return { radio, label };
-    });
-    const again = () => redraw(radios.find(({ radio }) => radio.checked).radio.value, logs.checked);
-    const logLabel = make("label");
-    logLabel.append(logs, "log scale");
-    const group = make("div");
-    group.setAttribute("role", "radiogroup");
-    group.setAttribute("aria-label", "Curves over");
-    group.append(...radios.map(({ label }) => label));
-    const buttons = [["All runs", true], ["No runs", false]].map(([words, on]) => {
-      const button = make("button", words);
+  // The ratio of the greatest to the least of the figures above zero.
+  const ratioOf = (figures) => {
+    let low = Infinity, high = -Infinity;
+    for (const one of figures) if (one > 0) { low = Math.min(low, one); high = Math.max(high, one); }
+    return high / low;
+  };
+  const spreads = (lines) => ratioOf(lines.flatMap((line) => line.y));
+  const chosen = (name, options) => {
+    const label = make("label", name === "over" ? "over " : ""), select = make("select");
+    select.setAttribute("aria-label", name);
+    select.append(...options.map(([value, text]) => {
+      const option = make("option", text);
+      option.value = value;
+      return option;
+    }));
+    label.append(select);
+    return { label, select };
+  };
+  const ticked = (name) => {
+    const label = make("label"), box = make("input");
+    box.type = "checkbox";
+    label.append(box, ` ${name}`);
+    return { label, box };
+  };
+
+  // The chart at the top: a group of runs, what of them over what, and which of them.
+  const chart = document.getElementById("chart");
+  if (chart && curves.length) {
+    const [group, kind, axis] = [["Runs", data.groups.map(({ title }, at) => [at, title])], ["Figure", []], ["over", []]]
+      .map(([name, options]) => chosen(name, options));
+    const [logX, logY] = [ticked("log x"), ticked("log y")], tools = make("div"), list = make("ul"), caption = make("figcaption");
+    const where = make("p");
+    const shown = new Set();
+    tools.id = "choice";
+    list.id = "choices";
+    where.className = "read";
+    const fill = (select, options) => {
+      const before = select.value;
+      select.replaceChildren(...chosen("", options).select.childNodes);
+      select.value = (options.find(([value]) => value === before) || options[0])[0];
+    };
+    const members = () => data.groups[group.select.value].runs.map((at) => curves[at]);
+    const value = new Map();
+    const again = (event) => {
+      const lines = members().filter((run) => shown.has(run.index)).map((run) => lineOf(run, kind.select.value, axis.select.value));
+      const of = lines.filter(known), [, title, unit] = KINDS.find(([key]) => key === kind.select.value);
+      // What is chosen anew has a linear axis, unless that would show only the greatest figures.
+      const changed = event ? event.target : group.select;
+      if ([kind.select, group.select].includes(changed)) logY.box.checked = kind.select.value !== "loss" && spreads(of) >= LOG_FROM;
+      if ([axis.select, group.select].includes(changed))
+        logX.box.checked = of.some((line) => line.lone) && ratioOf(of.flatMap((line) => line.x)) >= LOG_FROM;
+      for (const one of value.values()) one.textContent = "";
+      const looks = { lines: of, title, unit, kind: kind.select.value, axis: axis.select.value, logX: logX.box.checked, logY: logY.box.checked };
+      where.textContent = draw(looks);
+    };
+    const regroup = (event) => {
+      const runs = members();
+      fill(kind.select, KINDS.filter(([key]) => runs.some((run) => run.y[key].some(Number.isFinite))));
+      const swept = data.groups[group.select.value].varied.filter((key) => runs.some((run) => key in run.varied));
+      fill(axis.select, [...AXES.filter(([key]) => runs.some((run) => run.x[key].length)), ...swept.map((key) => [key, key])]);
+      shown.clear();
+      value.clear();
+      runs.slice(-STYLES).forEach((run) => shown.add(run.index));
+      runs.forEach((run, at) => (run.style = (runs.length - 1 - at) % STYLES));
+      list.replaceChildren(...runs.map((run) => {
+        const item = make("li"), { label, box } = ticked(""), swatch = drawn("svg", { width: 24, height: 14, viewBox: "0 0 24 14", class: "swatch", "aria-hidden": "true" });
+        swatch.append(drawn("path", { d: "M1 7h22", class: `line s${run.style}` }));
+        box.checked = shown.has(run.index);
+        box.addEventListener("change", (changed) => {
+          if (box.checked) shown.add(run.index);
+          else shown.delete(run.index);
+          again(changed);
+        });
+        value.set(run.index, make("strong"));
+        label.append(swatch, make("span", run.name), value.get(run.index));
+        item.append(label);
+        return item;
+      }));
+      again(event);
+    };
+    const buttons = [["all", true], ["none", false]].map(([text, on]) => {
+      const button = make("button", text);
       button.type = "button";
-      button.addEventListener("click", () => {
-        chosen.forEach((box) => (box.checked = on));
-        again();
+      button.setAttribute("aria-label", `${text} of the runs`);
+      button.addEventListener("click", (event) => {
+        for (const run of members()) if (on) shown.add(run.index); else shown.delete(run.index);
+        for (const box of list.querySelectorAll("input")) box.checked = on;
+        again(event);
       });
       return button;
     });
-    choice.append(group, logLabel, ...(chosen.length > 1 ? buttons : []));
-    choice.hidden = document.getElementById("choices").hidden = false;
-    for (const box of [...chosen, logs, ...radios.map(({ radio }) => radio)]) box.addEventListener("change", again);
-    plots.push(...KINDS.map(plotOf));
-    document.getElementById("drawn").replaceChildren(...plots.map((plot) => plot.figure));
-    again();
+    tools.append(...(data.groups.length > 1 ? [group.label] : []), kind.label, axis.label, logX.label, logY.label);
+    chart.replaceChildren(tools);
+    const draw = plotOf(chart, 330, (at, values, note) => {
+      for (const [line, text] of values) value.get(line.run.index).textContent = ` ${text}`;
+      where.textContent = note ? `${at} · ${note}` : at;
+    });
+    const below = make("div");
+    below.className = "below";
+    below.append(where, ...(curves.length > 1 ? buttons : []));
+    caption.append(below, list);
+    chart.append(caption);
+    group.select.addEventListener("change", regroup);
+    for (const one of [kind.select, axis.select, logX.box, logY.box]) one.addEventListener("change", again);
+    regroup();
+    const others = document.getElementById("curves");
+    if (others) others.hidden = true;
+    for (const link of document.querySelectorAll("a[href='#curves']")) link.hash = "#chart";
+  }
+
+  // The charts of one run are drawn when its details are opened.
+  const places = new Map(curves.map((run) => [run.place, run]));
+  const drawDetails = (details) => {
+    const holder = details.querySelector(".figures:empty"), run = holder && places.get(Number(holder.dataset.run));
+    if (!run || !details.open) return;
+    for (const [kind, title, unit] of KINDS) {
+      const line = lineOf(run, kind, "step");
+      if (!known(line) || (kind === "rate" && run.y.step_s.length)) continue;
+      const figure = make("figure"), caption = make("figcaption");
+      holder.append(figure);
+      const draw = plotOf(figure, 230, (at, [[, text]], note) => (caption.textContent = `${at}: ${text}${note && ` · ${note}`}`));
+      const looks = { lines: [line], title, unit, kind, axis: "step", logX: false, logY: kind !== "loss" && spreads([line]) >= LOG_FROM };
+      caption.textContent = draw(looks);
+      figure.append(caption);
+    }
+  };
+  for (const one of all) {
+    one.addEventListener("toggle", () => drawDetails(one));
+    drawDetails(one);
   }
 
   let closed = [];
   addEventListener("beforeprint", () => {
     closed = [...document.querySelectorAll("details:not([open])")];
     closed.forEach((one) => (one.open = true));
+    all.forEach(drawDetails);
   });
   addEventListener("afterprint", () => closed.forEach((one) => (one.open = false)));
 })();

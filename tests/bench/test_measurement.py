@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hpc_gpt.bench.bench_run import bench_text
 from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.readers.runs import add_figures
-from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.record import Flag, Record
 
 SHAPE = Record(
     ended="done",
@@ -114,7 +114,7 @@ def test_allocator_retries_are_reported():
 
 
 def test_random_tokens_need_not_be_learnt():
-    flags = ["the loss did not fall", "step_s rests on 2 steps"]
+    flags = [Flag("the loss did not fall", "loss"), "step_s rests on 2 steps"]
     assert measurement_row("ddp", "id#1", [good(0.03, flags=flags)]).record.flags == ["step_s rests on 2 steps"]
 
 

@@ -33,8 +33,6 @@ RUNS = (
 RESUMED = 1
 STEPS = "--set train.steps=60 --set train.warmup_steps=10 --set train.eval_every=20 --set train.log_every=1"
 SIZE = (1280, 640)
-# What is not shown of the page, so that the rest fits.
-HIDDEN = "h1, nav, #summary, #runs, #anomalies, #details, #choice, #choices, #tools"
 
 
 def picture_of_plan() -> str:
@@ -76,7 +74,7 @@ def train(logs: str) -> None:
 
 
 def picture_of_report(path: Path, logs: str = "") -> None:
-    """The top of the report page of RUNS, or of the runs in a folder."""
+    """The first screen of the report page of RUNS, or of the runs in a folder."""
     assert PROGRAM, "no chromium here: apt-get install chromium"
     with tempfile.TemporaryDirectory() as folder:
         if not logs:
@@ -84,23 +82,11 @@ def picture_of_report(path: Path, logs: str = "") -> None:
             train(logs)
         page = Path(folder) / "report.html"
         subprocess.run([sys.executable, "-m", "hpc_gpt", "report", logs, "--html", page], check=True)
-        page.write_text(_for_picture(page.read_text(encoding="utf-8")), encoding="utf-8")
         scale = 0.75
         size = f"--window-size={SIZE[0] / scale:.0f},{SIZE[1] / scale:.0f}"
         own = ("--headless=new", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={folder}/user")
         words = [PROGRAM, *own, f"--force-device-scale-factor={scale}", size, f"--screenshot={path.absolute()}"]
         subprocess.run([*words, page.as_uri()], check=True, capture_output=True)
-
-
-def _for_picture(page: str) -> str:
-    """The page with its failures, the attempts of the run that was resumed, and the curves; without HIDDEN."""
-    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page, flags=re.IGNORECASE)
-    attempts = re.search(r"<h4>Attempts.*?</table>", page, flags=re.DOTALL)
-    assert attempts is not None, "no run has two attempts"
-    at = page.rindex("<", 0, page.index('id="curves"'))
-    page = f"{page[:at]}{attempts[0]}</div>{page[at:]}"
-    narrow = "section { margin-top: .4rem !important; padding-top: .3rem !important }"
-    return page.replace("</head>", f"<style>{HIDDEN} {{ display: none !important }} {narrow}</style></head>", 1)
 
 
 def main(folder: str, logs: str = "") -> None:

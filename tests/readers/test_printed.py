@@ -43,7 +43,7 @@ MANY = re.compile(r">(\d+)\.\.(\d+) .*")
 GROWING = re.compile(r"\{([\d.*(+-]*n\b[^{}:]*)(?::([^{}]*))?\}")
 CONTROL = re.compile("|".join(map(re.escape, ESCAPED)))
 # Of a record: what is shown on lines of its own, or is another module's.
-APART = ("schema", "run", "name", "settings", "sources", "flags", "versions", "attempts")
+APART = ("schema", "run", "name", "settings", "sources", "flags", "flag_kinds", "versions", "attempts")
 # Of an attempt among several.
 TOLD = ("job_id", "first_step", "last_step", "ended")
 FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
@@ -188,7 +188,8 @@ def said_record(read: RunRead) -> Iterator[str]:
     for key, source in read.record.sources.items():
         if key in ("step_s", "gpus") or (source.startswith("inferred") and key not in ("name", "gpu_hours")):
             yield f"{key} is {source}" if source.startswith("inferred") else f"{key} is from {source}"
-    yield from (f"flag: {flag}" for flag in read.record.flags)
+    for flag, kind in read.record.all_flags:
+        yield f"flag: {flag}" if kind in ("", "program") else f"flag, {kind}: {flag}"
 
 
 def said_cause(cause: Cause) -> list[str]:

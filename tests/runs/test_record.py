@@ -2,12 +2,14 @@
 
 import json
 import math
+import pickle
 import re
+from dataclasses import replace
 
 import pytest
 
 from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.runs.record import RECORD_KEYS, Flag, Record
 
 KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, cp, dp, zero_stage, micro_batch,
 micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, recompute, dtype, matmul, settings, started,
@@ -17,7 +19,7 @@ memory_allocated_gib, memory_reserved_gib,
 predicted_memory_gib, memory_seed003_gib, predicted_step_s, gpu_util_mean, gpu_util_spread, allocator_retries,
 attention_used, start_s, start_parts, compile_s, matmul_tflops_before, matmul_tflops_after, sm_clock_mhz, power_w,
 rounds, tokens_per_s_spread, loss_first, loss_last, loss_eval, loss_eval_by, skipped_steps, nan_steps, save_s,
-gpu_hours, node_list, failed_node, attempts, after, ended, cause, config_hash, versions, flags, sources"""
+gpu_hours, node_list, failed_node, attempts, after, ended, cause, config_hash, versions, flags, flag_kinds, sources"""
 
 
 def test_the_whole_key_set_is_written_null_where_nothing_measures_one():
@@ -70,3 +72,17 @@ def test_a_record_of_another_version_is_read_by_the_keys_both_know():
 def test_what_is_no_record(tables, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Record.from_tables(tables)
+
+
+def test_flags_are_texts_with_their_kinds_beside_them():
+    record = Record(flags=["old words", Flag("faster than the peak", "above_peak")])
+    tables = json.loads(record.to_json())
+    assert tables["flags"] == ["old words", "faster than the peak"]
+    assert tables["flag_kinds"] == ["", "above_peak"]
+    again = Record.from_tables(tables)
+    assert again.all_flags == [("old words", ""), ("faster than the peak", "above_peak")]
+    more = replace(again, flags=[*again.flags, Flag("no number", "nan")])
+    assert more.flag_kinds == ["", "above_peak", "nan"]
+    del tables["flag_kinds"]
+    assert Record.from_tables(tables).flag_kinds == ["", ""], "of a version before the kinds"
+    assert pickle.loads(pickle.dumps(more)) == more

@@ -7,10 +7,15 @@ import pytest
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.tokens import description
 from hpc_gpt.tokens.build import build_megatron, build_tokens, stdlib_length
-from hpc_gpt.tokens.description import describe_data
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.tokens.samples import open_samples
+
+
+def describe_data(resolved):
+    """The lines as they are printed."""
+    return [str(line) for line in description.describe_data(resolved)]
 
 
 def run_of(**overrides):

@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from hpc_gpt.errors import DataError
 from hpc_gpt.settings.mixture import MixedSource, mixture_shares, phase_steps
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.tokens import description
 from hpc_gpt.tokens.build import build_megatron, build_tokens
-from hpc_gpt.tokens.description import describe_data
 from hpc_gpt.tokens.mixture import MixtureOrder
 from hpc_gpt.tokens.run_data import check_beside, ensure_data, located
 from hpc_gpt.tokens.samples import open_samples
 from tests.tokens.shard_folders import SEQ, reading
+
+
+def describe_data(resolved):
+    """The lines as they are printed."""
+    return [str(line) for line in description.describe_data(resolved)]
+
 
 weights = st.floats(1e-6, 1e6) | st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0, 7.0])
 # Each source's weights in two phases, of which one in each phase is above 0.

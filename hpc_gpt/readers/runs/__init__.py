@@ -12,7 +12,7 @@ from hpc_gpt.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_har
 from hpc_gpt.readers.causes import Cause
 from hpc_gpt.readers.logs import Failure
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.record import Flag, Record
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.devices import DEVICES, peak_tflops
 from hpc_gpt.settings.experiment import MlpKind
@@ -247,7 +247,8 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
         words = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
     if not words:
         return flops, []
-    return {**flops, **dict.fromkeys(gone, (None, f"null: {words}"))}, [f"{words}; left out"]
+    kind = "above_peak" if highest > most else ""
+    return {**flops, **dict.fromkeys(gone, (None, f"null: {words}"))}, [Flag(f"{words}; left out", kind)]
 
 
 def _highest_peak(record: Record) -> tuple[float, str]:
@@ -273,7 +274,7 @@ def _shares(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, list
             lack = f"no dense {units} peak known" if units else "no dtype is named"
         lack = f"{lack} for device {record.device}"
         null = {name: (getattr(record, name), f"null: {lack}") for name in names}
-        return null, [f"{lack}: mfu and hfu are null"]
+        return null, [Flag(f"{lack}: mfu and hfu are null", "no_peak")]
     found: DerivedFigures = {}
     for name, (of, formula) in names.items():
         rate, source = flops.get(of, (getattr(record, of), f"null: {of} is not known"))

@@ -97,7 +97,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     if last.cause.failed_node:
         draft.set("failed_node", last.cause.failed_node, where)
     if last.cause.sure and failure:
-        draft.flag(f"the first cause is not certain: {last.cause.sure}")
+        draft.flag(f"the first cause is not certain: {last.cause.sure}", "cause")
     begun = next((end.begin for end in ends if end.begin is not None), None)
     if begun is not None:
         draft.set("started", iso(begun), f"the log's first time of day, {_ZONE}")
@@ -109,7 +109,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
         some = "" if len(timed) == len(ends) else f" of {len(timed)} of {len(ends)} attempts"
         draft.set("gpu_hours", hours * gpus, f"inferred: gpus x {timed[-1].how}{some}")
     if len(ends) > 1:
-        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last")
+        draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last", "attempts")
     return [end.cause for end in ends]
 
 

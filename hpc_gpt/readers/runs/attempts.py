@@ -63,7 +63,9 @@ class MetricsLines:
 class _Lines:
     """The lines of a file read so far, in order; a step can have several."""
 
-    columns: dict[str, list[StepColumn]] = field(default_factory=lambda: {key: [] for key in (*KEYS, "not_finite")})
+    columns: dict[str, list[StepColumn]] = field(
+        default_factory=lambda: {key: [] for key in (*KEYS, "not_finite", "memory_gib")}
+    )
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
     by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
@@ -84,6 +86,7 @@ class _Lines:
         self.line.append(np.array(numbers, np.int64))
         columns = _columns(objects)
         columns["not_finite"] = _not_finite(columns, len(objects))
+        columns["memory_gib"] = [max(_stages(each), default=None) for each in columns.get("memory_allocated_gib", ())]
         for key in self.columns:
             self.columns[key].append(_column(columns.get(key) or [None] * len(objects)))
         for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):

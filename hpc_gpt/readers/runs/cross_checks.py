@@ -11,13 +11,14 @@ import numpy as np
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
 from hpc_gpt.readers.steps import StepColumn
-from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.record import Flag, Record
 from hpc_gpt.words import show_digits
 
 _ALIKE = 0.05
 _LEAST = 5  # figures, below which nothing is held against them
 _LONG = 2.0  # times the steady step: the clock also runs in evaluations and saves
 _OF_TIME = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps")
+_ABSURD = 100.0  # ratio of two figures of one quantity from which one is absurd
 _OF_RATE = ("tokens_per_s", "tflops_seed", "tflops_hardware", "tflops_model", "mfu", "hfu")
 
 
@@ -37,10 +38,18 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
     if not short and (paused or clock_s <= _LONG * step_s + exact_s):
         return
     printed, clock = show_digits(step_s), show_digits(clock_s)
-    draft.flag(f"the program prints {printed} s a step, but the lines' times of day give {clock} s: left out")
+    draft.flag(
+        f"the program prints {printed} s a step, but the lines' times of day give {clock} s: left out",
+        _kind(step_s, clock_s),
+    )
     for name in _OF_TIME:
         draft.values.pop(name, None)
         draft.sources.pop(name, None)
+
+
+def _kind(one: float, other: float) -> str:
+    """The kind of the flag of two figures of one quantity."""
+    return "absurd" if min(one, other) * _ABSURD <= max(one, other) else "disagrees"
 
 
 def _by_clock(steps: LogSteps) -> tuple[float | None, float]:
@@ -92,13 +101,13 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     words = (
         f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
     )
-    reason = _arithmetic(record, ratio)
+    reason, kind = _arithmetic(record, ratio), _kind(printed, record.tokens_per_s)
     if reason:
-        return replace(record, flags=[*record.flags, f"{words}: {reason}"])
+        return replace(record, flags=[*record.flags, Flag(f"{words}: {reason}", kind)])
     derived = ["tokens_per_s_gpu"] if record.sources.get("tokens_per_s_gpu") == "tokens_per_s / gpus" else []
     gone = {name: None for name in (*_OF_RATE, *derived) if getattr(record, name) is not None}
     sources = {name: source for name, source in record.sources.items() if name not in gone}
-    return replace(record, **gone, sources=sources, flags=[*record.flags, f"{words}: left out"])  # type: ignore[arg-type]
+    return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{words}: left out", kind)])  # type: ignore[arg-type]
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs import Part, Place
 from hpc_gpt.readers.pattern import MARKS, TEXT_FIELDS, Dialect
+from hpc_gpt.runs.record import Flag
 from hpc_gpt.secrets import hide_secrets
 
 # Who states a value; the highest is used, as it is nearest to what ran.
@@ -200,10 +201,10 @@ class Draft:
         if name not in self and value is not None:
             self.set(name, value, f"inferred: {how}")
 
-    def flag(self, words: str) -> None:
+    def flag(self, words: str, kind: str = "") -> None:
         """Adds a flag, once."""
         if words not in self.flags:
-            self.flags.append(words)
+            self.flags.append(Flag(words, kind))
 
 
 def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
@@ -217,7 +218,9 @@ def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]
         usable = [(value, each) for each in candidates if (value := _usable(name, each.value)) is not None]
         for each in candidates:
             if _usable(name, each.value) is None:
-                draft.flag(f"{_COMPARED.get(name, name)} cannot be {str(each.value)[:40]} ({each.source}): left out")
+                draft.flag(
+                    f"{_COMPARED.get(name, name)} cannot be {str(each.value)[:40]} ({each.source}): left out", "value"
+                )
         if not usable:
             continue
         best, said = max(usable, key=lambda pair: pair[1].by)

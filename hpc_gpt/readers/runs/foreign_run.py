@@ -246,7 +246,7 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
     found = {each.name: each for part in parts for each in dialects_of(part)}
     for name in dict.fromkeys([dialect, *(fact.dialect for part in parts for fact in part.totals.values())]):
         for flag in found[name].flags if name in found else ():
-            draft.flag(f"{name}: {flag}")
+            draft.flag(f"{name}: {flag}", "program")
     _flag_samples(draft)
 
 
@@ -257,7 +257,9 @@ def _flag_samples(draft: Draft) -> None:
         counted = each * epochs
     batch, planned = draft.whole("global_batch"), draft.whole("steps_planned")
     if counted and batch and planned and counted < planned * batch < counted + batch * (draft.whole("epochs") or 1):
-        draft.flag(f"the program counts {counted} samples, but {planned} x {batch} = {planned * batch} were run")
+        draft.flag(
+            f"the program counts {counted} samples, but {planned} x {batch} = {planned * batch} were run", "samples"
+        )
 
 
 def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:

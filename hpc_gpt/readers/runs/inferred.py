@@ -139,16 +139,18 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     cp = draft.whole("cp") or 1
     if gpus and tp and pp and not dp:
         ways = "tp x pp" + (" x cp" if cp > 1 else "")
-        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible")
+        draft.flag(f"{gpus} GPUs are no multiple of {ways} = {tp * pp * cp}: the layout is impossible", "layout")
     elif gpus and tp and pp and dp and tp * pp * dp * cp != gpus:
         needed = counted(tp * pp * dp * cp, "GPU")
-        draft.flag(f"layout {Layout(tp, pp, dp, cp)} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})")
+        draft.flag(
+            f"layout {Layout(tp, pp, dp, cp)} needs {needed}, but {gpus} are stated ({draft.sources['gpus']})", "layout"
+        )
     micro, chunks, whole = (draft.whole(name) for name in ("micro_batch", "micro_batches", "global_batch"))
     if dp and micro and whole and not chunks:
-        draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}")
+        draft.flag(f"global_batch {whole} is no multiple of micro_batch {micro} x dp {dp} = {micro * dp}", "batch")
     elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
-        draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})")
+        draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})", "batch")
 
 
 def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:

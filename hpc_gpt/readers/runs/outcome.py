@@ -172,9 +172,11 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
     counting = steps.counts
     whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
     if whole:
-        draft.flag("every step was skipped by an overflow of fp16: step_s is of forward and backward only")
+        draft.flag(
+            "every step was skipped by an overflow of fp16: step_s is of forward and backward only", "all_skipped"
+        )
     for flag in times.flags:
-        if not (whole and "or was skipped" in flag):
+        if not (whole and flag.kind == "none_plain"):
             draft.flag(flag)
     if asked:
         draft.flag(f"slow lines after {asked} are set apart")
@@ -324,7 +326,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
         draft.set("loss_first", float(steps["loss"][first]), steps.place(first))
         draft.set("loss_last", float(steps["loss"][last]), steps.place(last))
         if last > first and steps["loss"][last] >= steps["loss"][first]:
-            draft.flag("the loss did not fall")
+            draft.flag("the loss did not fall", "loss")
     if len(steps) and (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
     evals = evaluations(steps, parts)
@@ -351,7 +353,7 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
             draft.set("nan_steps", lost, "lines with a loss or a gradient that is no number")
         if lost:
             where = f", the first at {steps.place(int(nan[0]))}" if len(nan) else ""
-            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}")
+            draft.flag(f"{counted(lost, 'line')} with a loss or a gradient that is no number{where}", "nan")
     else:
         skipped = sum(table.totals.get("skipped", 0.0) for part in parts for table in part.steps.values())
         if skipped:

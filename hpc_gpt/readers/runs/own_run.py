@@ -27,7 +27,7 @@ from hpc_gpt.readers.steps import RULE, StepTable, StepTimes, steps_that_count, 
 from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
-from hpc_gpt.runs.record import RECORD_KEYS, Record
+from hpc_gpt.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
@@ -165,9 +165,9 @@ def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
         if found is not None:
             name, asked = None if found == "cpu" else device_named(found) or found, draft.get("device")
             if asked and asked not in (name, found):
-                draft.flag(f"the profile says device {asked}, the run found {name or 'no GPU'}")
+                draft.flag(f"the profile says device {asked}, the run found {name or 'no GPU'}", "device")
             where = f"attempts/{read.attempt.number}/trainer.json"
-            return draft.set("device", name, where if name else f"{where}: the ranks ran on CPU")
+            return draft.set("device", name, where if name else f"{where}: {ON_CPU}")
     return None
 
 
@@ -189,7 +189,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     """Adds the measurements of GPUs, compiler and kernels, each from the last attempt that has it."""
     for read in attempts:
         for kernel, reason in (read.trainer.get("attention_failed") or {}).items():
-            draft.flag(f"attention: {kernel} failed in a trial, so the next kernel ran: {_text(reason)}")
+            draft.flag(f"attention: {kernel} failed in a trial, so the next kernel ran: {_text(reason)}", "attention")
         for name, tables, keys in (
             ("trainer", read.trainer, ("attention_used",)),
             ("measured", read.measured, _MEASURED),
@@ -199,7 +199,7 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
             for key in keys:
                 if tables.get(key) is not None:
                     if key == "attention_used" and read.trainer.get(key) not in (None, tables[key]):
-                        draft.flag(f"attention: torch chose {read.trainer[key]}, but {tables[key]} ran")
+                        draft.flag(f"attention: torch chose {read.trainer[key]}, but {tables[key]} ran", "attention")
                     rate = f": {tables.get('matmul')}, the slowest rank's" if key in _RATES else ""
                     draft.set(key, tables[key], where + rate)
     # The count continues over all attempts, like the positions of the streams.
@@ -218,7 +218,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
         for key, index in (("loss_first", losses[0]), ("loss_last", losses[-1])):
             draft.set(key, float(steps["loss"][index]), steps.place(index))
         if len(losses) > 1 and draft.get("loss_last") >= draft.get("loss_first"):
-            draft.flag("the loss did not fall")
+            draft.flag("the loss did not fall", "loss")
     if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
     evaluated = np.flatnonzero(~np.isnan(steps["loss_eval"]))
@@ -229,9 +229,11 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
             draft.set("loss_eval_by", by_source, steps.place(last))
     if len(nan):
         where = steps.place(int(nan[0]))
-        draft.flag(f"{counted(len(nan), 'step')} with a loss or a gradient that is no number, the first at {where}")
+        draft.flag(
+            f"{counted(len(nan), 'step')} with a loss or a gradient that is no number, the first at {where}", "nan"
+        )
     if np.all(skips > 0):
-        draft.flag("every step was skipped: step_s includes forward and backward only")
+        draft.flag("every step was skipped: step_s includes forward and backward only", "all_skipped")
     where = "metrics.jsonl of the attempts"
     saves = steps["save_s"][~np.isnan(steps["save_s"])]
     draft.set("skipped_steps", int(skips.sum()), where)

@@ -16,28 +16,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.report.loss_curve import LINES, loss_curve
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
-from hpc_gpt.report.page.charts import SERIES, curve_choices, has_curve
-from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of, overlaid
-from hpc_gpt.report.page.run_table import (
-    SHOWN_GROUPS,
-    best_runs,
-    failures_by_cause,
-    figure_text,
-    gpu_hours_of,
-    layouts_of,
-    run_label,
-    table_of,
-)
-from hpc_gpt.report.page.svg import Svg, number, safe
+from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
+from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of
+from hpc_gpt.report.page.groups import Group, groups_of
+from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, short_labels, table_of
+from hpc_gpt.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of
+from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.words import NOTHING, counted, show_digits
 
 # Above these numbers the page says less about each run, so that it stays a few megabytes.
 DETAILED_RUNS = 60
-CHARTED_RUNS = 12
+STATIC_CURVES = 12
+MOST_VARIED = 6  # columns of keys that sweeps vary
+SHOWN_GROUPS = 8  # of the best runs
 SHOWN_ANOMALIES = 20
 MOST_ANOMALIES = 200
 MOST_NOTES = 100
@@ -80,23 +78,25 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     from hpc_gpt import __version__
 
     labels = [run_label(run, place) for place, run in enumerate(runs)]
+    shorts = short_labels(labels)
     anomalies = rank_anomalies(runs)
     order = worst_first(runs, anomalies)
-    with_curve = [place for place in order if has_curve(runs[place])]
-    detailed, charted = order[:DETAILED_RUNS], set(with_curve[:CHARTED_RUNS])
-    headings, lines, few = table_of(runs, labels, sources=len(runs) <= DETAILED_RUNS)
+    detailed = order[:DETAILED_RUNS]
+    found, above = groups_of(runs), _common_folder(runs)
+    varied = list(dict.fromkeys(key for group in found for key in group.varied))[:MOST_VARIED]
+    headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
-    choices = curve_choices(runs, labels, with_curve)
-    over = with_curve[:SERIES]
+    curves = _static_curves(runs, shorts, found)
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
     doubts = Counter(place for each in (*failures, *anomalies) if each.level < KNOW for place in each.runs)
     style, script = asset("page.css"), asset("page.js")
-    page: str = page_environment(_common_folder(runs)).get_template("report/page.html.j2").render(
+    page: str = page_environment(above).get_template("report/page.html.j2").render(
         version=__version__,
         title=f"{labels[0] if len(labels) == 1 else f'{len(labels):,} runs'} · hpc-gpt report",
+        about=" · ".join(filter(None, (_folder_name(above), _newest(runs)))),
         style=Svg(style),
         script=Svg(script),
         style_hash=csp_hash(style),
@@ -107,6 +107,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         best=best,
         not_ranked=not_ranked,
         shown_groups=SHOWN_GROUPS,
+        ends=ends_of(runs),
         hours=gpu_hours_of(runs),
         by_cause=failures_by_cause(runs),
         failures=failures[:MOST_ANOMALIES],
@@ -115,6 +116,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         shown_anomalies=SHOWN_ANOMALIES,
         more_anomalies=max(0, len(anomalies) - MOST_ANOMALIES),
         labels=labels,
+        shorts=shorts,
         headings=headings,
         lines=lines,
         few=few,
@@ -122,13 +124,10 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         doubts=[doubts[place] for place in range(len(runs))],
         groups=groups,
         more_layouts=more_layouts,
-        overlays=overlaid([runs[place] for place in over], [labels[place] for place in over], "all"),
-        over=len(over),
-        choices=choices,
-        charted=len(charted),
-        with_curve=len(with_curve),
+        curves=curves,
+        data=curves_json(runs, shorts, found, lambda text: text.replace(above, "") if above else text),
         details=[
-            details_of(runs[place], labels[place], place, _summary(runs[place]), place in charted)
+            details_of(runs[place], labels[place], place, _summary(runs[place]))
             for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
         ],
         shared=shared,
@@ -137,6 +136,24 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         runs=len(runs),
     )  # fmt: skip
     return page
+
+
+def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[Group]) -> list[tuple[str, Svg]]:
+    """(title, drawing) of the loss of each group that has one, for a page without a script; at most STATIC_CURVES."""
+    found: list[tuple[str, Svg]] = []
+    for group in groups:
+        drawn = [place for place in group.places if has_curve(runs[place])]
+        curves = []
+        for place in drawn:
+            steps = drawable(runs[place].steps)
+            if np.isfinite(steps["loss"]).any():
+                curves.append((names[place], steps["step"], steps["loss"]))
+        if curves and len(found) < STATIC_CURVES:
+            # The newest run is the last one.
+            title = f"Loss of {group.title}"
+            title += f", the last {LINES} of {len(curves):,} runs" if len(curves) > LINES else ""
+            found.append((title, loss_curve(curves[-LINES:], title, f"loss-{len(found)}")))
+    return found
 
 
 def page_environment(above: str = "") -> Any:
@@ -177,7 +194,7 @@ def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> str
     if len(counts) > ENDS_COUNTED:
         parts.append(f"{len(counts) - ENDS_COUNTED:,} other ways to end")
     serious = sum(FAILED < anomaly.level < KNOW for anomaly in anomalies)
-    text = f"{counted(len(runs), 'run')}: {', '.join(parts)}." if runs else "No runs."
+    text = f"{', '.join(parts)}." if runs else "No runs."
     return text + (f" {serious:,} anomal{'ies' if serious != 1 else 'y'} in their figures." if serious else "")
 
 
@@ -205,3 +222,14 @@ def _common_folder(runs: Sequence[RunRead]) -> str:
     except ValueError:  # no file, or absolute and relative ones
         return ""
     return f"{common}/" if os.path.isabs(common) and common != "/" else ""
+
+
+def _folder_name(above: str) -> str:
+    """The name of the folder of all runs, without the folders above it."""
+    return safe(Path(above).name, 80)
+
+
+def _newest(runs: Sequence[RunRead]) -> str:
+    """The day of the newest run, if one is known."""
+    days = [run.record.started[:10] for run in runs if run.record.started]
+    return f"newest run of {safe(max(days), 10)}" if days else ""

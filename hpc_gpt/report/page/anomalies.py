@@ -14,7 +14,7 @@ from statistics import median
 from hpc_gpt.ends.failures import ENDED, LIVE
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page.svg import number, safe
+from hpc_gpt.report.svg import number, safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 
@@ -24,7 +24,7 @@ FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 # How a run ended, where the text for it is not the class in words; and its level unless it has failed, None if nothing
 # is wrong.
 _TEXTS = {
-    "walltime": "out of walltime", "refused": "refused by the scheduler", "budget": "out of budget",
+    "walltime": "out of walltime", "budget": "out of budget",
     "gpu_memory": "out of GPU memory", "host_memory": "out of host memory",
     "collective_timeout": "a collective timed out", "hang": "hung", "nan": "NaN loss", "data": "data fault",
 }  # fmt: skip
@@ -34,32 +34,12 @@ _ENDED_LEVELS: dict[str, int | None] = {
     "budget": LOOK,
 }
 ENDED_TEXTS = {ended: (_TEXTS.get(ended, ended.replace("_", " ")), _ENDED_LEVELS.get(ended, FAILED)) for ended in ENDED}
-# The level of a flag: the first pattern found in it decides.
-_FLAG_LEVELS = (
-    (
-        KNOW,
-        re.compile(
-            r"\b(?:are|is) null\b|^the profile says device|^the first cause is not certain|trained again counts"
-            r"|^[a-z][a-z0-9_-]{1,40}: ",  # a dialect, and a remark on its figures
-            re.I,
-        ),
-    ),
-    (ABSURD, re.compile(r"^faster than the peak", re.I)),
-    (
-        DOUBT,
-        re.compile(
-            r"cannot exist|impossible|cannot be(?! read)|contradict|(?:is|are) wrong|no number"
-            r"|\bnan\b|^every step was skipped|disagree|is no multiple|are no multiple|layout \S+ needs"
-            r"|but the global batch|the program counts? \S+ samples|does not fit",
-            re.I,
-        ),
-    ),
-)
-# Two figures of one quantity in a flag, such as a printed step time and the one by the clock.
-_TWO_FIGURES = re.compile(
-    r"the program prints (?P<one>[\d.,]+) (?:s a step|tokens/s), but .{1,80}? give (?P<other>[\d.,]+)"
-)
-_ABSURD = 100.0  # ratio of the two from which one is absurd
+# The level of a flag by its kind; any other is worth a look.
+_FLAG_LEVELS = {
+    **dict.fromkeys(("absurd", "above_peak"), ABSURD),
+    **dict.fromkeys(("layout", "batch", "samples", "value", "nan", "all_skipped"), DOUBT),
+    **dict.fromkeys(("no_peak", "device", "cause", "attempts", "program", "attention"), KNOW),
+}
 # What differs between two runs that fail in the same way: paths, addresses, the unit of a size, and host names.
 _VARYING = re.compile(r"(?:[\w.~-]*/)+[\w.-]+|\b0x[0-9a-fA-F]+\b|\b[KMGT]i?B\b|\bbytes\b")
 _EXCEPTION = re.compile(r"^(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): ")
@@ -193,18 +173,16 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
             f"{words}, but its log reports {ended_text(first.ended)}: {safe(first.words, 300)}",
             str(first.place),
         )
-    flags = [safe(flag, 300) for flag in record.flags[:40]]
-    for flag in flags:
-        yield _flag_level(flag), flag, ""
-    flagged = " ".join(flags).lower()
-    if (nan := number(record.nan_steps)) and "no number" not in flagged and "nan" not in flagged:
+    for flag, kind in record.all_flags[:40]:
+        yield _FLAG_LEVELS.get(kind, LOOK), safe(flag, 300), ""
+    if (nan := number(record.nan_steps)) and "nan" not in record.flag_kinds:
         yield DOUBT, f"{counted(int(nan), 'step')} with a NaN loss", ""
-    if (skipped := number(record.skipped_steps)) and "every step was skipped" not in flagged:
+    if (skipped := number(record.skipped_steps)) and "all_skipped" not in record.flag_kinds:
         yield LOOK, f"{counted(int(skipped), 'step')} skipped", ""
     if again := trained_again(run.steps):
         restarts = len(set(run.steps.attempt.tolist())) - 1
         yield LOOK, f"{again:,} steps trained again after {counted(restarts, 'restart')}", ""
-    yield from _speed(record, medians, "spread widely" in flagged)
+    yield from _speed(record, medians, "spread" in record.flag_kinds)
 
 
 def trained_again(curve: StepTable) -> int:
@@ -228,14 +206,6 @@ def _speed(
 def is_history(run: RunRead) -> bool:
     """Whether the run is done and its failures are those of earlier attempts."""
     return run.record.ended == "done" and len(run.record.attempts or ()) > 1
-
-
-def _flag_level(flag: str) -> int:
-    if (two := _TWO_FIGURES.search(flag)) is not None:
-        one, other = (float(figure.strip(".,").replace(",", "") or 0) for figure in two.groups())
-        if min(one, other) * _ABSURD <= max(one, other):
-            return ABSURD
-    return next((level for level, words in _FLAG_LEVELS if words.search(flag)), LOOK)
 
 
 def _cost(record: Record) -> float:

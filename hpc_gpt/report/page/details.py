@@ -1,4 +1,4 @@
-"""The details of one run on the page: how it ended, its charts, its attempts, every figure and where it is from.
+"""The details of one run on the page: how it ended, its attempts, every figure and where it is from.
 
 Above DETAILED_RUNS the page has only briefs of the others: sources that most of them share are there once.
 """
@@ -6,7 +6,6 @@ Above DETAILED_RUNS the page has only briefs of the others: sources that most of
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ import numpy as np
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.page.anomalies import ENDED_TEXTS, ended_text, is_history
-from hpc_gpt.report.page.charts import SERIES, ChartMarks, ChartSeries, Points, line_chart, swatch
-from hpc_gpt.report.page.run_table import SHOWN_KEYS, ended_sign, figure_text, stage_bars
-from hpc_gpt.report.page.svg import Svg, number, safe
+from hpc_gpt.report.page.curves import drawable, has_curve
+from hpc_gpt.report.page.run_table import SHOWN_KEYS, bars, ended_sign, figure_text
+from hpc_gpt.report.svg import number, safe
 from hpc_gpt.report.tables import show_begin
 from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.words import NOTHING, and_more, counted, show_digits
+from hpc_gpt.words import NOTHING, show_digits
 
 MOST_FLAGS = 40
 _NO_HISTORY = ("done", "running", "pending", "unknown")
@@ -33,24 +32,16 @@ _ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_st
 _MOST_FILES = 12
 _LONGEST = 160
 _PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")
-SAMPLES = 10  # rows of the table beside a chart
+SAMPLES = 10  # rows of the table of steps
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A chart, its caption and its legend: (sign, text)."""
-
-    chart: Svg
-    caption: str
-    legend: Sequence[tuple[Svg, str]]
-
-
-def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool) -> dict[str, Any]:
-    """What the template needs of the run at `place` in the report; with charts if it is `charted`."""
-    record, anchor = run.record, f"run-{place + 1}"
+def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, Any]:
+    """What the template needs of the run at `place` in the report."""
+    record = run.record
     attempts = record.attempts or []
     lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
     of_stages = {words: getattr(record, key) for key, words in _MEMORY.items()}
+    parts = {key: seconds for key, seconds in (record.start_parts or {}).items() if number(seconds) is not None}
     return {
         **_title(run, label, place),
         "summary": summary,
@@ -62,13 +53,13 @@ def details_of(run: RunRead, label: str, place: int, summary: str, charted: bool
         "attempts": lines if len(attempts) > 1 else [],
         "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
         "facts": _facts(record),
-        "stages": [
-            {"kind": words, "bars": stage_bars(each)} for words, each in of_stages.items() if each and len(each) > 1
-        ],
+        "stages": [{"kind": words, "bars": bars(each)} for words, each in of_stages.items() if each and len(each) > 1],
         "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
         "more_files": max(0, len(run.files) - _MOST_FILES),
-        "figures": run_figures(run, label, anchor) if charted else (),
-        "sampled": samples(run.steps) if charted else None,
+        "start": [(safe(key, 40), *each) for key, each in zip(parts, bars(list(parts.values())), strict=True)],
+        "start_s": figure_text(show_digits, number(record.start_s)),
+        "has_curve": has_curve(run),
+        "sampled": samples(run.steps),
     }
 
 
@@ -91,7 +82,8 @@ def _failures(run: RunRead) -> list[dict[str, Any]]:
 
 def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
     ended = run.record.ended
-    return {"anchor": f"run-{place + 1}", "label": label, "sign": ended_sign(ended), "ended": ended_text(ended)}
+    about = {"label": label, "sign": ended_sign(ended), "ended": ended_text(ended)}
+    return {"place": str(place), "anchor": f"run-{place + 1}", **about}
 
 
 def _facts(record: Record) -> list[dict[str, str]]:
@@ -160,42 +152,9 @@ def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(", ".join(names), where) for where, names in keys.items()]
 
 
-def run_figures(run: RunRead, label: str, anchor: str) -> list[Figure]:
-    """Charts of loss and step time of one run, if its log has them."""
-    curve = _drawable(run.steps)
-    figures = []
-    if np.isfinite(curve["loss"]).any() or np.isfinite(curve.eval_loss).any():
-        figures.append(_figure(run, curve, label, f"{anchor}-loss", "Loss", "loss", curve["loss"]))
-    if np.isfinite(curve["step_s"]).any():
-        figures.append(_figure(run, curve, label, f"{anchor}-time", "Step time", "seconds a step", curve["step_s"]))
-    return figures
-
-
-def overlaid(runs: Sequence[RunRead], labels: Sequence[str], anchor: str) -> list[Figure]:
-    """Charts of loss and of step time of up to SERIES runs together; none if fewer than two have a curve."""
-    figures = []
-    for name, unit, key in (("Loss", "loss", "loss"), ("Step time", "seconds a step", "step_s")):
-        drawn: list[tuple[ChartSeries, StepTable, str]] = []
-        for run, label in zip(runs, labels, strict=True):
-            curve = _drawable(run.steps)
-            values = curve[key]
-            if np.isfinite(values).any():
-                drawn.append((_series(curve, values, len(drawn)), curve, label))
-        if len(drawn) < 2 or len(drawn) > SERIES:
-            continue
-        restarts = sum(len(_restarts(curve)) for _, curve, _ in drawn)
-        words = "; ".join(f"{label}: {_course(one.x, one.y)}" for one, _, label in drawn)
-        title = f"{name} over steps of {len(drawn)} runs"
-        chart = line_chart(title, words, unit, [one for one, _, _ in drawn], f"{anchor}-{key}")
-        legend = [(swatch(f"s{index}"), label) for index, (_, _, label) in enumerate(drawn)]
-        caption = title + ("; a line ends at a restart of its run" if restarts else "")
-        figures.append(Figure(chart, caption, legend))
-    return figures
-
-
 def samples(curve: StepTable) -> dict[str, Any]:
     """At most SAMPLES steps in order of training, evenly spread, with the last one: `headings` and `lines` of text."""
-    curve = _drawable(curve)
+    curve = drawable(curve)
     if not len(curve):
         return {"headings": [], "lines": []}
     several = len(set(curve.attempt.tolist())) > 1
@@ -203,7 +162,8 @@ def samples(curve: StepTable) -> dict[str, Any]:
     columns = [("Step", [f"{step:,.0f}" for step in curve["step"][places]])]
     if several:
         columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
-    for heading, key in (("Loss", "loss"), ("Step s", "step_s"), ("Gradient norm", "grad_norm")):
+    for heading, key in (("Loss", "loss"), ("Step s", "step_s"), ("Gradient norm", "grad_norm"),
+                         ("Memory GiB", "memory_gib")):  # fmt: skip
         values = curve[key]
         if np.isfinite(values).any():
             columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
@@ -211,78 +171,3 @@ def samples(curve: StepTable) -> dict[str, Any]:
         columns.append(("Skipped", ["yes" if curve.is_skipped[at] else "no" for at in places]))
     headings, cells = zip(*columns, strict=True)
     return {"headings": headings, "lines": list(zip(*cells, strict=True))}
-
-
-def _figure(run: RunRead, curve: StepTable, label: str, anchor: str, name: str, unit: str, values: Points) -> Figure:
-    record = run.record
-    is_loss = unit == "loss"
-    restarts = _restarts(curve)
-    skipped = curve["step"][curve.is_skipped]
-    # A missing figure is only a gap unless the record has NaN steps.
-    bad = ~np.isfinite(curve["loss"]) & ~curve.is_skipped
-    nan = curve["step"][bad] if is_loss and number(record.nan_steps) else np.zeros(0)
-    middle, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
-    level = None if is_loss or middle is None else (middle if low is None else low, middle, high or middle)
-    evaluated = np.isfinite(curve.eval_loss) & np.isfinite(curve.eval_step)
-    points = (curve.eval_step[evaluated], curve.eval_loss[evaluated]) if is_loss and evaluated.any() else None
-    one = _series(curve, values, 0)
-    title = f"{name} over steps, {label}"
-    words = [f"{name} {_course(one.x, one.y)}."]
-    legend = [(swatch("s0"), unit)]
-    if one.again.any():
-        legend.append(
-            (swatch("s0 again"), f"{counted(int(one.again.sum()), 'step')} that a later attempt trained again")
-        )
-    if level is not None:
-        text = f"step_s, {show_digits(middle)} s"
-        if low is not None:
-            text = f"median of the steady steps {show_digits(middle)} s"
-            text += f", band: 10th to 90th percentile {show_digits(low)} to {show_digits(high)} s"
-        legend.append((swatch("median"), text))
-    if points is not None:
-        legend.append((swatch("point"), "evaluation"))
-        words.append(f"Evaluation {_course(*points)}.")
-    if restarts:
-        legend.append((swatch("restart"), "restart"))
-        starts = "; ".join(f"{attempt} starts at step {step:,.0f}" for step, attempt in restarts[:5])
-        words.append(starts.capitalize() + and_more(len(restarts), 5) + ".")
-    if len(skipped):
-        legend.append((swatch("skipped"), f"skipped steps ({len(skipped):,})"))
-        words.append(f"{counted(len(skipped), 'step')} skipped, the first at step {skipped[0]:,.0f}.")
-    if len(nan):
-        legend.append((swatch("nan"), f"steps with no finite loss ({len(nan):,})"))
-        words.append(f"{counted(len(nan), 'step')} with no finite loss, the first at step {nan[0]:,.0f}.")
-    if curve.stride > 1:
-        words.append(f"One of {curve.stride} steps is drawn.")
-        legend.append((swatch("s0"), f"one of {curve.stride} steps"))
-    marks = ChartMarks(restarts, skipped, nan, level, points)
-    return Figure(line_chart(title, " ".join(words), unit, [one], anchor, marks), name + " over steps", legend)
-
-
-def _course(x: Points, y: Points) -> str:
-    """A curve in words."""
-    finite = np.flatnonzero(np.isfinite(y))
-    if not len(finite):
-        return "has no figure"
-    first, last = finite[0], finite[-1]
-    least, most = finite[np.argmin(y[finite])], finite[np.argmax(y[finite])]
-
-    def point(at: int) -> str:
-        return f"{safe(show_digits(number(float(y[at])), 4), 40)} at step {x[at]:,.0f}"
-
-    return f"from {point(first)} to {point(last)}, lowest {point(least)}, highest {point(most)}"
-
-
-def _restarts(curve: StepTable) -> list[tuple[float, str]]:
-    """(first step, "attempt n") of every attempt after the first."""
-    changes = np.flatnonzero(curve.attempt[1:] != curve.attempt[:-1]) + 1
-    return [(float(curve["step"][at]), f"attempt {curve.attempt[at]}") for at in changes]
-
-
-def _series(curve: StepTable, values: Points, style: int) -> ChartSeries:
-    return ChartSeries(curve["step"], values, curve.attempt, ~curve.counts, style)
-
-
-def _drawable(curve: StepTable) -> StepTable:
-    """Only the lines whose step is a number."""
-    return curve.take(np.isfinite(curve["step"]))

@@ -1,30 +1,26 @@
-"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars; and what
-people came for, at the top: the best runs, the GPU hours, the failures by cause.
+"""The page's tables: the runs, with the source of each figure, and throughput and memory by layout, with bars."""
 
-Only runs that are comparable are ranked together: those of one model size, sequence length and device, whose figures
-are not in doubt.
-"""
-
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
-from hpc_gpt.report.page.svg import Svg, number, safe
+from hpc_gpt.report.page.anomalies import ended_text, has_failed
+from hpc_gpt.report.page.groups import flat_settings
+from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.layout import AXES
-from hpc_gpt.words import NOTHING, counted, show_count, show_digits, show_params, show_rate, show_share
+from hpc_gpt.words import NOTHING, show_count, show_digits, show_params, show_rate
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
 MOST_LINES = 60  # of the layouts
+_RUN_ID = re.compile(r"(?<=/)\d{8}-\d{6}-([0-9a-f]{4})$")
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,17 @@ def run_label(run: RunRead, place: int) -> str:
     return safe(run.files[0].name, 160) if run.files else f"run {place + 1}"
 
 
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """The labels with the id of a run of ours cut to its end, if that is as clear.
+
+    >>> short_labels(["demo/20261126-210931-0023", "meg_n16", "a/20261126-210931-77aa", "a/20261126-211000-77aa"])
+    ['demo/0023', 'meg_n16', 'a/20261126-210931-77aa', 'a/20261126-211000-77aa']
+    """
+    shorts = [_RUN_ID.sub(r"\1", label) for label in labels]
+    counts = Counter(shorts)
+    return [short if counts[short] == 1 else label for short, label in zip(shorts, labels, strict=True)]
+
+
 def _time(record: Record) -> str | None:
     return record.started.replace("T", " ")[:16] if record.started else None
 
@@ -112,15 +119,17 @@ _FEW_COLUMNS = (
            "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
     *_figures("seq", "global_batch", "step_s"),
     replace(FIGURES["tokens_per_s_gpu"], keys=("tokens_per_s_gpu", "tokens_per_s", "gpus"), value=tokens_per_s_gpu),
-    *_figures("tflops_seed", "tflops_hardware", "tflops_model", "tflops_printed", "mfu", "mfu_printed"),
+    *_figures("tflops_model", "mfu"),
     Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
            show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
-    *_figures("loss_last", "gpu_hours"),
+    *_figures("loss_last"),
+    replace(FIGURES["gpu_hours"], value=lambda record: None if record.is_on_cpu else record.gpu_hours),
 )  # fmt: skip
 # These are shown if the reader asks for them: the table is then wider than most windows.
 _MORE_COLUMNS = (
     Column("p10..p90 s", ("step_s_p10", "step_s_p90"), _spread, str,
            means="10th and 90th percentile of the same steps; sorted by the 10th"),
+    *_figures("tflops_seed", "tflops_hardware", "tflops_printed", "mfu_printed"),
     *_figures("tokens_per_s", "loss_first", "loss_eval"),
     _words("Loss eval by source", ("loss_eval_by",), losses_by_source, "of the last evaluation on each of a mixture"),
     *_figures("skipped_steps", "nan_steps"),
@@ -138,14 +147,18 @@ SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"en
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 
-def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Column], list[Line], int]:
+def table_of(
+    runs: Sequence[RunRead], labels: Sequence[str], varied: Sequence[str], sources: bool
+) -> tuple[list[Column], list[Line], int]:
     """Columns, lines, and how many of the columns are always shown; a column without any value is left out.
 
-    `sources`: cells have the source of their figure.
+    `varied`: settings that sweeps vary, first. `sources`: cells have the source of their figure.
     """
-    grid = [[_cell(column, run.record, sources) for column in _COLUMNS] for run in runs]
+    settings = {id(run.record): flat_settings(run.record) for run in runs} if varied else {}
+    columns = [*(_varied_column(key, settings) for key in varied), *_COLUMNS]
+    grid = [[_cell(column, run.record, sources) for column in columns] for run in runs]
     filled = []
-    for at, column in enumerate(_COLUMNS):
+    for at, column in enumerate(columns):
         nothing = (NOTHING, "0") if column.keys[0] in _ZERO_IS_NOTHING else (NOTHING,)
         if any(line[at].text not in nothing for line in grid):
             filled.append(at)
@@ -153,7 +166,17 @@ def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> t
     for run, label, cells in zip(runs, labels, grid, strict=True):
         ended = run.record.ended
         lines.append(Line(label, ended_sign(ended), ended_text(ended), has_failed(ended), [cells[at] for at in filled]))
-    return [_COLUMNS[at] for at in filled], lines, sum(at < len(_FEW_COLUMNS) for at in filled)
+    return [columns[at] for at in filled], lines, sum(at < len(varied) + len(_FEW_COLUMNS) for at in filled)
+
+
+def _varied_column(key: str, settings: Mapping[int, Mapping[str, Any]]) -> Column:
+    """The column of a setting: of numbers if it has no other value in any run."""
+    values = [found[key] for found in settings.values() if key in found]
+    figures = all(number(value) is not None for value in values)
+    heading, means = key.rpartition(".")[2], f"{key}, which a sweep varies"
+    if figures:
+        return Column(heading, (key,), lambda record: settings[id(record)].get(key), "{:g}".format, means=means)
+    return _words(heading, (key,), lambda record: safe(settings[id(record)].get(key), 40) or None, means)
 
 
 def ended_sign(ended: str | None) -> str:
@@ -210,8 +233,8 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
     return shown, left_out
 
 
-def stage_bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
-    """(GiB, bar) of each pipeline stage; bars are relative to the highest."""
+def bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
+    """(figure, bar) of each; bars are relative to the highest."""
     known = [number(value) for value in figures[:256]]
     most = max((figure for figure in known if figure is not None), default=0.0)
     return [(figure_text(show_digits, figure), _bar(figure, most)) for figure in known]
@@ -253,121 +276,3 @@ def _bar(figure: float | None, most: float) -> Svg:
     """A bar that only repeats the figure beside it; a screen reader skips it."""
     share = figure / most if figure and most > 0 else 0.0
     return Svg(f'<meter value="{max(0.0, min(share, 1.0)):.3g}" aria-hidden="true"></meter>')
-
-
-SHOWN_GROUPS = 8
-
-
-def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[dict[str, Any]], list[str]]:
-    """(the best runs of each group, the largest groups first; why other runs with a rate are not ranked).
-
-    A group has one model size, sequence length and device. Its best run, by MFU and by tokens, is None if none has it.
-    """
-    doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
-    groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
-    in_doubt = not_known = 0
-    for place, run in enumerate(runs):
-        record = run.record
-        size, seq = number(record.params), number(record.seq)
-        if number(record.mfu) is None and not tokens_per_s_gpu(record):
-            continue
-        if place in doubted:
-            in_doubt += 1
-        elif size is None or seq is None or record.device is None:
-            not_known += 1
-        else:
-            groups[figure_text(show_params, size), int(seq), safe(record.device, 60)].append(place)
-    found = [
-        {
-            "title": f"{size} parameters, sequence {seq:,}, {device}",
-            "runs": len(places),
-            "by_mfu": _best(runs, places, lambda record: number(record.mfu), show_share),
-            "by_tokens": _best(runs, places, tokens_per_s_gpu, show_rate),
-        }
-        for (size, seq, device), places in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
-    notes = []
-    if in_doubt:
-        notes.append(f"{counted(in_doubt, 'run')} with figures in doubt")
-    if not_known:
-        notes.append(f"{counted(not_known, 'run')} whose model size, sequence length or device is not known")
-    return found, notes
-
-
-def _best(
-    runs: Sequence[RunRead],
-    places: Sequence[int],
-    value: Callable[[Record], float | None],
-    show: Callable[[float], str],
-) -> dict[str, Any] | None:
-    """The best run's place in the report, its figure, and its layout and GPUs in short."""
-    known = [(figure, place) for place in places if (figure := value(runs[place].record))]
-    if not known:
-        return None
-    figure, place = max(known, key=lambda pair: (pair[0], -pair[1]))
-    record = runs[place].record
-    gpus = number(record.gpus)
-    about = [layout_text(record), *([counted(int(gpus), "GPU")] if gpus else []), safe(record.dtype or "", 20)]
-    about = [part for part in about if part not in ("", "-")]
-    return {"place": place, "figure": figure_text(show, figure), "about": ", ".join(about)}
-
-
-def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
-    """GPU hours spent and lost, as text; None if no run has them.
-
-    Lost are all hours of a run that failed, and of other runs the steps that a later attempt trained again.
-    """
-    spent = [(number(run.record.gpu_hours), run) for run in runs]
-    known = [(hours, run) for hours, run in spent if hours]
-    if not known:
-        return None
-    failed = sum(hours for hours, run in known if has_failed(run.record.ended))
-    again = sum(min(hours, _hours_again(run)) for hours, run in known if not has_failed(run.record.ended))
-    total = sum(hours for hours, _ in known)
-    parts = [
-        f"{_hours(part)} {words}"
-        for part, words in ((failed, "of runs that failed"), (again, "of steps trained again"))
-        if part
-    ]
-    return {
-        "spent": _hours(total),
-        "lost": _hours(failed + again),
-        "share": show_share((failed + again) / total),
-        "parts": ", ".join(parts),
-        "known": len(known),
-    }
-
-
-def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
-    """The classes of failure, most GPU hours first: text, runs, GPU hours."""
-    hours: dict[str, list[float]] = defaultdict(list)
-    for run in runs:
-        if has_failed(run.record.ended):
-            hours[run.record.ended or ""].append(number(run.record.gpu_hours) or 0.0)
-    order = sorted(hours.items(), key=lambda item: (-sum(item[1]), -len(item[1])))
-    return [
-        {"cause": ended_text(ended), "runs": f"{len(each):,}", "hours": _hours(sum(each)) if any(each) else ""}
-        for ended, each in order
-    ]
-
-
-def _hours_again(run: RunRead) -> float:
-    """GPU hours of the steps that a later attempt trained again."""
-    steps, gpus, usual = run.steps, number(run.record.gpus), number(run.record.step_s)
-    if gpus is None or not len(steps) or steps.counts.all():
-        return 0.0
-    seconds = seconds_of_lines(steps, usual)
-    return float(np.nansum(seconds[~steps.counts])) * gpus / 3600
-
-
-def seconds_of_lines(steps: Any, usual: float | None) -> Any:
-    """Seconds of the steps of each line, (n,): its step time x the steps since the line before it."""
-    each = np.where(np.isfinite(steps["step_s"]), steps["step_s"], np.nan if usual is None else usual)
-    apart = np.diff(steps["step"], prepend=np.nan)
-    new = np.diff(steps.attempt, prepend=0) != 0
-    usual_gap = np.nanmedian(apart[~new & (apart > 0)]) if (~new & (apart > 0)).any() else 1.0
-    return each * np.where(new | ~(apart > 0), usual_gap, apart)
-
-
-def _hours(hours: float) -> str:
-    return figure_text(show_rate, hours)

@@ -7,7 +7,7 @@ import numpy as np
 
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.record import ON_CPU, Flag, Record
 from tests.report.step_tables import step_table
 
 HOSTILE = (
@@ -168,7 +168,8 @@ def usual_runs() -> list[RunRead]:
         RunRead(
             megatron(run="1587100", name="meg_nan", ended="nan", cause="12 steps in a row with a NaN loss",
                      nan_steps=12,
-                     tp=8, pp=8, micro_batch=2, flags=["12 steps with a loss that is no number, the first at out:300"]),
+                     tp=8, pp=8, micro_batch=2,
+                     flags=[Flag("12 steps with a loss that is no number, the first at out:300", "nan")]),
             curve(seed=2, nan=tuple(range(89, 101))),
         ),
         RunRead(
@@ -177,7 +178,7 @@ def usual_runs() -> list[RunRead]:
                      zero_stage=3, params=1_500_000_000, step_s=57.44, step_s_p10=None, step_s_p90=None,
                      tokens_per_s=18254.0, memory_allocated_gib=None, memory_reserved_gib=[21.5], gpu_hours=4.1,
                      flags=["step_s is runtime / steps, warm-up included",
-                            "1024 samples were trained where the program counted 1000: its samples/s cannot be right"]),
+                            Flag("the program counts 1000 samples, but 16 x 64 = 1024 were run", "samples")]),
             step_table(step=np.arange(1.0, 17), step_s=np.full(16, np.nan), loss=np.full(16, np.nan),
                   attempt=np.ones(16, int), steady=np.zeros(16, bool), counts=np.ones(16, bool),
                   skipped=np.zeros(16, bool)),
@@ -227,7 +228,22 @@ def many_runs(count: int = 1000) -> list[RunRead]:
             sources=dict.fromkeys(("tp", "pp", "dp", "gpus", "params"), f"log-{place}.out:12")
             | {"tokens_per_s": "global_batch x seq / step_s"}
             | {"step_s": f"log-{place}.out:99, median of 98 of 99 steps; {'the rule in words ' * 12}"},
-            flags=["no dense fp16 peak known for device v100-32g: mfu and hfu are null"] if place % 2 else [],
+            flags=[Flag("no dense fp16 peak known for device v100-32g", "no_peak")] if place % 2 else [],
         )  # fmt: skip
         runs.append(RunRead(record, line, files=[Path(f"/data/sweep/log-{place}.out")]))
     return runs
+
+
+def swept_runs() -> list[RunRead]:
+    """A sweep of four learning rates of a small model, on this machine's CPUs but the first, and one run beside it."""
+    runs = []
+    for place, rate in enumerate((1e-4, 3e-4, 1e-3, 3e-3)):
+        record = megatron(
+            run=f"20261120-08000{place}-00a{place}", name="lr-demo", engine="ddp", dialect="hpc-gpt", params=845_000,
+            gpus=2, seq=256, device=None, mfu=None, gpu_hours=0.01, loss_last=3.0 - 100 * rate, step_s=0.2,
+            tokens_per_s=5000.0 + place, started=f"2026-11-20T08:00:0{place}Z",
+            settings={"sweep": {"name": "lr-demo", "row": f"lr-{rate:g}"}, "train": {"lr": rate, "seed": 1}},
+            sources={"device": f"attempts/1/trainer.json: {ON_CPU}"} if place else {},
+        )  # fmt: skip
+        runs.append(RunRead(record, curve(200, seed=place)))
+    return [RunRead(megatron(), curve()), *runs]

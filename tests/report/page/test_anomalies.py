@@ -6,6 +6,7 @@ from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.readers.logs import Failure, Place
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import ABSURD, DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, rank_anomalies, worst_first
+from hpc_gpt.runs.record import Flag
 from tests.report.page.page_runs import curve, megatron, usual_runs
 
 
@@ -39,26 +40,21 @@ def test_of_two_failures_the_costlier_stands_first():
 
 
 @pytest.mark.parametrize(
-    ("flag", "level"),
-    [
-        ("tp8-pp4-dp4 cannot exist on 64 GPUs", DOUBT),
-        ("faster than the peak of v100-32g: the device or a size is wrong", ABSURD),
-        ("the program prints 410 s a step, but the lines' times of day give 0.41 s: left out", ABSURD),
-        ("the program prints 1.9 s a step, but the lines' times of day give 1.2 s: left out", LOOK),
-        ("the program prints 12 tokens/s, but batch, sequence and step time give 9,100: left out", ABSURD),
-        ("layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)", DOUBT),
-        ("the program counts 1000 samples, but 16 x 64 = 1024 were run", DOUBT),
-        ("8 x 2 x 4 = 64, but the global batch is 128 (a.out:9)", DOUBT),
-        ("hf_trainer: the program counts trainable parameters only", KNOW),
-        ("the first cause is not certain: its rank's clock", KNOW),
-        ("every step was skipped: step_s includes forward and backward only", DOUBT),
-        ("3 lines of metrics.jsonl cannot be read and were left out", LOOK),
-        ("the loss did not fall", LOOK),
-        ("no peaks known for device mi300x: mfu and hfu are null", KNOW),
-    ],
-)
-def test_a_flag_counts_by_what_it_says(flag, level):
-    assert told(RunRead(megatron(flags=[flag]))) == [(level, flag)]
+    ("kind", "level"),
+    [("layout", DOUBT), ("above_peak", ABSURD), ("absurd", ABSURD), ("disagrees", LOOK), ("samples", DOUBT),
+     ("batch", DOUBT), ("program", KNOW), ("cause", KNOW), ("all_skipped", DOUBT), ("value", DOUBT),
+     ("no_peak", KNOW), ("", LOOK), ("a kind of tomorrow", LOOK)],
+)  # fmt: skip
+def test_a_flag_counts_by_its_kind_and_not_by_its_words(kind, level):
+    words = "faster than the peak of v100-32g: the device is wrong, mfu is null"
+    assert told(RunRead(megatron(flags=[Flag(words, kind)]))) == [(level, words)]
+    assert told(RunRead(megatron(flags=[words]))) == [(LOOK, words)], "of an older version, without kinds"
+
+
+def test_a_flag_of_nan_or_skipped_steps_stands_for_its_count():
+    record = megatron(nan_steps=3, skipped_steps=9, flags=[Flag("a", "nan"), Flag("b", "all_skipped")])
+    assert told(RunRead(record)) == [(DOUBT, "a"), (DOUBT, "b")]
+    assert (LOOK, "9 steps skipped") in told(RunRead(megatron(skipped_steps=9)))
 
 
 def test_the_same_words_of_many_runs_are_one_anomaly():
@@ -95,9 +91,9 @@ def test_a_run_that_is_done_though_its_log_tells_of_a_failure():
 
 
 def test_an_absurd_figure_tops_all_others():
-    absurd = megatron(flags=["faster than the peak of v100-32g: the device or a size is wrong"], gpu_hours=0.1)
+    absurd = megatron(flags=[Flag("faster than the peak of v100-32g", "above_peak")], gpu_hours=0.1)
     runs = [
-        RunRead(megatron(flags=["layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)"])),
+        RunRead(megatron(flags=[Flag("layout tp8-pp4-dp4 needs 128 GPUs, but 64 are stated (a.out:3)", "layout")])),
         RunRead(absurd),
     ]
     assert [anomaly.level for anomaly in rank_anomalies(runs)] == [ABSURD, DOUBT]

@@ -5,12 +5,22 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page import DETAILED_RUNS, write_page
 from tests.report.page.chromium import PROGRAM, Chromium
-from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
+from tests.report.page.page_runs import (
+    HOSTILE,
+    curve,
+    hostile_runs,
+    many_runs,
+    megatron,
+    swept_runs,
+    usual_runs,
+)
+from tests.report.step_tables import step_table
 
 # Contrast of every text and every stroke against what lies behind it, by WCAG 2.1's formula.
 CONTRASTS = """
@@ -157,7 +167,7 @@ def test_the_keyboard_sorts_filters_and_opens(browser, pages):
     assert browser.run(SORTS)[7] == "descending"
     browser.press(" ", 32, " ")
     assert names(browser) == READ, "the third time gives the order that was read"
-    browser.run("document.querySelector('input').focus()")
+    browser.run("document.querySelector('#tools input').focus()")
     browser.call("Input.insertText", text="ds done")
     assert browser.run("document.querySelector('[role=status]').textContent") == "2 of 7 runs"
     browser.run("document.querySelector('table.runs tbody a[href=\"#run-2\"]').focus()")
@@ -205,6 +215,8 @@ def test_text_and_lines_stand_out(browser, pages, dark):
     browser.open(pages.usual, dark=dark)
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(15, 19, 24)" if dark else "rgb(255, 255, 255)")
+    browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    browser.until("document.querySelectorAll('.run .plot').length > 6")
     worst = browser.run(CONTRASTS)
     assert worst["texts"] > 500
     assert worst["strokes"] > 50
@@ -225,18 +237,14 @@ def test_a_screen_reader_meets_names_and_places(browser, pages):
     tables = [name for role, name, _ in met if role == "table"]
     assert len(tables) > 10
     assert all(tables)
-    images = {name: words for role, name, words in met if role == "image"}
-    assert {"Loss over steps of 5 runs", "Step time over steps of 5 runs"} <= {
-        name for role, name, _ in met if role == "slider"
-    }
-    assert "Attempt 2 starts at step 29" in images["Step time over steps, meg_ds_3d_restarts/1587042"]
-    assert all(images), "no drawing without a name"
-    assert all(images.values()), "no drawing without words"
+    sliders = {name for role, name, _ in met if role == "slider"}
+    assert {"Loss over steps of 3 runs", "Step time over steps, meg_ds_3d_restarts/1587042"} <= sliders
+    assert not [name for role, name, _ in met if role == "image" and not name], "no drawing without a name"
     assert all(name for role, name, _ in met if role in ("button", "link", "searchbox", "DisclosureTriangle"))
     assert {name for role, name, _ in met if role == "columnheader"} >= {
         "Run",
         "Step s",
-        "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
+        "TFLOP/s 6N+12Lhs, PaLM",
         "Layout",
     }
 
@@ -252,7 +260,10 @@ def test_without_javascript_all_is_there(browser, pages):
         "Throughput and memory by layout",
     } <= strings
     met = browser.roles()
-    assert not [name for role, name, _ in met if role in ("button", "searchbox")], "nothing that does nothing"
+    assert not [name for role, name, _ in met if role in ("button", "searchbox", "slider")], "nothing that does nothing"
+    curves = {name: words for role, name, words in met if role == "image"}
+    assert list(curves)[:2] == ["Loss of 52.0B parameters, sequence 1,024", "Loss of 124M parameters, sequence 1,024"]
+    assert "meg_nan/1587100: from 11.77 at step 1 to" in curves["Loss of 52.0B parameters, sequence 1,024"]
     assert sum(role == "DisclosureTriangle" for role, _, _ in met) >= 8
 
 
@@ -282,14 +293,19 @@ def test_no_motion_where_none_is_wanted(browser, pages):
 
 
 HOVER = """
-(() => {
+((share) => {
   const plot = document.querySelector('.plot'), box = plot.getBoundingClientRect();
-  plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.x + box.width / 2, clientY: box.y + 9}));
-})()
+  plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.x + box.width * share, clientY: box.y + 9}));
+})
 """
-READ_OUT = "[...document.querySelectorAll('#drawn figure')].map((one) => one.querySelector('.read').textContent)"
-LINES = "document.querySelector('.plot').querySelectorAll('path.line').length"
+CHOICES = "[...document.querySelectorAll('#choices li')].map((one) => one.textContent)"
+LINES = "document.querySelector('.plot').querySelectorAll('path.line:not(.raw)').length"
 VALUE = "document.querySelector('.plot').getAttribute('aria-valuetext')"
+LABEL = "document.querySelector('.plot').getAttribute('aria-label')"
+READ_OUT = "document.querySelector('.read').textContent"
+GROUP, KIND, OVER = (
+    f"document.querySelector('#choice select[aria-label={name}]')" for name in ("Runs", "Figure", "over")
+)
 
 
 def await_value(browser, begin: str) -> None:
@@ -297,39 +313,103 @@ def await_value(browser, begin: str) -> None:
     browser.until(f"{VALUE}.startsWith({json.dumps(begin)})")
 
 
+def choose(browser, select: str, text: str) -> None:
+    """Chooses an option of a select by its text, as a keyboard does: the value changes, then the page is told."""
+    browser.run(f"""(() => {{
+      const one = {select};
+      one.value = [...one.options].find((option) => option.textContent === {json.dumps(text)}).value;
+      one.dispatchEvent(new Event('change'));
+    }})()""")
+
+
+def read_end(browser, key: str, code: int) -> None:
+    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
+    browser.press(key, code)
+
+
 def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, pages):
     browser.open(pages.usual)
-    assert browser.run(LINES) == 5
+    assert browser.run(LABEL) == "Loss over steps of 3 runs", "one model's"
+    choose(browser, GROUP, "124M parameters, sequence 1,024")
+    assert browser.run(LABEL) == "Loss over steps of 2 runs"
+    choose(browser, GROUP, "52.0B parameters, sequence 1,024")
+    assert browser.run(LINES) == 3
     browser.click("#choices li:nth-child(1) input")
-    assert browser.run(LINES) == 4
-    browser.click("#choice button:nth-of-type(2)")
-    assert browser.run("[...document.querySelectorAll('#drawn figure')].map((one) => one.hidden)") == [True, True]
-    browser.click("#choices li:nth-child(4) input")
+    assert browser.run(LINES) == 2
+    browser.click(".below button:nth-of-type(2)")
+    assert browser.run(LINES) == 0
+    browser.click("#choices li:nth-child(1) input")
     assert browser.run(LINES) == 1
     # The run's own loss at its first step, its last, and half way on the axis.
-    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
-    browser.press("Home", 36)
+    read_end(browser, "Home", 36)
     await_value(browser, "step 1: meg_gpt2_perf_n16/1587010 11.77")
     browser.press("End", 35)
     await_value(browser, "step 100: meg_gpt2_perf_n16/1587010 6.")
     browser.press("ArrowLeft", 37)
     await_value(browser, "step 99: ")
-    browser.click("input[value=tokens]")
-    browser.until("document.querySelector('.plot').getAttribute('aria-label').includes('over tokens')")
-    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
-    browser.press("End", 35)
+    choose(browser, OVER, "tokens")
+    assert browser.run(LABEL) == "Loss over tokens, meg_gpt2_perf_n16/1587010"
+    read_end(browser, "End", 35)
     await_value(browser, "tokens 104.9M: ")  # 100 steps x 1024 samples x 1024 tokens
-    browser.click("input[value=hours]")
-    browser.until("document.querySelector('.plot').getAttribute('aria-label').includes('over hours')")
-    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
-    browser.press("End", 35)
+    choose(browser, OVER, "hours of steps")
+    read_end(browser, "End", 35)
     await_value(browser, "hours 3.3")  # 100 steps of 120 s
-    browser.click("#choice input[type=checkbox]")  # no logarithmic axis, so that the middle is half of the hours
-    browser.run(HOVER)
-    loss, seconds = browser.run(READ_OUT)
-    assert 1 < float(re.match(r"hours ([\d.]+)", loss)[1]) < 2.2
-    assert seconds.startswith("Step time over hours of steps of 1 run"), "the other chart is not read"
+    browser.run(f"{HOVER}(0.5)")
+    assert 1 < float(re.match(r"hours ([\d.]+)", browser.run(READ_OUT))[1]) < 2.2
+    choose(browser, KIND, "Tokens/s per GPU")
+    read_end(browser, "End", 35)
+    rate = float(re.search(r"1587010 ([\d.]+)", browser.run(VALUE))[1])
+    assert 110 < rate < 160  # 1024 x 1024 tokens in 120 s on 64 GPUs
     assert browser.console == []
+
+
+def test_attempts_are_marked_with_their_causes(browser, pages):
+    browser.open(pages.usual)
+    choose(browser, GROUP, "52.0B parameters, sequence 1,024")
+    marks = "[...document.querySelectorAll('.plot .restart title')].map((one) => one.textContent)"
+    assert browser.run(marks) == [
+        "meg_ds_3d_restarts/1587042: attempt 2 after node failure: node r7i6n2 did not answer",
+        "meg_ds_3d_restarts/1587042: attempt 3 after requeued",
+    ]
+    browser.run("document.querySelector('.plot').focus({preventScroll: true})")
+    browser.press("Home", 36)
+    for _ in range(28):
+        browser.press("ArrowRight", 39)
+    browser.until(f"{VALUE}.startsWith('step 29')")
+    assert "attempt 2 after node failure: node r7i6n2 did not answer" in browser.run(READ_OUT)
+
+
+def test_a_sweep_is_drawn_over_the_key_that_it_varies(browser, tmp_path):
+    write_page(tmp_path / "swept.html", swept_runs())
+    browser.open(tmp_path / "swept.html")
+    assert browser.run(LABEL) == "Loss over steps of 4 runs"
+    choose(browser, OVER, "train.lr")
+    assert browser.run(LABEL) == "Loss over train.lr of 4 runs"
+    assert browser.run("document.querySelectorAll('.plot .spot').length") == 4
+    read_end(browser, "End", 35)
+    await_value(browser, "train.lr 0.003: lr-demo/00a3 2.7")
+    assert "0.003" not in browser.run(CHOICES)[0]
+    assert browser.run("document.querySelector('#choice input').checked"), "rates 30 times apart: a logarithmic axis"
+    ticks = browser.run(
+        "[...document.querySelectorAll('.plot text[text-anchor=middle]')].map((one) => one.textContent)"
+    )
+    assert ticks == ["0.0001", "0.0002", "0.0005", "0.001", "0.002"]
+
+
+def test_memory_has_a_curve_and_a_chosen_run_its_own_charts(browser, tmp_path):
+    steps = step_table(step=np.arange(1.0, 51), loss=np.ones(50), step_s=np.full(50, 2.0),
+                       memory_gib=np.linspace(10, 12, 50))  # fmt: skip
+    write_page(tmp_path / "one.html", [RunRead(megatron(), steps)])
+    browser.open(tmp_path / "one.html")
+    options = f"[...{KIND}.options].map((one) => one.textContent)"
+    assert browser.run(options) == ["Loss", "Step time", "Tokens/s per GPU", "Memory"]
+    choose(browser, KIND, "Memory")
+    read_end(browser, "End", 35)
+    await_value(browser, "step 50: meg_gpt2_perf_n16/1587010 12")
+    plots = (
+        "[...document.querySelectorAll('.run .plot')].map((one) => one.getAttribute('aria-label').split(' over')[0])"
+    )
+    assert browser.run(plots) == ["Loss", "Step time", "Memory"], "drawn, as the details of the one run are open"
 
 
 def test_a_chosen_run_of_three_steps_has_whole_steps_on_its_axis(browser, tmp_path):
@@ -365,6 +445,6 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, tmp_path):
     assert texts == sorted(texts)
     browser.click("table.runs tbody a[href='#run-901']")
     browser.until("document.getElementById('run-901').checkVisibility()")
-    browser.run("document.querySelector('input').focus()")
+    browser.run("document.querySelector('#tools input').focus()")
     browser.call("Input.insertText", text="node failure")
     assert browser.run("document.querySelector('[role=status]').textContent") == "100 of 1000 runs"

@@ -6,8 +6,10 @@ import pytest
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.anomalies import rank_anomalies
-from hpc_gpt.report.page.run_table import best_runs, failures_by_cause, gpu_hours_of, layouts_of, seconds_of_lines
-from tests.report.page.page_runs import curve, megatron, usual_runs
+from hpc_gpt.report.page.run_table import layouts_of
+from hpc_gpt.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of, seconds_of_lines
+from hpc_gpt.runs.record import Flag
+from tests.report.page.page_runs import curve, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
 
 
@@ -15,18 +17,18 @@ def best(*runs):
     return best_runs(runs, rank_anomalies(runs))
 
 
-def test_the_best_by_mfu_and_by_rate_of_one_model_sequence_and_device():
+def test_the_best_by_mfu_and_by_rate_of_one_model_and_sequence():
     fast = RunRead(megatron(tokens_per_s=9000.0, mfu=0.31, pp=8, dp=2))
     groups, notes = best(RunRead(megatron()), fast)
     (group,) = groups
-    assert (group["title"], group["runs"]) == ("52.0B parameters, sequence 1,024, v100-32g", 2)
+    assert (group["title"], group["runs"]) == ("52.0B parameters, sequence 1,024", 2)
     assert (group["by_mfu"]["place"], group["by_mfu"]["figure"]) == (0, "32.7%")
     assert (group["by_tokens"]["place"], group["by_tokens"]["figure"]) == (1, "141")
-    assert group["by_tokens"]["about"] == "tp4-pp8-dp2, 64 GPUs, fp16"
+    assert group["by_tokens"]["about"] == "tp4-pp8-dp2, 64 GPUs, v100-32g, fp16"
     assert notes == []
 
 
-@pytest.mark.parametrize("change", [{"params": 7_000_000_000}, {"seq": 2048}, {"device": "a100-80g"}])
+@pytest.mark.parametrize("change", [{"params": 7_000_000_000}, {"seq": 2048}])
 def test_runs_that_are_not_comparable_are_not_ranked_together(change):
     groups, _ = best(RunRead(megatron()), RunRead(megatron(**change, tokens_per_s=1e5)))
     assert len(groups) == 2
@@ -36,8 +38,8 @@ def test_runs_that_are_not_comparable_are_not_ranked_together(change):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"device": None}, "1 run whose model size, sequence length or device is not known"),
-        ({"mfu": 1.4, "flags": ["faster than the peak of v100-32g: the device or a size is wrong"]},
+        ({"seq": None}, "1 run whose model size or sequence length is not known"),
+        ({"mfu": 1.4, "flags": [Flag("faster than the peak of v100-32g", "above_peak")]},
          "1 run with figures in doubt"),
     ],
 )  # fmt: skip
@@ -49,6 +51,29 @@ def test_a_run_that_cannot_be_ranked_is_not_the_best(change, why):
     assert f"No runs are ranked: {why}." in page
 
 
+def test_runs_are_ranked_whatever_the_device_and_by_rate_without_a_peak():
+    other = RunRead(megatron(device="mi300x", mfu=None, tokens_per_s=9000.0))
+    (group,), notes = best(RunRead(megatron()), other)
+    assert (group["by_tokens"]["place"], group["by_mfu"]["place"], notes) == (1, 0, [])
+    groups, notes = best(*swept_runs())
+    assert [group["by_tokens"]["place"] for group in groups] == [4, 0], "the newest model first"
+    assert (groups[0]["by_tokens"]["about"], groups[0]["by_mfu"], notes) == ("tp4-pp16-dp1, CPU, fp16", None, [])
+
+
+def test_hours_of_cpus_are_none_of_gpus():
+    page = build_page(swept_runs()[2:])
+    assert "GPU hours</dt>" not in page
+    assert ">0.0100<" not in page
+    assert gpu_hours_of(swept_runs())["known"] == 2
+
+
+def test_a_tile_without_a_value_is_left_out():
+    page = build_page(swept_runs()[2:])
+    assert "Most tokens/s per GPU</dt>" in page
+    assert "Best MFU</dt>" not in page
+    assert ends_of(usual_runs())["text"] == "4 done, 2 failed, 1 other"
+
+
 def test_hours_are_lost_by_failures_and_by_steps_trained_again():
     again = RunRead(megatron(gpu_hours=100.0), curve(attempts=2))
     repeated = again.steps["step_s"][~again.steps.counts].sum() * 64 / 3600
@@ -58,7 +83,7 @@ def test_hours_are_lost_by_failures_and_by_steps_trained_again():
     assert hours["lost"] == f"{20 + repeated:.1f}"
     assert hours["parts"] == f"20.0 of runs that failed, {repeated:.1f} of steps trained again"
     assert gpu_hours_of([RunRead(megatron(gpu_hours=None))]) is None
-    assert "228 spent; none lost" in build_page([RunRead(megatron(), curve())])
+    assert "<strong>228</strong> spent; none lost" in build_page([RunRead(megatron(), curve())])
 
 
 def test_a_line_stands_for_the_steps_since_the_one_before_it():

@@ -1,0 +1,143 @@
+"""The curves of all runs as one JSON, which the page's script draws: thinned, so that a page of many runs stays small.
+
+    {"groups": [{"title", "runs": [0, 2], "varied": ["train.lr"]}],
+     "runs": [{"name", "place", "tokens", "gpus", "step": [...], "loss": [...], …}]}
+
+`step` and `seconds` are differences from one point to the next, all others figures, null for none. Text in it is of
+anybody's logs: no character of it can end the element that holds it, or begin markup.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.steps import StepTable
+from hpc_gpt.report.loss_curve import Points, extremes
+from hpc_gpt.report.page.anomalies import ended_text
+from hpc_gpt.report.page.groups import Group, flat_settings
+from hpc_gpt.report.page.run_table import tokens_per_s_gpu
+from hpc_gpt.report.page.summary import seconds_of_lines
+from hpc_gpt.report.svg import Svg, number, safe
+from hpc_gpt.report.tables import peak_memory_gib
+
+POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # of one run, of one of very many, of all together
+MARKS = 200  # evaluations, skipped steps and NaN steps of a run
+_EARLY = 20
+_FARTHEST = 1e15
+
+
+def curves_json(
+    runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[Group], shown: Callable[[str], str] = str
+) -> Svg:
+    """The JSON of the runs that have a curve; `shown`: what becomes of a text on the page."""
+    places = [place for place, run in enumerate(runs) if has_curve(run)]
+    most = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(1, len(places))))
+    number_of = {place: at for at, place in enumerate(places)}
+    drawn, varied = [], {place: group.varied for group in groups if group.varied for place in group.places}
+    for group in groups:
+        of_group = [number_of[place] for place in group.places if place in number_of]
+        if of_group:
+            drawn.append({"title": shown(group.title), "runs": of_group, "varied": list(group.varied)})
+    tables = {
+        "groups": drawn,
+        "runs": [_curve(runs[at], shown(names[at]), at, most, varied.get(at, ()), shown) for at in places],
+    }
+    text = json.dumps(tables, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Svg(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def has_curve(run: RunRead) -> bool:
+    """Whether a loss or a step time of a numbered step is known."""
+    known = np.isfinite(run.steps["step"])
+    return bool((known & (np.isfinite(run.steps["loss"]) | np.isfinite(run.steps["step_s"]))).any())
+
+
+def drawable(steps: StepTable) -> StepTable:
+    """Only the lines whose step is a number."""
+    return steps.take(np.isfinite(steps["step"]) & (abs(np.nan_to_num(steps["step"])) < _FARTHEST))
+
+
+def attempt_starts(run: RunRead, steps: StepTable) -> list[tuple[int, str]]:
+    """(index of its first line, "attempt 2 after node failure: …") of every attempt after the first."""
+    ends = {attempt.get("attempt"): attempt for attempt in run.record.attempts or ()}
+    found = []
+    for at in (np.flatnonzero(steps.attempt[1:] != steps.attempt[:-1]) + 1).tolist():
+        before, text = ends.get(int(steps.attempt[at - 1]), {}), f"attempt {steps.attempt[at]}"
+        if before.get("ended"):
+            text += f" after {ended_text(str(before['ended']))}"
+        if before.get("cause"):
+            text += f": {safe(before['cause'], 200)}"
+        found.append((at, text))
+    return found
+
+
+def _curve(
+    run: RunRead, name: str, place: int, most: int, varied: Sequence[str], shown: Callable[[str], str]
+) -> dict[str, Any]:
+    record, steps = run.record, drawable(run.steps)
+    batch, seq, gpus = number(record.global_batch), number(record.seq), number(record.gpus)
+    figures = {"loss": steps["loss"], "step_s": steps["step_s"], "memory": steps["memory_gib"]}
+    if not (batch and seq and gpus and np.isfinite(steps["step_s"]).any()):  # else the script computes it
+        rates = steps["tokens_per_s"] / gpus if gpus else np.full(len(steps), np.nan)
+        figures["rate"] = np.where(np.isfinite(steps["tokens_per_s_gpu"]), steps["tokens_per_s_gpu"], rates)
+    figures = {key: each for key, each in figures.items() if np.isfinite(each).any()}
+    starts = attempt_starts(run, steps)[:MARKS]
+    # A logarithmic axis shows more of the beginning.
+    kept = np.unique(np.geomspace(1, len(steps), _EARLY).astype(int) - 1) if len(steps) else np.zeros(0, int)
+    for each in figures.values():
+        kept = np.union1d(kept, extremes(each, max(1, most // (2 * len(figures)))))
+    kept = np.union1d(kept, np.array([at for at, _ in starts], int)).astype(int)
+    evaluated = np.flatnonzero(np.isfinite(steps.eval_loss) & (abs(steps.eval_step) < _FARTHEST))
+    nan = steps["step"][~np.isfinite(steps["loss"]) & ~steps.is_skipped] if number(record.nan_steps) else np.zeros(0)
+    settings = flat_settings(record)
+    last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
+            "memory": peak_memory_gib(record)[0]}  # fmt: skip
+    found: dict[str, Any] = {
+        "name": name,
+        "place": place,
+        "tokens": batch * seq if batch and seq else None,
+        "gpus": gpus,
+        "step": _differences(steps["step"][kept]),
+        "seconds": _differences(_elapsed(steps, number(record.step_s))[kept]),
+        **{key: _rounded(each[kept]) for key, each in figures.items()},
+        "starts": [[int(np.searchsorted(kept, at)), shown(text)] for at, text in starts],
+        "evals": [_rounded(each[_few(evaluated)], 10) for each in (steps.eval_step, steps.eval_loss)],
+        "skipped": _rounded(_few(steps["step"][steps.is_skipped]), 10),
+        "nan": _rounded(_few(nan), 10),
+        "last": {key: figure for key, each in last.items() if (figure := number(each)) is not None},
+        "varied": {key: figure for key in varied if (figure := number(settings.get(key))) is not None},
+    }
+    return {key: value for key, value in found.items() if value not in (None, [], {}, [[], []])}
+
+
+def _few(values: NDArray[Any]) -> NDArray[Any]:
+    """At most MARKS of the values, evenly spread."""
+    return values if len(values) <= MARKS else values[np.linspace(0, len(values) - 1, MARKS).astype(int)]
+
+
+def _elapsed(steps: StepTable, usual: float | None) -> Points:
+    """Seconds of training up to each line, (n,), steps trained again included; all NaN if no time is known."""
+    each = seconds_of_lines(steps, usual) if len(steps) else np.zeros(0)
+    known = np.isfinite(each)
+    if not known.any():
+        return np.full(len(steps), np.nan)
+    elapsed: Points = np.cumsum(np.where(known, each, float(np.median(each[known]))))
+    return elapsed
+
+
+def _rounded(values: Points, digits: int = 4) -> list[float | None]:
+    """Figures of so many digits, whole ones without a point; None for what is not finite."""
+    found = [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
+    return [int(each) if each is not None and each.is_integer() and abs(each) < _FARTHEST else each for each in found]
+
+
+def _differences(values: Points) -> list[float | None]:
+    """The first value, then differences, of milliseconds or of whole numbers; none if a value is not finite."""
+    if not np.isfinite(values).all() or not len(values) or abs(values).max() > _FARTHEST:
+        return []
+    digits = 0 if float(values.max()) >= 10_000 or (values % 1 == 0).all() else 3
+    return _rounded(np.diff(np.round(values, digits), prepend=0.0), 12)

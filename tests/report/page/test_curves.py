@@ -1,0 +1,128 @@
+"""The JSON of the curves: what is kept of very many points, what stands beside them, and that no text ends it."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from hpc_gpt.readers.logs import Failure, Place
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.report.loss_curve import extremes
+from hpc_gpt.report.page.curves import ALL_POINTS, POINTS, curves_json
+from hpc_gpt.report.page.groups import groups_of
+from hpc_gpt.runs.record import Record
+from tests import examples
+from tests.report.page.page_runs import HOSTILE, curve, megatron, swept_runs
+from tests.report.step_tables import step_table
+
+FIGURES = st.one_of(st.floats(-1e9, 1e9), st.floats(allow_nan=False), st.just(math.nan), st.just(math.inf))
+# What ends a script element, begins a comment in one, or ends a line of JavaScript.
+WORDS = (*HOSTILE, "</script>", "<!--<script>", "\u2028\u2029", "a\ud800b", "&lt;/script&gt;", "\\u003c/script>")
+
+
+def data_of(runs, names=None):
+    return json.loads(curves_json(runs, names or [f"run {at}" for at in range(len(runs))], groups_of(runs)).markup)
+
+
+def test_a_short_array_is_kept_whole_and_a_spike_of_a_million_both_ways():
+    assert extremes(np.arange(300.0), 150).tolist() == list(range(300))
+    y = np.ones(1_000_000)
+    y[123_456], y[777_777] = 99.0, -5.0
+    kept = extremes(y, 150)
+    assert len(kept) <= 300
+    assert {123_456, 777_777} <= set(kept.tolist())
+
+
+@given(arrays(float, st.integers(1, 400), elements=FIGURES), st.integers(1, 40))
+def test_what_is_kept_has_the_extremes_in_order_and_a_gap_stays_one(y, buckets):
+    kept = extremes(y, buckets)
+    assert len(kept) <= max(2 * buckets, 1)
+    assert (np.diff(kept) > 0).all()
+    finite, drawn = y[np.isfinite(y)], y[kept][np.isfinite(y[kept])]
+    if len(finite):
+        assert (drawn.min(), drawn.max()) == (finite.min(), finite.max())
+    gap = np.ones(30_000)
+    gap[12_000:18_000] = np.nan
+    assert np.isnan(gap[extremes(gap, 100)]).any()
+
+
+def test_a_long_run_has_its_points_and_very_many_runs_fewer():
+    (one,) = data_of([RunRead(megatron(), curve(20_000))])["runs"]
+    assert POINTS / 2 < len(one["step"]) <= POINTS + 20
+    assert len(one["loss"]) == len(one["step_s"]) == len(one["seconds"]) == len(one["step"])
+    assert sum(one["step"]) == 20_000
+    many = data_of([RunRead(megatron(), curve(2000))] * 400)["runs"]
+    assert sum(len(each["step"]) for each in many) < 1.3 * ALL_POINTS
+
+
+def test_attempts_have_their_causes_at_the_point_where_they_begin():
+    attempts = [{"attempt": 1, "ended": "node_failure", "cause": "node n7 did not answer"},
+                {"attempt": 2, "ended": "walltime"}, {"attempt": 3, "ended": "done"}]  # fmt: skip
+    (one,) = data_of([RunRead(megatron(attempts=attempts), curve(5000, attempts=3))])["runs"]
+    steps = np.cumsum(one["step"])
+    assert [text for _, text in one["starts"]] == [
+        "attempt 2 after node failure: node n7 did not answer", "attempt 3 after out of walltime"]  # fmt: skip
+    assert [int(steps[at]) for at, _ in one["starts"]] == [1662, 3328]
+    assert (steps[[at for at, _ in one["starts"]]] < steps[[at - 1 for at, _ in one["starts"]]]).all()
+
+
+def test_marks_are_few_and_a_missing_loss_is_no_nan():
+    run = RunRead(megatron(nan_steps=3), curve(nan=(40, 60, 80), skipped=(4, 5)))
+    (one,) = data_of([run])["runs"]
+    assert (one["nan"], one["skipped"]) == ([40, 60, 80], [4, 5])
+    assert one["evals"][0] == [20, 40, 60, 80, 100]
+    assert "nan" not in data_of([replace(run, record=megatron(nan_steps=0))])["runs"][0]
+    (long,) = data_of([RunRead(megatron(), curve(5000, skipped=tuple(range(1, 4000))))])["runs"]
+    assert len(long["skipped"]) == 200
+
+
+def test_memory_and_a_rate_that_the_script_cannot_compute_are_there():
+    steps = step_table(step=np.arange(1.0, 4), loss=np.ones(3), memory_gib=np.array([1.0, 2, 3]),
+                       tokens_per_s=np.full(3, 800.0))  # fmt: skip
+    (one,) = data_of([RunRead(Record(gpus=8), steps)])["runs"]
+    assert (one["memory"], one["rate"]) == ([1, 2, 3], [100, 100, 100])
+
+
+def test_the_newest_model_is_first_and_a_sweep_is_a_group_with_its_key():
+    data = data_of(swept_runs())
+    assert [group["title"] for group in data["groups"]] == [
+        "sweep lr-demo",
+        "52.0B parameters, sequence 1,024",
+        "all runs",
+    ]
+    assert data["groups"][0]["varied"] == ["train.lr"]
+    assert [run.get("varied") for run in data["runs"]] == [
+        None,
+        *({"train.lr": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-3)),
+    ]
+
+
+def test_an_experiment_of_several_models_is_a_group():
+    runs = [RunRead(megatron(name="mix", params=params), curve(5)) for params in (1_000_000, 1_000_000, 2_000_000)]
+    titles = [group["title"] for group in data_of([*runs, RunRead(megatron(), curve(5))])["groups"]]
+    assert "experiment mix" in titles
+    assert data_of(runs[:2])["groups"] == [{"title": "1.0M parameters, sequence 1,024", "runs": [0, 1], "varied": []}]
+
+
+@pytest.mark.parametrize("figures", [[1e300, -1e300], [5e-324, 1e308], [math.inf, 1.0]])
+def test_absurd_figures_are_json(figures):
+    steps = step_table(step=np.array([1.0, 1e300]), loss=np.array(figures), step_s=np.array(figures))
+    json.loads(curves_json([RunRead(megatron(), steps)], ["a"], []).markup)
+
+
+@settings(max_examples=examples(50))
+@given(st.one_of(st.text(max_size=60), st.sampled_from(WORDS)))
+def test_no_text_of_a_log_ends_the_json_or_begins_markup(text):
+    attempts = [{"attempt": 1, "ended": text, "cause": text}, {"attempt": 2}]
+    record = megatron(name=text, run=text, attempts=attempts, settings={"sweep": {"name": text or "x", "row": "1"}})
+    runs = [RunRead(record, curve(20, 2), [Failure("error", text, Place(text, 1))], [Path("a")])] * 2
+    markup = curves_json(runs, [text, text], groups_of(runs)).markup
+    assert markup.isascii()
+    assert not set("<>&\n") & set(markup)
+    assert json.loads(markup)["runs"][0]["place"] == 0
