@@ -41,7 +41,7 @@ from hpc_gpt.readers.blame import (
 from hpc_gpt.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
 from hpc_gpt.readers.dialects.memory_exhausted import held_by_others
 from hpc_gpt.readers.logs import Failure, Part
-from hpc_gpt.readers.part_failures import found_in, has_steps, join_blocks, last_line, last_setting, last_step_at
+from hpc_gpt.readers.part_failures import found_in, join_blocks, last_line, last_setting, last_step_at, prints_steps
 from hpc_gpt.secrets import hide_secrets
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
@@ -124,7 +124,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     open_: list[Failure] = []
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
     trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
-    has_trained = any(map(has_steps, parts))
+    has_trained = any(map(prints_steps, parts))
     failed = [found_in(part) for part in parts]
     of_ranks = {part.file: _OwnFailures() for part in parts}
     for part, found in zip(parts, failed, strict=True):
@@ -132,7 +132,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     labelled = sum(each.labelled > 0 for each in of_ranks.values())
     for part, found in zip(parts, failed, strict=True):
         own, rank = of_ranks[part.file], _rank_of_file(part.file)
-        beside = has_trained and not has_steps(part)
+        beside = has_trained and not prints_steps(part)
         ranks_ran = beside or labelled > bool(own.labelled)
         begun = own.begun if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.

@@ -65,7 +65,7 @@ def last_line(part: Part, steps_left: int) -> int:
     return max(found)
 
 
-def has_steps(part: Part) -> bool:
+def prints_steps(part: Part) -> bool:
     return bool(part.progress or any(map(len, part.steps.values())))
 
 

@@ -12,7 +12,7 @@ from hpc_gpt.words import show_short
 
 Points = NDArray[np.float64]
 
-LINES = 8
+MOST_CURVES = 8
 # Each stands out from a white ground and from a black one; a page's style may have colours of its own, .s0 to .s7.
 LINE_COLOURS = ("#3274d9", "#c4621d", "#2e8b45", "#9a5fd6", "#d8455a", "#1f8a94", "#94703c", "#74808c")
 _BUCKETS = 150  # a longer line is drawn by the least and the greatest loss of each
@@ -22,11 +22,11 @@ _LEFT, _TOP, _BELOW, _NAMES, _APART = 52.0, 10.0, 30.0, 128.0, 13.0
 def loss_curve(
     curves: Sequence[tuple[str, Points, Points]], title: str, anchor: str, width: float = 640, height: float = 300
 ) -> Svg:
-    """The first LINES of (name, steps, losses), the arrays (n,), with their names at the lines' ends.
+    """The first MOST_CURVES of (name, steps, losses), the arrays (n,), with their names at the lines' ends.
 
     A line is broken at a loss that is not finite and where the steps go back. `anchor`: an id that no other has.
     """
-    shown = [(name, x, y) for name, x, y in curves if (np.isfinite(x) & np.isfinite(y)).any()][:LINES]
+    shown = [(name, x, y) for name, x, y in curves if (np.isfinite(x) & np.isfinite(y)).any()][:MOST_CURVES]
     right, bottom = width - (_NAMES if shown else 10.0), height - _BELOW
     (x_low, x_high), (y_low, y_high) = _range([x for _, x, _ in shown]), _range([y for _, _, y in shown])
     parts, ends, words = [], [], []

@@ -160,7 +160,7 @@ def test_a_notebook_shows_a_table_and_curves_without_a_script():
     assert one.id in one._repr_html_()
     assert all(run.run_id in page for run in runs)
     assert page.count('class="line s') == 2
-    assert page.count("color:#1f6feb") == page.count("color:#d1242f") == 1
+    assert page.count("color:#3274d9") == page.count("color:#c4621d") == 1
     assert "<table>" in page
     assert "<svg" in page
     assert "<script" not in page

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.loss_curve import LINES, _spread, _ticks, loss_curve
+from hpc_gpt.report.loss_curve import MOST_CURVES, _spread, _ticks, loss_curve
 from tests.report.page.page_runs import HOSTILE
 
 
@@ -53,7 +53,7 @@ def test_a_long_line_is_thin_and_keeps_its_spike():
 
 def test_more_runs_than_it_has_colours_are_left_out_and_an_empty_one_is_whole():
     root = drawn(*((str(at), STEPS, STEPS) for at in range(20)))
-    assert len(lines(root)) == LINES
+    assert len(lines(root)) == MOST_CURVES
     assert lines(drawn()) == []
     assert lines(drawn(("a", STEPS, np.full(100, np.nan)))) == []
 

@@ -21,11 +21,11 @@ import numpy as np
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.loss_curve import LINES, loss_curve
+from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
 from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
 from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of
-from hpc_gpt.report.page.groups import Group, groups_of
+from hpc_gpt.report.page.groups import RunGroup, groups_of
 from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, short_labels, table_of
 from hpc_gpt.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
@@ -138,7 +138,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     return page
 
 
-def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[Group]) -> list[tuple[str, Svg]]:
+def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, Svg]]:
     """(title, drawing) of the loss of each group that has one, for a page without a script; at most STATIC_CURVES."""
     found: list[tuple[str, Svg]] = []
     for group in groups:
@@ -151,8 +151,8 @@ def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequen
         if curves and len(found) < STATIC_CURVES:
             # The newest run is the last one.
             title = f"Loss of {group.title}"
-            title += f", the last {LINES} of {len(curves):,} runs" if len(curves) > LINES else ""
-            found.append((title, loss_curve(curves[-LINES:], title, f"loss-{len(found)}")))
+            title += f", the last {MOST_CURVES} of {len(curves):,} runs" if len(curves) > MOST_CURVES else ""
+            found.append((title, loss_curve(curves[-MOST_CURVES:], title, f"loss-{len(found)}")))
     return found
 
 

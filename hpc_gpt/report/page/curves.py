@@ -18,20 +18,20 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.loss_curve import Points, extremes
 from hpc_gpt.report.page.anomalies import ended_text
-from hpc_gpt.report.page.groups import Group, flat_settings
+from hpc_gpt.report.page.groups import RunGroup, switches_of
 from hpc_gpt.report.page.run_table import tokens_per_s_gpu
 from hpc_gpt.report.page.summary import seconds_of_lines
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib
 
 POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # of one run, of one of very many, of all together
-MARKS = 200  # evaluations, skipped steps and NaN steps of a run
+MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run
 _EARLY = 20
 _FARTHEST = 1e15
 
 
 def curves_json(
-    runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[Group], shown: Callable[[str], str] = str
+    runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup], shown: Callable[[str], str] = str
 ) -> Svg:
     """The JSON of the runs that have a curve; `shown`: what becomes of a text on the page."""
     places = [place for place, run in enumerate(runs) if has_curve(run)]
@@ -85,7 +85,7 @@ def _curve(
         rates = steps["tokens_per_s"] / gpus if gpus else np.full(len(steps), np.nan)
         figures["rate"] = np.where(np.isfinite(steps["tokens_per_s_gpu"]), steps["tokens_per_s_gpu"], rates)
     figures = {key: each for key, each in figures.items() if np.isfinite(each).any()}
-    starts = attempt_starts(run, steps)[:MARKS]
+    starts = attempt_starts(run, steps)[:MOST_MARKS]
     # A logarithmic axis shows more of the beginning.
     kept = np.unique(np.geomspace(1, len(steps), _EARLY).astype(int) - 1) if len(steps) else np.zeros(0, int)
     for each in figures.values():
@@ -93,7 +93,7 @@ def _curve(
     kept = np.union1d(kept, np.array([at for at, _ in starts], int)).astype(int)
     evaluated = np.flatnonzero(np.isfinite(steps.eval_loss) & (abs(steps.eval_step) < _FARTHEST))
     nan = steps["step"][~np.isfinite(steps["loss"]) & ~steps.is_skipped] if number(record.nan_steps) else np.zeros(0)
-    settings = flat_settings(record)
+    settings = switches_of(record)
     last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
             "memory": peak_memory_gib(record)[0]}  # fmt: skip
     found: dict[str, Any] = {
@@ -115,8 +115,8 @@ def _curve(
 
 
 def _few(values: NDArray[Any]) -> NDArray[Any]:
-    """At most MARKS of the values, evenly spread."""
-    return values if len(values) <= MARKS else values[np.linspace(0, len(values) - 1, MARKS).astype(int)]
+    """At most MOST_MARKS of the values, evenly spread."""
+    return values if len(values) <= MOST_MARKS else values[np.linspace(0, len(values) - 1, MOST_MARKS).astype(int)]
 
 
 def _elapsed(steps: StepTable, usual: float | None) -> Points:

@@ -21,7 +21,7 @@ _NAMES = ("sweep.", "name", "resumed_from", "data_from", "environment")
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that are shown together, by their places in the report. `varied`: the keys that a sweep varies."""
 
     kind: str
@@ -36,7 +36,7 @@ def model_of(record: Record) -> tuple[str, int] | None:
     return None if size is None or seq is None else (show_params(size) if size < 1e18 else f"{size:.3g}", int(seq))
 
 
-def groups_of(runs: Sequence[RunRead]) -> list[Group]:
+def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
     """Groups of runs of one model, then sweeps, then experiments, the newest run's first; last one of all runs."""
     found: dict[str, dict[Any, list[int]]] = {kind: defaultdict(list) for kind in ("model", "sweep", "experiment")}
     for place, run in enumerate(runs):
@@ -53,8 +53,8 @@ def groups_of(runs: Sequence[RunRead]) -> list[Group]:
             if kind == "model":
                 title = f"{key[0]} parameters, sequence {key[1]:,}" if key else UNKNOWN_MODEL
             keys = varied_keys([runs[place].record for place in places]) if kind == "sweep" else ()
-            groups.append(Group(kind, title, tuple(places), keys))
-    groups.append(Group("all", "all runs", tuple(range(len(runs)))))
+            groups.append(RunGroup(kind, title, tuple(places), keys))
+    groups.append(RunGroup("all", "all runs", tuple(range(len(runs)))))
     # A sweep is named as one, though its runs are all those of its model.
     swept = {group.places: group for group in groups if group.kind == "sweep"}
     first = dict.fromkeys(group.places for group in groups)
@@ -66,14 +66,14 @@ def groups_of(runs: Sequence[RunRead]) -> list[Group]:
 def varied_keys(records: Sequence[Record]) -> tuple[str, ...]:
     """The settings in which the records differ, dotted, at most VARIED: those with most values first."""
     values: dict[str, set[str]] = defaultdict(set)
-    flat = [flat_settings(record) for record in records]
+    flat = [switches_of(record) for record in records]
     for key in dict.fromkeys(key for settings in flat for key in settings):
         values[key] = {str(settings.get(key)) for settings in flat}
     different = [key for key, each in values.items() if len(each) > 1 and not key.startswith(_NAMES)]
     return tuple(sorted(different, key=lambda key: -len(values[key]))[:VARIED])
 
 
-def flat_settings(record: Record) -> dict[str, Any]:
+def switches_of(record: Record) -> dict[str, Any]:
     """The switches of a record by their dotted keys, its layout and batch with them; lists are left out."""
     found: dict[str, Any] = {}
 

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.columns import FIGURES, Column
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import ended_text, has_failed
-from hpc_gpt.report.page.groups import flat_settings
+from hpc_gpt.report.page.groups import switches_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
@@ -33,7 +33,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class RunLine:
     """A run's line: its name, how it ended (`sign`, `ended`), whether it failed (`bad`), and its other cells."""
 
     label: str
@@ -149,12 +149,12 @@ _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
 def table_of(
     runs: Sequence[RunRead], labels: Sequence[str], varied: Sequence[str], sources: bool
-) -> tuple[list[Column], list[Line], int]:
+) -> tuple[list[Column], list[RunLine], int]:
     """Columns, lines, and how many of the columns are always shown; a column without any value is left out.
 
     `varied`: settings that sweeps vary, first. `sources`: cells have the source of their figure.
     """
-    settings = {id(run.record): flat_settings(run.record) for run in runs} if varied else {}
+    settings = {id(run.record): switches_of(run.record) for run in runs} if varied else {}
     columns = [*(_varied_column(key, settings) for key in varied), *_COLUMNS]
     grid = [[_cell(column, run.record, sources) for column in columns] for run in runs]
     filled = []
@@ -165,7 +165,8 @@ def table_of(
     lines = []
     for run, label, cells in zip(runs, labels, grid, strict=True):
         ended = run.record.ended
-        lines.append(Line(label, ended_sign(ended), ended_text(ended), has_failed(ended), [cells[at] for at in filled]))
+        own = [cells[at] for at in filled]
+        lines.append(RunLine(label, ended_sign(ended), ended_text(ended), has_failed(ended), own))
     return [columns[at] for at in filled], lines, sum(at < len(varied) + len(_FEW_COLUMNS) for at in filled)
 
 

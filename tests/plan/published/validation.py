@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from hpc_gpt.errors import UserError
 from hpc_gpt.plan.calibration import Calibrated
 from hpc_gpt.plan.machine import DEFAULT, Constants
-from hpc_gpt.plan.memory import Memory, fits_in_memory, predict_memory
+from hpc_gpt.plan.memory import Memory, predict_memory
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.runs.record import finite
 from tests.plan.published.clusters import DATA_SHEET, Cluster, calibrate, chosen_for, fastest
@@ -84,7 +84,7 @@ def _predict_row(row: PublishedRow, constants: Constants, name: str) -> Predicte
         step = predict_step(row.training, row.machine, constants)
     except UserError as fault:
         return LeftOut(row.id, row.source, row.cluster, f"cannot be predicted: {' '.join(str(fault).split())[:200]}")
-    return Predicted(row, step, memory, fits_in_memory(memory, row.machine), name)
+    return Predicted(row, step, memory, memory.stages[memory.deciding].nvidia_smi <= row.machine.memory_gib, name)
 
 
 def predicted_only(entries: Iterable[Predicted | LeftOut]) -> list[Predicted]:
