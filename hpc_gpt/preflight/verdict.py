@@ -34,6 +34,8 @@ SEEN_BY_ALL = "seen-by-all"
 NODE_FILE = "node-"
 
 _MARK = "hpc-gpt-preflight "
+# Of `hpc-gpt bench --machine`, whose ranks are of this kind, too: what comes before their figures, and their time.
+MACHINE_MARK, MACHINE_LIMIT_S = "hpc-gpt-machine ", 120
 
 
 def preflight_limit_s() -> float:
