@@ -38,7 +38,7 @@ _FIGURES = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s"
 _SHOWN = {"pair": "send", "gather": "all-gather", "ring": "all-reduce"}
 
 
-def measure(chosen: ClusterProfile | None) -> dict[str, Any]:
+def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
     """Starts the ranks, and joins their figures. Raises JobFailed if they give none, ConfigError, SlurmUnreachable."""
     nodes, ranks_per_node, host = 1, len(list_gpus()) or _ON_CPU, "127.0.0.1"
     start = [sys.executable, "-m", "hpc_gpt.preflight.probe", "here", str(ranks_per_node)]
@@ -67,10 +67,10 @@ def measure(chosen: ClusterProfile | None) -> dict[str, Any]:
     if line is None:
         ranks = counted(nodes * ranks_per_node, "rank")
         raise JobFailed(f"{ranks} gave no figures", "what they printed is above; hpc-gpt doctor checks the set-up")
-    return {"nodes": nodes, "ranks_per_node": ranks_per_node, **joined(json.loads(line.removeprefix(MACHINE_MARK)))}
+    return {"nodes": nodes, "ranks_per_node": ranks_per_node, **medians(json.loads(line.removeprefix(MACHINE_MARK)))}
 
 
-def joined(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def medians(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The medians of the ranks that have a figure."""
     every = {name: [rank[name] for rank in ranks if name in rank] for rank in ranks for name in rank}
     tflops = {name: median(each[name] for each in every["tflops"]) for name in every["tflops"][0]}

@@ -185,12 +185,12 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, as_jso
 
 
 def _measure_machine(request: Request, as_json: bool) -> None:
-    from hpc_gpt.bench.machine import as_profile, measure, machine_text
+    from hpc_gpt.bench.machine import as_profile, machine_text, measure_machine
 
     if given := [option_name(each) for each in on_command_line("machine", "cluster", "as_json")]:
         raise ConfigError(f"--machine trains nothing, and takes no {', '.join(given)}", "it takes --cluster and --json")
     chosen = load_profile(request.cluster) if request.cluster else None
-    measured = measure(chosen)
+    measured = measure_machine(chosen)
     profile = as_profile(measured, chosen)
     tables = {"schema": 1, **profile, "measured": measured}
     click.echo(json.dumps(tables, indent=1) if as_json else machine_text(measured, profile).rstrip())

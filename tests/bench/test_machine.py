@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.bench.machine import as_profile, joined, machine_text
+from hpc_gpt.bench.machine import as_profile, medians, machine_text
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.links import Links
@@ -82,7 +82,7 @@ def test_a_fabric_that_the_profile_names_stays(tmp_path):
 def test_the_medians_of_the_ranks():
     ranks = [{"device": "x", "memory_gb_s": rate, "tflops": {"bf16": 10 * rate}} for rate in (1.0, 3.0, 2.0)]
     ranks[1]["nodes_pair_gb_s"] = 5.0
-    assert joined(ranks) == {"device": "x", "memory_gb_s": 2.0, "tflops": {"bf16": 20.0}, "nodes_pair_gb_s": 5.0}
+    assert medians(ranks) == {"device": "x", "memory_gb_s": 2.0, "tflops": {"bf16": 20.0}, "nodes_pair_gb_s": 5.0}
 
 
 def test_on_this_machine(tmp_path):
