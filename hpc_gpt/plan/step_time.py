@@ -79,7 +79,11 @@ class _StepModel:
         busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context
         # The host launches forward, backward and recomputation. If it is slower than the GPU, the GPU waits.
         launching = constants.host_s * (3 if training.recompute == "full" else 2)
-        waited = max(0.0, launching * (_COMPILED_LAUNCHES if training.compiled else 1) - busy)
+        if training.compiled:
+            launching *= _COMPILED_LAUNCHES
+        elif training.tp > 1 and states_of(training).splits_by_dtensor:
+            launching *= VALUES["host.dtensor"]
+        waited = max(0.0, launching - busy)
         gathers = self._gathers_s(training, busy)
         per_layer = busy + waited + gathers
         first, most, at_end = _slowest(training, per_layer, head)

@@ -171,6 +171,23 @@ def test_a_small_model_waits_for_its_host() -> None:
     assert two.band > predict_step(Training(GPT3, tp=8, recompute="full"), machine_named("a100-80g", 8, None)).band
 
 
+def test_an_uncompiled_layer_split_by_dtensor_waits_for_its_host() -> None:
+    """7.6 ms a layer and pass; not if it is compiled, without tp, or of Megatron's own layers."""
+    h100, layers = machine_named("h100-80g", 8, "infiniband 8x400G"), 16
+    small = Training(replace(SMALL, layers=layers), tp=2, pp=2, dp=2, micro_batches=8, engine="fsdp", flash=True)
+    small = replace(small, program_states=PROGRAMS["fsdp"])
+
+    def seconds(**changes: object) -> float:
+        step = predict_step(replace(small, **changes), h100)  # type: ignore[arg-type]
+        return step.compute_s + step.tp_s
+
+    assert seconds() == pytest.approx(8 * layers / 2 * 2 * 7.6e-3, rel=0.05)
+    assert seconds(compiled=True) < 0.2 * seconds()
+    assert seconds(program_states=PROGRAMS["megatron-fsdp"]) == pytest.approx(seconds() / 6.9, rel=0.1)
+    assert seconds(program_states=None) < 0.2 * seconds()
+    assert seconds(tp=1, dp=4) < 0.2 * seconds()
+
+
 def test_a_slow_network_shows_in_zero_3_with_a_small_micro_batch() -> None:
     training = Training(
         ModelShape(8192, 64, 64, seq=2048), dp=64, zero_stage=3, engine="fsdp", micro_batch=1, flash=True
