@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.bench.machine import as_profile, medians, machine_text
+from hpc_gpt.bench.machine import as_profile, machine_text, medians
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.links import Links
