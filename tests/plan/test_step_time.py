@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.machine import DEFAULT
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.machines import machine_named
@@ -169,6 +170,18 @@ def test_a_small_model_waits_for_its_host() -> None:
     )
     assert two.step_s < 1.1 * one.step_s
     assert two.band > predict_step(Training(GPT3, tp=8, recompute="full"), machine_named("a100-80g", 8, None)).band
+
+
+def test_fitted_constants_widen_the_range_by_half_of_what_they_move() -> None:
+    run = Training(GPT3, tp=8, pp=8, micro_batches=64, flash=True)
+    plain, slower = predict_step(run, SELENE), replace(DEFAULT, gemm=0.8 * DEFAULT.gemm)
+    fitted = predict_step(run, SELENE, slower)
+    moved = fitted.step_s / plain.step_s - 1
+    assert moved > 0.1
+    bare = predict_step(run, SELENE, slower, ranged=False)
+    assert fitted.band == pytest.approx(bare.band + moved / 2)
+    assert replace(fitted, band=bare.band) == bare
+    assert predict_step(run, SELENE, replace(DEFAULT, gemm=0.1)).band <= 0.6
 
 
 def test_an_uncompiled_layer_split_by_dtensor_waits_for_its_host() -> None:
