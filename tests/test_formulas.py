@@ -251,6 +251,15 @@ def test_peaks_are_dense_and_say_their_source(device):
     assert device.peaks["fp16"] == device.peaks.get("bf16", device.peaks["fp16"])
 
 
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+def test_memory_is_what_the_source_says(device):
+    """In MiB, GiB or bytes, if it says a number."""
+    found = re.search(r"memory: (?:the )?([\d.]+) (MiB|GiB|bytes)(?! less)", device.source)
+    if found:
+        size = float(found[1]) / {"MiB": 1024, "GiB": 1, "bytes": 2**30}[found[2]]
+        assert device.memory_gib == pytest.approx(size, abs=0.011)
+
+
 def test_peak_of_the_source_card():
     assert peak_tflops("v100-32g", "fp16") == 125
     assert peak_tflops("v100-32g", "bf16") is None

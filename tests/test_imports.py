@@ -72,6 +72,7 @@ MAY_IMPORT = {
         "tokens",
         "plan",
         "readers",
+        "preflight",
         "watch",
         "launch",
         "report",

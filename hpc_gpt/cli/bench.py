@@ -23,7 +23,7 @@ from hpc_gpt.bench.preparation import (
     profile_here,
 )
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import bench_options, on_command_line
+from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
@@ -90,6 +90,8 @@ _ROUNDS = 3
     "and what each rung saves and costs; --row NAME,... for some of its rungs. memory also has each memory technique "
     "on gpt2, after its own rungs.",
 )
+@click.option("--machine", is_flag=True, help="Measure what this machine does instead, and print it as [machine] and "
+              "[calibration] of a profile.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "records": [...]}.')  # fmt: skip
 def bench(
     request: Request,
@@ -100,6 +102,7 @@ def bench(
     peers: tuple[str, ...],
     patterns: tuple[str, ...],
     ladder: str | None,
+    machine: bool,
     as_json: bool,
 ) -> None:
     """Train EXPERIMENT on random tokens on this machine, and print its speed and memory.
@@ -116,6 +119,10 @@ def bench(
     A rung of a ladder that this machine cannot run, for lack of GPUs or memory, is marked with the reason, and the next
     one is run. The rungs train as long as the published ones, five minutes each for colab, unless --steps is given.
 
+    --machine trains nothing. It measures products in each format, attention, memory, copies from the host, and sends,
+    all-gathers and all-reduces in a node and between nodes, in two minutes at most: of one GPU, this machine, or all
+    nodes of the Slurm allocation that it is started in. --cluster names a profile with the fabric.
+
     \b
     hpc-gpt bench
     hpc-gpt bench --model gpt2-xl --mbs 4,8,16
@@ -123,9 +130,13 @@ def bench(
     hpc-gpt bench --smoke --engines ddp,deepspeed-zero
     hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
     hpc-gpt bench --ladder memory --steps 30
+    hpc-gpt bench --machine --cluster mine
     """
     from hpc_gpt.bench.peer import prepare_peer, read_peers  # needs numpy
 
+    if machine:
+        _measure_machine(request, as_json)
+        return
     out = click.get_current_context().with_resource(progress_as_json()) if as_json else None
     _check_count("--rounds", rounds)
     _check_count("--steps", steps)
@@ -171,6 +182,18 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: T
     for note in found.notes:
         click.echo(note, err=True)
     _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, out, found)
+
+
+def _measure_machine(request: Request, as_json: bool) -> None:
+    from hpc_gpt.bench.machine import as_profile, machine_text, measure_machine
+
+    if given := [option_name(each) for each in on_command_line("machine", "cluster", "as_json")]:
+        raise ConfigError(f"--machine trains nothing, and takes no {', '.join(given)}", "it takes --cluster and --json")
+    chosen = load_profile(request.cluster) if request.cluster else None
+    measured = measure_machine(chosen)
+    profile = as_profile(measured, chosen)
+    tables = {"schema": 1, **profile, "measured": measured}
+    click.echo(json.dumps(tables, indent=1) if as_json else machine_text(measured, profile).rstrip())
 
 
 def _check_ladder() -> None:

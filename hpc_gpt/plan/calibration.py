@@ -98,7 +98,7 @@ def _constants(at: np.ndarray) -> Constants:
 
 def _residuals(samples: Sequence[_Sample], at: np.ndarray) -> np.ndarray:
     constants = _constants(at)
-    steps = ((predict_step(training, machine, constants), measured) for training, machine, measured in samples)
+    steps = ((predict_step(training, machine, constants, False), measured) for training, machine, measured in samples)
     return np.array([math.log(step.step_s / measured) for step, measured in steps])
 
 

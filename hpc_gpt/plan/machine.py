@@ -331,7 +331,12 @@ def generation_of(machine: Machine) -> str:
 
 
 def _kernel(attention: str, generation: str) -> str:
-    """The kernel that runs, if it is chosen at run time."""
+    """The kernel that runs, if it is chosen at run time.
+
+    On Hopper and newer PyTorch's SDPA takes cuDNN's kernel if cuDNN is above 9.15, as PyTorch brings along from 2.11
+    on; before, but for 2.5.0, FlashAttention-2 (pytorch, sdp_utils.cpp, check_prefer_cudnn_attention; pytorch#138522,
+    transformers#48163). `sdpa` is the earlier one, which the published tables ran.
+    """
     if attention == "te":
         return "cudnn" if generation in ("hopper", "blackwell") else "fa2"
     return "fa2" if attention in ("sdpa", "unfused") else attention

@@ -27,6 +27,7 @@ from hpc_gpt.settings.resolved import Resolved
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _MIB = 2**20
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # as model/collectives.py
 
 # Long enough for the GPU's clock to rise.
 _MEASURED_S = 0.2
@@ -100,7 +101,7 @@ def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
     generator = torch.Generator(device).manual_seed(1)
     a = torch.randn(size, size, device=device, dtype=_DTYPES[dtype], generator=generator)
     out = torch.empty_like(a)
-    seconds = _seconds_each(device, lambda: torch.mm(a, a, out=out))
+    seconds = seconds_each(device, lambda: torch.mm(a, a, out=out))
     return four_digits(2 * size**3 / seconds / 1e12)
 
 
@@ -110,7 +111,7 @@ def host_to_device_gb_s(device: torch.device) -> float:
     size = (256 if cuda else 8) * _MIB
     source = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
     target = torch.empty(size, dtype=torch.uint8, device=device)
-    seconds = _seconds_each(device, lambda: target.copy_(source, non_blocking=cuda))
+    seconds = seconds_each(device, lambda: target.copy_(source, non_blocking=cuda))
     return four_digits(size / seconds / 1e9)
 
 
@@ -140,7 +141,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _seconds_each(device: torch.device, work: Callable[[], Any]) -> float:
+def seconds_each(device: torch.device, work: Callable[[], Any]) -> float:
     """Mean seconds of one `work`, over as many as fit in 0.2 s, after two for warm-up."""
     for _ in range(2):
         work()
@@ -176,14 +177,16 @@ def run_transfers(
     given: Mapping[str, Any],
     begun: Callable[[], None],
     ended: Callable[[float], None],
+    mib: int | None = None,
 ) -> None:
     """Runs the rank's own transfers in their order; `ended` gets the rate of each in GB/s of 1e9 bytes.
 
     The rate of a pair is what each rank sends while it receives as much. That of a ring is the bus bandwidth of an
-    all-reduce, 2 (n - 1) / n of the buffer a second (nccl-tests, doc/PERFORMANCE.md). `given` may have `pair_gb_s` and
-    `all_reduce_gb_s`, which replace measured ones.
+    all-reduce, 2 (n - 1) / n of the buffer a second, and that of a gather of an all-gather, half of it (nccl-tests,
+    doc/PERFORMANCE.md). The buffer has `mib` MiB, on each rank. `given` may have `pair_gb_s`, `all_reduce_gb_s` and
+    `all_gather_gb_s`, which replace measured ones.
     """
-    buffer = torch.ones((64 if device.type == "cuda" else 1) * _MIB // 4, device=device)
+    buffer = torch.ones((mib or (64 if device.type == "cuda" else 1)) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for own in transfers:
@@ -201,6 +204,11 @@ def run_transfers(
                 )
             work = functools.partial(dist.all_reduce, buffer, group=groups[own.ranks])
             name, moved = "all_reduce_gb_s", 2 * (count - 1) / count
+            if own.kind == "gather":
+                part = other[: other.numel() // count]
+                whole = other[: part.numel() * count]
+                work = functools.partial(_ALL_GATHER, whole, part.clone(), group=groups[own.ranks])
+                name, moved = "all_gather_gb_s", (count - 1) / count
         rate = four_digits(moved * buffer.nbytes / _timed(device, work) / 1e9)
         buffer.fill_(1.0)
         ended(float(given.get(name, rate)))

@@ -14,7 +14,8 @@ from hpc_gpt.settings.layout import AXES, Layout
 
 @dataclass(frozen=True)
 class Transfer:
-    """One measured transfer: a "pair" or a "ring", along an axis of the layout, within a "node" or between "nodes"."""
+    """One measured transfer: a "pair", a "ring" or a "gather", along an axis of the layout, within a "node" or between
+    "nodes"."""
 
     kind: str
     axis: str

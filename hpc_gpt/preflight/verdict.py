@@ -37,6 +37,8 @@ NODE_FILE = "node-"
 _MARK = "hpc-gpt-preflight "
 # srun cuts lines of more than 1,024 bytes. A text of so many characters, quoted in JSON, fits in one.
 _LINE, _PIECE = 1000, 400
+# Of `hpc-gpt bench --machine`, whose ranks are of this kind, too: what comes before their figures, and their time.
+MACHINE_MARK, MACHINE_LIMIT_S = "hpc-gpt-machine ", 120
 
 
 def preflight_limit_s() -> float:

@@ -93,7 +93,7 @@ class Plan:
     like: EngineName | None = key(None, resume="free", decides="nothing", added=True)
     "The engine whose rules of memory and communication the program shares; without it nothing is planned."
     attention: AttentionKernel | None = key(None, resume="free", decides="nothing", added=True)
-    "Attention's kernel; unfused writes the scores to memory, te and sdpa choose one by the device."
+    "Attention's kernel; unfused writes the scores to memory; te is the device's best; sdpa PyTorch's before 2.11: fa2."
     grad_sum: GradSum | None = key(None, resume="free", decides="nothing", added=True)
     "The format in which gradients are summed over micro-batches, kept and reduced."
     dp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)

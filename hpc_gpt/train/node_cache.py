@@ -7,9 +7,11 @@ has made first, or can write, is not used; the cache is then in the run. Extensi
 """
 
 import contextlib
+import fcntl
 import os
 import platform
 import stat
+import struct
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -31,6 +33,30 @@ def set_caches(run: Path, environment: MutableMapping[str, str]) -> str:
     for name in missing:
         environment[name] = str(folder / _FOLDERS[name])
     return f"{why}: what is compiled is kept in {folder}" if why else ""
+
+
+def drop_cut_libraries(inductor: Path) -> None:
+    """Removes what a killed compiler has left cut off: Inductor loads a library as it finds it, and each later start
+    would end with "file too short". What another rank still writes, under Inductor's own lock, stays."""
+    for library in inductor.glob("??/*.so"):
+        lock = inductor / "locks" / f"{library.name.partition('.')[0]}.lock"
+        with contextlib.suppress(OSError):
+            if _is_cut(library):
+                lock.parent.mkdir(exist_ok=True)
+                with lock.open("a") as held:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _is_cut(library):
+                        library.unlink()
+
+
+def _is_cut(library: Path) -> bool:
+    """Whether an ELF file of 64 bits ends before the table of its sections does, which linkers write last."""
+    with library.open("rb") as file:
+        header, size = file.read(64), os.fstat(file.fileno()).st_size
+    if len(header) < 64:
+        return True
+    table, each, count = struct.unpack_from("<40xQ10xHH", header)
+    return header.startswith(b"\x7fELF\x02\x01") and size < table + each * count
 
 
 def _why_not(folder: Path) -> str:

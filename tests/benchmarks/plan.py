@@ -49,7 +49,7 @@ from tests.plan.published.figures import (
 from tests.plan.published.files import rows_of
 from tests.plan.published.fitting import constants_set, fit_table, fitted_without, time_errors
 from tests.plan.published.rows import PublishedRow
-from tests.plan.published.validation import Errors, choosing, predict_rows, predicted_only, score
+from tests.plan.published.validation import Errors, choosing, predict_rows, predicted_only, score, without_source
 
 SHARED = Path(os.environ.get("HPC_GPT_SHARED") or Path(__file__).resolve().parents[3] / "shared")
 _GOALS = {DATA_SHEETS: "12 %", CALIBRATED: "8 %", WITHOUT_SOURCE: "none", WITHOUT_ROW: "8 %"}
@@ -148,6 +148,11 @@ def _figures(folder: Path, renew: bool) -> None:
     print(f"{'all rows':<24} {_line(scores.memory)}")
     wrong = (*scores.said_to_fit, *scores.said_not_to)
     print(f"fits: {scores.fits_judged - len(wrong)} of {scores.fits_judged} right {' '.join(wrong)}")
+    held = [
+        each for each in without_source([row for rows in files for row in rows.rows]) if each.time_error is not None
+    ]
+    inside = sum(abs(each.time_error or 0.0) <= each.step.band for each in held)
+    print(f"in the printed range, by constants fitted to other sources: {inside} of {len(held)} rows")
     left_out, entries = (sum(len(getattr(rows, part)) for rows in files) for part in ("left_out", "entries"))
     print(f"left out: {left_out} of {entries} rows")
     each_us = _microseconds([row for rows in files for row in rows.rows])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.plan.machine import DEFAULT
 from hpc_gpt.plan.step_time import StepTime, predict_step
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.machines import machine_named
@@ -169,6 +170,35 @@ def test_a_small_model_waits_for_its_host() -> None:
     )
     assert two.step_s < 1.1 * one.step_s
     assert two.band > predict_step(Training(GPT3, tp=8, recompute="full"), machine_named("a100-80g", 8, None)).band
+
+
+def test_fitted_constants_widen_the_range_by_half_of_what_they_move() -> None:
+    run = Training(GPT3, tp=8, pp=8, micro_batches=64, flash=True)
+    plain, slower = predict_step(run, SELENE), replace(DEFAULT, gemm=0.8 * DEFAULT.gemm)
+    fitted = predict_step(run, SELENE, slower)
+    moved = fitted.step_s / plain.step_s - 1
+    assert moved > 0.1
+    bare = predict_step(run, SELENE, slower, ranged=False)
+    assert fitted.band == pytest.approx(bare.band + moved / 2)
+    assert replace(fitted, band=bare.band) == bare
+    assert predict_step(run, SELENE, replace(DEFAULT, gemm=0.1)).band <= 0.6
+
+
+def test_an_uncompiled_layer_split_by_dtensor_waits_for_its_host() -> None:
+    """7.6 ms a layer and pass; not if it is compiled, without tp, or of Megatron's own layers."""
+    h100, layers = machine_named("h100-80g", 8, "infiniband 8x400G"), 16
+    small = Training(replace(SMALL, layers=layers), tp=2, pp=2, dp=2, micro_batches=8, engine="fsdp", flash=True)
+    small = replace(small, program_states=PROGRAMS["fsdp"])
+
+    def seconds(**changes: object) -> float:
+        step = predict_step(replace(small, **changes), h100)  # type: ignore[arg-type]
+        return step.compute_s + step.tp_s
+
+    assert seconds() == pytest.approx(8 * layers / 2 * 2 * 7.6e-3, rel=0.05)
+    assert seconds(compiled=True) < 0.2 * seconds()
+    assert seconds(program_states=PROGRAMS["megatron-fsdp"]) == pytest.approx(seconds() / 6.9, rel=0.1)
+    assert seconds(program_states=None) < 0.2 * seconds()
+    assert seconds(tp=1, dp=4) < 0.2 * seconds()
 
 
 def test_a_slow_network_shows_in_zero_3_with_a_small_micro_batch() -> None:

@@ -1,5 +1,6 @@
 """What a node keeps of compiled kernels is in a folder that nobody else has made, or can write."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.train.node_cache import set_caches
+from hpc_gpt.train.node_cache import drop_cut_libraries, set_caches
 from tests.conftest import REPOSITORY
 
 NAME = f"hpc-gpt-cache-{os.getuid()}"
@@ -67,8 +68,56 @@ def test_inductor_and_triton_take_them(tmp_path: Path) -> None:
     assert done.stdout.split() == [found["TORCHINDUCTOR_CACHE_DIR"], found["TRITON_CACHE_DIR"]]
 
 
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++, which is not here")
+
+
+def elf(path: Path, size: int = 600) -> Path:
+    """A shared object's header, whose sections end after 600 bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = b"\x7fELF\x02\x01" + bytes(34) + (344).to_bytes(8, "little") + bytes(10) + bytes([64, 0, 4, 0])
+    path.write_bytes((header + bytes(600))[:600][:size])
+    return path
+
+
+def test_what_a_killed_compiler_left_is_dropped(tmp_path: Path) -> None:
+    whole, empty = elf(tmp_path / "ab" / "cab.main.so"), elf(tmp_path / "ab" / "cac.so", 0)
+    begun, cut = elf(tmp_path / "cd" / "ccd.main.so", 40), elf(tmp_path / "cd" / "cce.main.so", 599)
+    written, text = elf(tmp_path / "ef" / "cef.main.so", 300), tmp_path / "ef" / "cef.main.cpp"
+    text.write_text("x")
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / "cef.lock").open("w") as lock:  # its compiler still writes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        drop_cut_libraries(tmp_path)
+    assert [path.exists() for path in (whole, text, written, empty, begun, cut)] == [True, True, True] + 3 * [False]
+    drop_cut_libraries(tmp_path)
+    assert not written.exists()
+    drop_cut_libraries(tmp_path / "none")
+
+
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles with g++, which is not here")
+@compiles
+def test_a_library_that_a_killed_rank_left_cut_off_costs_a_compile(tmp_path: Path) -> None:
+    own, _ = caches(tmp_path)
+
+    def rank() -> None:
+        command = [sys.executable, "-m", "tests.train.compiled_alone"]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    rank()
+    libraries = list(Path(own["TORCHINDUCTOR_CACHE_DIR"]).glob("*/*.so"))
+    assert len(libraries) > 4
+    whole = {path: path.stat().st_size for path in libraries}
+    for path in libraries:
+        os.truncate(path, 1000)
+    rank()
+    assert {path: path.stat().st_size for path in libraries} == whole
+
+
+@pytest.mark.long
+@compiles
 def test_ranks_share_what_they_compile(tmp_path: Path) -> None:
     """Two that compile at once, then one that compiles nothing, by Inductor's own counters."""
     own, _ = caches(tmp_path)

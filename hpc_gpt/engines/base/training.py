@@ -164,6 +164,7 @@ class States:
     # Whether a layer's operators are apart, for want of kernels of its own; None: as in the engine.
     is_unfused: ClassVar[bool | None] = None
     synchronizations: ClassVar[float] = 1.0  # of a step, as a share of DeepSpeed's as its documentation sets it up
+    splits_by_dtensor: ClassVar[bool] = False  # over tp: PyTorch's parallel styles, which dispatch each operator anew
 
     def __init_subclass__(cls) -> None:
         """Its name is its module's."""

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hpc_gpt.model.techniques import ChunkedLoss, OnePassLoss
 from hpc_gpt.model.vocab_loss import VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.train.engines import private_parts, torch_private
+from hpc_gpt.train.node_cache import drop_cut_libraries
 
 
 def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module] = ()) -> None:
@@ -34,6 +36,8 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
     """
     if engine.compile == "none":
         return
+    if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        drop_cut_libraries(Path(folder))
     private_parts.can_use(private_parts.COMPILE_TIME)  # prints its line now, not at the end
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
     if engine.keep_residuals and private_parts.can_use(private_parts.KEPT_RESIDUALS):

@@ -11,12 +11,16 @@ part() { # NAME LIMIT COMMAND...
     timeout --kill-after 20 "$limit" "$@" >"$out/$name.txt" 2>&1
     echo "$name $?" >>"$out/ended.txt"
 }
-turns() { # NAME ENGINES MODEL MBS
-    part "$1" $((seconds + 60)) "$python" -m tests.benchmarks.gpu.turns "$out/turns.jsonl" \
-        --engines "$2" --model "$3" --mbs "$4" --limit "$seconds"
+turns() { # NAME ENGINES MODEL MBS [OPTION...]
+    local name=$1 engines=$2 model=$3 mbs=$4
+    shift 4
+    part "$name" $((seconds + 60)) "$python" -m tests.benchmarks.gpu.turns "$out/turns.jsonl" \
+        --engines "$engines" --model "$model" --mbs "$mbs" --limit "$seconds" "$@"
 }
 [ -n "${NO_TESTS-}" ] || part tests 200 "$python" -m pytest -m gpu -q -x tests/model tests/train
-turns ddp-gpt2 ddp gpt2 32
+part pieces 80 "$python" -m tests.benchmarks.gpu.pieces "$out/pieces.jsonl" --limit 60
+turns ddp-gpt2 ddp gpt2 32 --peer
+turns ddp-llama ddp llama3.2-1b 4 --peer --only block,all
 turns sharded-gpt2 fsdp,deepspeed-zero:1 gpt2 32
 turns ddp-gpt2-xl ddp gpt2-xl 8
 cat "$out/ended.txt"

@@ -1,29 +1,58 @@
 """The look at a GPU starts on a CPU, too, with tiny models."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from hpc_gpt.model.gpt import Gpt
+from hpc_gpt.settings.experiment import Model
+from hpc_gpt.settings.resolve import resolve_shape
+from tests.benchmarks.gpu.peers import Gpt2, Llama, peer_of
+from tests.benchmarks.gpu.turns import TINY, TINY_LLAMA
 from tests.conftest import REPOSITORY
 
 
 @pytest.mark.long
 def test_each_part_writes_what_it_measured(tmp_path: Path) -> None:
     own = {"PYTHON": sys.executable, "NO_TESTS": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = ["tests/benchmarks/gpu/look.sh", str(tmp_path), "60"]
+    command = ["tests/benchmarks/gpu/look.sh", str(tmp_path), "240"]
     done = subprocess.run(command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, check=False)
     ended = dict(line.split() for line in (tmp_path / "ended.txt").read_text().splitlines())
-    assert ended == {"ddp-gpt2": "0", "sharded-gpt2": "0", "ddp-gpt2-xl": "0"}, done.stdout
+    parts = ("pieces", "ddp-gpt2", "ddp-llama", "sharded-gpt2", "ddp-gpt2-xl")
+    assert ended == dict.fromkeys(parts, "0"), done.stdout
     lines = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
     found = {(line["engine"], line["variant"]) for line in lines}
     settings = ("block", "one_pass_loss", "fused_bias_gradients", "all")
     assert found == {
         *((engine, variant) for engine in ("ddp", "fsdp", "deepspeed-zero:1") for variant in settings),
         ("ddp", "all, fp8"),
+        ("ddp", "by hand"),
         ("fsdp", "all, fp8"),
     }
     assert all(line["ratio"] > 0 and line["loss"] > 0 for line in lines)
+    assert all((line["plan_gib"] is None) is (line["variant"] == "by hand") for line in lines)
+    pieces = [json.loads(line) for line in (tmp_path / "pieces.jsonl").read_text().splitlines()]
+    kinds = {piece["piece"].rpartition(" ")[2] for piece in pieces}
+    assert (len(pieces), kinds) == (2 * 4 * 3, {"bf16", "casts", "fp8"})
+    assert all(min(piece["ms"]) > 0 for piece in pieces)
+
+
+@pytest.mark.parametrize("llama", [False, True])
+def test_a_peer_has_our_models_size_and_learns(llama: bool) -> None:
+    """As many weights, and it learns: the two do the same work."""
+    keys = {**TINY, **(TINY_LLAMA if llama else {})}
+    shape = resolve_shape(Model(**keys))
+    torch.manual_seed(3)
+    ours, peer = Gpt(shape, 1), (Llama if llama else Gpt2)(shape)
+    assert sum(one.numel() for one in peer.parameters()) == sum(one.numel() for one in ours.parameters())
+    tokens = torch.randint(0, shape.vocab, (2, shape.seq + 1))
+    step = peer_of(shape, torch.device("cpu"))
+    losses = [step([(tokens[:, :-1], tokens[:, 1:])]) for _ in range(30)]
+    assert losses[0] == pytest.approx(math.log(shape.padded_vocab), rel=0.05)
+    assert losses[-1] < 0.97 * losses[0]

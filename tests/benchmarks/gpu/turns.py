@@ -3,9 +3,10 @@
 python -m tests.benchmarks.gpu.turns OUT --engines ddp,fsdp,deepspeed-zero:1 --model gpt2 --mbs 32 --limit 150
 
 Each engine compiled by block is compared with each fast setting that it takes, all of them, and these with FP8 if it
-trains with them. OUT gets a JSON line for each variant after each round, so that what was measured stays if the time
-ends: engine, variant, round, seconds of a step, its ratio to `block` in that round, loss, peak in GiB, card. After
-`--limit` seconds nothing new begins. On a CPU the model is tiny, nothing is compiled, and no figure means anything.
+trains with them; with `--peer` the first with a model written by hand (peers.py), too. OUT gets a JSON line for each
+variant after each round, so that what was measured stays if the time ends: engine, variant, round, seconds of a step,
+its ratio to `block` in that round, loss, peak in GiB of this variant alone, and by plan, card. After `--limit` seconds
+nothing new begins. On a CPU the model is tiny, nothing is compiled, and no figure means anything.
 """
 
 import argparse
@@ -21,14 +22,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpc_gpt.plan.memory import predict_memory
+from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.settings.fast import fast_settings_of, with_fast_settings
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.resolved import Resolved
+from tests.benchmarks.gpu.peers import peer_of
 
 TINY = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 211, "seq": 32}
+TINY_LLAMA = {"kv_heads": 2, "norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "tied": False}
 STEPS, WARM = 6, 3
+PEER = "by hand"
 
 
 def variants(engine: Engine, model: Model, compiled: bool) -> Iterator[tuple[str, Engine, str]]:
@@ -50,19 +56,26 @@ def variants(engine: Engine, model: Model, compiled: bool) -> Iterator[tuple[str
 
 
 class Variant:
-    """An engine that is built, compiled and warm, and waits for its turns."""
+    """An engine, or a peer, that is built, compiled and warm, and waits for its turns."""
 
     def __init__(self, name: str, resolved: Resolved, device: torch.device) -> None:
-        from hpc_gpt.train.engines.protocol import build_engine
-
         self.name, self.resolved, self.device, self.loss = name, resolved, device, 0.0
-        self.engine: Any = build_engine(resolved, device)
+        self.plan_gib: float | None = None
+        self.states = 0  # bytes that stay between its turns
+        if name == PEER:
+            self.peer = peer_of(resolved.model, device)
+        else:
+            from hpc_gpt.train.engines.protocol import build_engine
+
+            self.engine: Any = build_engine(resolved, device)
+            self.plan_gib = max(stage.allocated for stage in predict_memory(training_of(resolved)).stages)
         self.step_s(WARM)
 
     def step_s(self, steps: int) -> float:
         began = time.monotonic()
         for number in range(steps):
-            self.loss = float(self.engine.train_step(iter(self._pairs(number))).loss)
+            pairs = self._pairs(number)
+            self.loss = self.peer(pairs) if self.name == PEER else float(self.engine.train_step(iter(pairs)).loss)
         return (time.monotonic() - began) / steps
 
     def _pairs(self, step: int) -> list[tuple[Tensor, Tensor]]:
@@ -75,14 +88,22 @@ class Variant:
 def measure(name: str, stage: int | None, asked: argparse.Namespace, device: torch.device, ends: float) -> None:
     """The rounds of one engine, each written as it ends."""
     on_gpu = device.type == "cuda"
-    model = Model(preset=asked.model) if on_gpu else Model(**TINY)
+    tiny = Model(**TINY, **(TINY_LLAMA if "llama" in asked.model else {}))
+    model = Model(preset=asked.model, layers=asked.layers) if on_gpu else tiny
     built: list[Variant] = []
-    for label, engine, matmul in variants(Engine(name, stage), model, on_gpu):
+    every = list(variants(Engine(name, stage), model, on_gpu))
+    if asked.only:
+        every = [each for each in every if each[0] in asked.only.split(",")]
+    if asked.peer:
+        every.insert(1, (PEER, every[0][1], "none"))
+    for label, engine, matmul in every:
         if time.monotonic() > ends:
             break
         layout = LayoutRequest(gpus=1, micro_batch=asked.mbs if on_gpu else 2, micro_batches=1)
         experiment = Experiment(model=model, engine=engine, layout=layout, train=Train(steps=10**4, matmul=matmul))
+        before = torch.cuda.memory_allocated() if on_gpu else 0
         built.append(Variant(label, resolve(experiment, load_profile("local")), device))
+        built[-1].states = torch.cuda.memory_allocated() - before if on_gpu else 0
     for turn in range(asked.rounds):
         if time.monotonic() > ends:
             return
@@ -90,6 +111,7 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
         for one in built:
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats()
+                others = torch.cuda.memory_allocated() - one.states
             seconds = one.step_s(STEPS)
             base = base or seconds
             line = {
@@ -99,7 +121,8 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
                 "step_s": seconds,
                 "ratio": base / seconds,
                 "loss": one.loss,
-                "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+                "peak_gib": (torch.cuda.max_memory_allocated() - others) / 2**30 if on_gpu else None,
+                "plan_gib": one.plan_gib,
                 "device": torch.cuda.get_device_name() if on_gpu else "cpu",
             }
             with Path(asked.out).open("a") as file:
@@ -112,6 +135,9 @@ def main() -> None:
     parser.add_argument("--engines", default="ddp,fsdp,deepspeed-zero:1")
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--mbs", type=int, default=32)
+    parser.add_argument("--layers", type=int, help="fewer than the model has, of which two or three have room")
+    parser.add_argument("--only", help="of the variants these, as block,all")
+    parser.add_argument("--peer", action="store_true", help="also the model written by hand")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=150.0)
     asked = parser.parse_args()

@@ -19,7 +19,7 @@ from tests.plan.published.rows import PublishedRow
 # {constant: what it is held to}: published figures, or a plain guess. Of a pair (forward, backward) the ratio is kept.
 # Those of machine.* are fitted by plan/calibration.py.
 FITTED = {
-    "products.hopper.none": 0.85, "products.hopper.fp8-tensor": 0.85, "products.blackwell.none": 0.85,
+    "products.hopper.none": 0.85, "products.hopper.fp8-tensor": 0.85,
     "products.blackwell.fp8-tensor": 0.85, "products.blackwell.mxfp8": 0.85, "products.blackwell.nvfp4": 0.85,
     "kernels.triton.ampere": 0.36, "kernels.triton.hopper": 0.25, "kernels.fa2.hopper": 0.339,
     "kernels.cudnn.hopper": 0.545, "kernels.cudnn.blackwell": 0.65, "kernels.ultra.faster": 1.5,

@@ -83,12 +83,14 @@ class OthersFsdp(Program, Fsdp):
     """PyTorch's FSDP: it holds what our engine holds."""
 
     synchronizations = 1.0  # fitted with it: data, logs and clipping of their own loops
+    splits_by_dtensor = True
 
 
 class MegatronFsdp(OthersFsdp):
     """Megatron-Core's FSDP: its layers are Megatron's."""
 
     is_unfused = False
+    splits_by_dtensor = False
 
 
 class Megatron(Program):
