@@ -33,6 +33,16 @@ PLACE = 50
               help="With --sweep: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
               help="With --sweep: leave out the rows that are refused or do not fit, and print them.")  # fmt: skip
+@click.option("--race", is_flag=True, envvar="HPC_GPT_RACE",
+              help="Measure EXPERIMENT's rows, or the planner's best layouts, in turns in one job (hpc-gpt help race).")  # fmt: skip
+@click.option("--rounds", type=int, metavar="N", envvar="HPC_GPT_ROUNDS",
+              help="With --race: so many rounds, each a visit of each row; 3 unless given.")  # fmt: skip
+@click.option("--steps", type=int, metavar="N", envvar="HPC_GPT_STEPS",
+              help="With --race: steps of a visit, after its warm-up; 20 unless given.")  # fmt: skip
+@click.option("--top", type=int, metavar="N", envvar="HPC_GPT_TOP",
+              help="With --race, without [rows]: so many of the planner's layouts; 5 unless given.")  # fmt: skip
+@click.option("--winner", metavar="RACE[#ROW]", envvar="HPC_GPT_WINNER",
+              help="With the settings of the row that won a race, or of that row, over EXPERIMENT.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT", envvar="HPC_GPT_UNTIL",
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", envvar="HPC_GPT_RESUME", shell_complete=completers.runs,
@@ -51,6 +61,11 @@ def submit(
     here: bool,
     max_parallel: int | None,
     skip_unfit: bool,
+    race: bool,
+    rounds: int | None,
+    steps: int | None,
+    top: int | None,
+    winner: str | None,
     until: tuple[str, ...],
     resume: str | None,
     branch: str | None,
@@ -85,6 +100,14 @@ def submit(
 
     if here:
         request = replace(request, here=True)
+    sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
+    if race or any(size is not None for size in sizes.values()):
+        from hpc_gpt.cli.racing import submit_race
+
+        others = {"--until": until, "--resume": resume, "--branch": branch, "--winner": winner, "--here": here,
+                  "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
+        submit_race(request, race, sizes, [name for name, value in others.items() if value], dry_run, script, wait)
+        return
     if resume is branch is None and (request.sweep or max_parallel is not None or skip_unfit):
         submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
     else:

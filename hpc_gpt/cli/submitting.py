@@ -52,7 +52,7 @@ from hpc_gpt.terminal import can_ask
 from hpc_gpt.watch.control import await_measurements, wait_for, wait_for_all
 from hpc_gpt.words import counted
 
-_NOTHING_DONE = "dry run: nothing was written or submitted"
+NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ def submit_one(
         prepared = prepare(request, queueing=not dry_run, faster=True)
         if not (dry_run or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        _print_lines((*prepared.notes, *prepared.faster))
+        print_lines((*prepared.notes, *prepared.faster))
         if prepared.job_script is not None and prepared.job_script.array and not dry_run and how.allocation is None:
             _submit_array(prepared, wait)
             return
         submitted = _submit(prepared, None, how)
     if submitted is None:
         return
-    interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
+    interrupts = with_interrupts(lambda: submitted_lines(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         _print_record(submitted.run)
@@ -133,14 +133,14 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         return None
     if how.allocation is None:
         submitted = submit_run(prepared, logs, parent)
-        _print_lines(prediction_lines(prepared, logs))
+        print_lines(prediction_lines(prepared, logs))
         return submitted
     if prepared.job_script is not None:
         raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
     how.allocation.place(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
-    _print_lines(prediction_lines(prepared, logs))
+    print_lines(prediction_lines(prepared, logs))
     return _start(SameRun(run, prepared.resolved), how)
 
 
@@ -184,22 +184,22 @@ def _show(
         start = ExpectedStart(f"would run now, {how.allocation.words(resolved, text)}")
     if how.script:
         click.echo(text.encode(errors="surrogateescape"), nl=False)
-        _print_lines((*notes, f"would run: {dict(rows)['would run']}"))
+        print_lines((*notes, f"would run: {dict(rows)['would run']}"))
     else:
         width, before = max(len(subject) for subject, _ in rows), ""
         for subject, what in rows:
             click.echo(f"{subject if subject != before else '':{width}}  {what}")
             before = subject
-    _print_start(start)
-    click.echo(_NOTHING_DONE, err=True)
+    print_start(start)
+    click.echo(NOTHING_DONE, err=True)
 
 
-def _print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line, err=True)
 
 
-def _interrupts(show: Callable[[], None], wait: bool) -> int:
+def with_interrupts(show: Callable[[], None], wait: bool) -> int:
     """Calls `show`, and returns 1 if Ctrl-C came meanwhile, for the wait to handle; without a wait it is raised."""
     try:
         show()
@@ -247,7 +247,7 @@ def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) 
     a new run without a checkpoint. None as of `_submit`."""
     request = _of_a_run(request, "--resume")
     resumption = choose_resumption(find_run(name, logs_folder()), request, from_start, how.dry)
-    _print_lines(resumption.notes)
+    print_lines(resumption.notes)
     if isinstance(resumption, NewRun):
         return _submit(resumption.prepared, resumption.parent, how)
     return _start(resumption, how)
@@ -258,7 +258,7 @@ def _branch(text: str, request: Request, how: _SubmitOptions) -> SubmittedRun | 
     request = _of_a_run(request, "--branch")
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, request)
-    _print_lines(branch.notes)
+    print_lines(branch.notes)
     return _submit(branch.prepared, branch.parent, how)
 
 
@@ -281,7 +281,7 @@ def _of_a_run(request: Request, option: str) -> Request:
     return request
 
 
-def _print_start(start: ExpectedStart) -> None:
+def print_start(start: ExpectedStart) -> None:
     click.echo(start.answer, err=True)
     _print_waits(start.waits)
 
@@ -291,7 +291,7 @@ def _print_waits(why: str) -> None:
         click.echo(f"it cannot start now: {why}", err=True)
 
 
-def _print_submitted(submitted: SubmittedRun, wait: bool) -> None:
+def submitted_lines(submitted: SubmittedRun, wait: bool) -> None:
     run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.scheduler == "slurm"
     around = os.environ.get("SLURM_JOB_ID")
     set_ = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
@@ -355,7 +355,7 @@ def submit_sweep(
 
 def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     """Prints the jobs of a sweep, and with `wait` follows its runs to their ends."""
-    interrupts = _interrupts(lambda: _print_sweep(sweep, wait), wait)
+    interrupts = with_interrupts(lambda: _print_sweep(sweep, wait), wait)
     if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
@@ -363,10 +363,10 @@ def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    _print_lines(dict.fromkeys(line for row in prepared.rows for line in data_lines(row)))
-    _print_lines(prepared.messages)
-    _print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
-    _print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
+    print_lines(dict.fromkeys(line for row in prepared.rows for line in data_lines(row)))
+    print_lines(prepared.messages)
+    print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
+    print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 
 
 def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
@@ -379,11 +379,11 @@ def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
         each = counted(first.gpus, "GPU") + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
         click.echo(f"{kind}, {each}: {' '.join(str(row.resolved.row) for row in job)}")
         try:
-            _print_start(dry_run(first, job[0].script))
+            print_start(dry_run(first, job[0].script))
         except JobRefused as fault:
             refused.append(fault)
             click.echo(f"refused: {fault}", err=True)
-    click.echo(_NOTHING_DONE, err=True)
+    click.echo(NOTHING_DONE, err=True)
     if refused:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 
@@ -414,7 +414,7 @@ def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequenc
             click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
             continue
         started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
-        interrupts = _interrupts(functools.partial(click.echo, started), wait=True)
+        interrupts = with_interrupts(functools.partial(click.echo, started), wait=True)
         try:
             wait_for(run, interrupts)
         except JobFailed as fault:

@@ -43,7 +43,8 @@ class Resolved:
     `command` is None unless the engine starts the program that it says. Of such a run the model (NO_MODEL), the batch
     (NO_BATCH) and the number of steps (0) may be unknown. `script` is what is known of `command.script`.
 
-    `data_from` is the step after which the run, a branch to other data, reads these from their first sample.
+    `data_from` is the step after which the run, a branch to other data, reads these from their first sample. `race`: the
+    most visits of a race, which measures its rows in turns; 0 for a run that trains.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Resolved:
     plan: Plan = field(default_factory=Plan)
     script: ScriptFacts | None = None
     data_from: int = 0
+    race: int = 0
     version: str = __version__
     schema: int = SCHEMA
 
@@ -136,7 +138,7 @@ class Resolved:
                     del tables[name][key]
         for name in AROUND:
             tables[name] = changed_keys(getattr(self, name))
-        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0}
+        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
         for name, none in (*nones.items(), *((name, {}) for name in AROUND)):
             if tables[name] == none:
                 del tables[name]
