@@ -29,12 +29,12 @@ from hpc_gpt.ends.failures import GOOD, meaning
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import replace_whole, write_once
 from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.readers.runs import RunRead, read_records
-from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked, read_own
-from hpc_gpt.report.compare import compare_runs
-from hpc_gpt.report.gather import gather_records, read_bench
+from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
+from hpc_gpt.report.gather import gather_records
+from hpc_gpt.report.race_table import race_text
 from hpc_gpt.runs.race import RaceRow, Visit, make_visit, measured, note_visit, read_rows, read_visits
-from hpc_gpt.runs.record import Record, finite, write_record
+from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.runs.requests import answer, open_requests
 from hpc_gpt.runs.run_folder import PREDICTED, Attempt, RunFolder
 from hpc_gpt.runs.stored import read_stored
@@ -99,7 +99,11 @@ class Race:
         self._forget()
         why = f": {end.cause}" if end.cause and end.ended not in GOOD else ""
         print(f"{self.rows[visit.row].name}: {end.ended}{why}", file=sys.stderr, flush=True)
-        return replace(end, cause=f"{end.cause or end.ended}, in a visit of {self.rows[visit.row].name}") if of_job else None
+        return (
+            replace(end, cause=f"{end.cause or end.ended}, in a visit of {self.rows[visit.row].name}")
+            if of_job
+            else None
+        )
 
     def end(self, end: End) -> int:
         """Writes how the race's attempt has ended, and returns the exit code of the job's ranks."""
@@ -110,6 +114,7 @@ class Race:
         again = asks_to_requeue(self.run, self.attempt, end)
         self.attempt.write_ended(end.ended, end.cause, done, requeue=again, node=end.node)
         self.write()
+        print(race_text(self.folder.file), end="", file=sys.stderr, flush=True)
         return 0 if end.ended in GOOD or again else 1
 
     def _asked(self) -> End | None:
@@ -128,9 +133,7 @@ class Race:
     def _turn(self) -> tuple[int, int] | None:
         visited = [(each.round, each.row) for each in self.kept]
         out = {*self.failed, *(number for number, row in enumerate(self.rows) if row.folder is None)}
-        return next_turn(
-            len(self.rows), self.rounds, visited, out, lambda number: leaving_after(self.measured, number)
-        )
+        return next_turn(len(self.rows), self.rounds, visited, out, lambda number: leaving_after(self.measured, number))
 
     def _fault(self) -> str:
         """Why a race without a measured row ends: two visits in a row that failed for another cause than memory."""
@@ -209,7 +212,9 @@ class Race:
             return measurement_row(row.name, name, found)
         asked = figures_asked(self._resolved(number)) if row.folder is not None else {}
         ended = "refused" if row.folder is None else "pending"
-        return BenchRow(row.name, Record(run=name, name=row.name, dialect=DIALECT, ended=ended, cause=row.cause, **asked))
+        return BenchRow(
+            row.name, Record(run=name, name=row.name, dialect=DIALECT, ended=ended, cause=row.cause, **asked)
+        )
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -234,7 +239,9 @@ class Race:
                     "place": row.place,
                     "predicted_step_s": predicted.get("step_s"),
                     "ratio": ratio(self.measured, number, leader) if is_in and leader is not None else None,
-                    "note": differ.get(number) or left.get(number) or (self.table[number].record.cause if not is_in else None),
+                    "note": differ.get(number)
+                    or left.get(number)
+                    or (self.table[number].record.cause if not is_in else None),
                     "losses_differ": number in differ,
                 }
             )

@@ -1,6 +1,6 @@
 """A race on this machine: the process that supervises its visits, one after the other.
 
-    python -m hpc_gpt.bench.race_here RUN ATTEMPT
+python -m hpc_gpt.bench.race_here RUN ATTEMPT
 """
 
 import os

@@ -79,11 +79,13 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     file = requested_file(request, profile)
     earlier = functools.cache(earlier_runs)
     planned = file.rows is None
-    rows = list(_planned(request, profile, file, earlier, top) if planned else _of_file(request, profile, file, earlier))
+    rows = list(
+        _planned(request, profile, file, earlier, top) if planned else _of_file(request, profile, file, earlier)
+    )
     asked = {row.name: row.visit for row in rows if row.visit is not None}
     if len(rows) < 2:
         words = f"{file.name} has one row" if not planned else f"plan finds {counted(len(rows), 'layout')} that fits"
-        raise ConfigError(f"{words}, and a race compares several", "give it [rows], or submit it without --race")
+        raise ConfigError(f"{words}, and a race compares several", "give it more rows, or submit it without --race")
     if len(asked) < 2:
         causes = "; ".join(f"{row.name}: {row.cause}" for row in rows if row.cause)
         raise ConfigError(f"only {counted(len(asked), 'row')} can run: {causes}", "a race compares several")
@@ -205,8 +207,8 @@ def _check_scripts(visits: Mapping[str, PreparedRun]) -> None:
     """ConfigError if the script of a row does otherwise than the first one's before its ranks start."""
     first: list[str] = []
     for name, visit in visits.items():
-        head = visit.script.partition("<<'HPC_GPT_RESOLVED'")[0].splitlines()
-        lines = [line for line in head if not line.startswith(("#", "    HPC_GPT_RUN="))]
+        head = visit.script.partition("<<'HPC_GPT_RESOLVED'")[0].replace(visit.resolved.slug, "").splitlines()
+        lines = [line for line in head if not line.startswith("#")]
         first = first or lines
         if lines != first:
             apart = next((line for line in lines if line not in first), "it lacks a line of the first row's")
@@ -225,7 +227,8 @@ def _race_run(
     notify = replace(asked.notify, on=on) if asked.notify.is_asked and on else Notify()
     around = {**AROUND, "notify": notify}
     experiment: Experiment = replace(experiment_of(visit.resolved), **around, name=f"{file.name}-race")
-    job = {"job.time": time, "job.max_gpu_hours": asked.job.max_gpu_hours, "job.preflight": asked.job.preflight}
+    named = asked.job.name if asked.job.name != asked.name else None
+    job = {"job.name": named, "job.time": time, "job.max_gpu_hours": asked.job.max_gpu_hours, "job.preflight": asked.job.preflight}
     resolved = replace(resolve(with_keys(experiment, job), asked.cluster), race=visits)
     script = render_script(resolved, template)
     return replace(own, resolved=resolved, script=script, notes=(), prediction=None, forecast=None, file=file.path)

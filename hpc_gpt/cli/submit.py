@@ -10,6 +10,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
+from hpc_gpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.request import Request
@@ -34,7 +35,7 @@ PLACE = 50
 @click.option("--skip-unfit", is_flag=True, envvar="HPC_GPT_SKIP_UNFIT",
               help="With --sweep: leave out the rows that are refused or do not fit, and print them.")  # fmt: skip
 @click.option("--race", is_flag=True, envvar="HPC_GPT_RACE",
-              help="Measure EXPERIMENT's rows, or the planner's best layouts, in turns in one job (hpc-gpt help race).")  # fmt: skip
+              help="Measure EXPERIMENT's rows, or the planner's best layouts, in turns in one job.")  # fmt: skip
 @click.option("--rounds", type=int, metavar="N", envvar="HPC_GPT_ROUNDS",
               help="With --race: so many rounds, each a visit of each row; 3 unless given.")  # fmt: skip
 @click.option("--steps", type=int, metavar="N", envvar="HPC_GPT_STEPS",
@@ -108,7 +109,11 @@ def submit(
                   "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
         submit_race(request, race, sizes, [name for name, value in others.items() if value], dry_run, script, wait)
         return
+    if winner is not None:
+        others = {"--resume": resume, "--branch": branch, "--sweep": request.sweep, "--row": request.row}
+        if taken := [name for name, value in others.items() if value]:
+            raise ConfigError(f"--winner and {taken[0]} exclude each other", f"leave {taken[0]} out")
     if resume is branch is None and (request.sweep or max_parallel is not None or skip_unfit):
         submit_sweep(request, until, dry_run, wait, max_parallel, skip_unfit)
     else:
-        submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait)
+        submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, winner)

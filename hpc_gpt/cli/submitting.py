@@ -41,6 +41,7 @@ from hpc_gpt.launch.sweep import (
     write_sweep,
 )
 from hpc_gpt.launch.until import parse_until
+from hpc_gpt.launch.winner import find_winner
 from hpc_gpt.plan.table import count_text
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.lineage import Parent
@@ -74,6 +75,7 @@ def submit_one(
     script: bool,
     yes: bool,
     wait: bool,
+    winner: str | None = None,
 ) -> None:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
@@ -92,7 +94,11 @@ def submit_one(
     elif branch is not None:
         submitted = _branch(branch, request, how)
     else:
+        found = find_winner(winner, logs_folder()) if winner is not None else None
+        if found is not None:
+            request = found.over(request)
         prepared = prepare(request, queueing=not dry_run, faster=True)
+        prepared = found.kept(prepared) if found is not None else prepared
         if not (dry_run or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
         print_lines((*prepared.notes, *prepared.faster))

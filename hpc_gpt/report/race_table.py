@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.columns import FIGURES, Column, filled, grid, peak
-from hpc_gpt.readers.runs import read_records
+from hpc_gpt.readers.runs import is_bench, read_records
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import read_bench
 from hpc_gpt.runs.record import Record
@@ -36,7 +36,9 @@ def _gib(heading: str, key: str) -> Column:
 _COLUMNS = (
     Column("Row", ("name",), lambda line: line.row.get("name"), right=False),
     Column("Layout", ("layout",), lambda line: line.layout, right=False),
-    Column("Plan step s", ("predicted_step_s",), lambda line: line.row.get("predicted_step_s"), show_digits, optional=True),
+    Column(
+        "Plan step s", ("predicted_step_s",), lambda line: line.row.get("predicted_step_s"), show_digits, optional=True
+    ),
     _figure("step_s"),
     Column("Spread", (), lambda line: line.record.tokens_per_s_spread, show_share, optional=True),
     _gib("Plan GiB", "predicted_memory_gib"),
@@ -52,7 +54,7 @@ _COLUMNS = (
 
 def read_race(file: Path) -> dict[str, Any] | None:
     """The key `race` of a bench.json; None of a bench that is none."""
-    found = read_stored(file).get("race")
+    found = read_stored(file).get("race") if is_bench(file) else None
     return found if isinstance(found, dict) and isinstance(found.get("rows"), list) else None
 
 

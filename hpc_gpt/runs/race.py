@@ -1,10 +1,10 @@
 """What is in the folder of a race, a run whose job measures rows in turns.
 
-    race.json          its rows, in their order, and how many rounds: written before the job is submitted
-    rows/…/<id>/       each row as a run folder that never starts; a visit is a copy of it
-    visits.jsonl       a line as a visit begins, and one as it ends
-    <row>/<visit id>/  a visit: an ordinary run of the row
-    bench.json         the rows as they are measured so far, as those of a bench
+race.json          its rows, in their order, and how many rounds: written before the job is submitted
+rows/…/<id>/       each row as a run folder that never starts; a visit is a copy of it
+visits.jsonl       a line as a visit begins, and one as it ends
+<row>/<visit id>/  a visit: an ordinary run of the row
+bench.json         the rows as they are measured so far, as those of a bench
 """
 
 from __future__ import annotations

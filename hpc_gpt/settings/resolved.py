@@ -43,8 +43,8 @@ class Resolved:
     `command` is None unless the engine starts the program that it says. Of such a run the model (NO_MODEL), the batch
     (NO_BATCH) and the number of steps (0) may be unknown. `script` is what is known of `command.script`.
 
-    `data_from` is the step after which the run, a branch to other data, reads these from their first sample. `race`: the
-    most visits of a race, which measures its rows in turns; 0 for a run that trains.
+    `data_from` is the step after which the run, a branch to other data, reads these from their first sample. `race`:
+    the most visits of a race, which measures its rows in turns; 0 for a run that trains.
     """
 
     name: str

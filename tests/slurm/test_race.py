@@ -70,8 +70,10 @@ def requeued(teller: Teller) -> Job:
     job = submit(teller.launcher, "again", TWO, "--rounds", "1", WAIT_AT="b2")
     job.wait("the second visit", lambda: (job.run.path / "waits-0").exists())
     job.cluster.run("scontrol", "requeue", job.id, check=True)
-    (job.run.path / "go").touch()
+    job.wait("its turn in the queue", lambda: job.slurm_state == "PENDING")
     job.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now")
+    job.wait("the second attempt", lambda: len(job.run.attempts()) == 2)
+    (job.run.path / "go").touch()
     job.wait_end()
     return job
 
@@ -119,7 +121,10 @@ def test_a_row_that_fails_is_a_row_with_its_cause(told: Teller) -> None:
 def test_a_requeue_drops_the_visit(told: Teller) -> None:
     job = told(requeued)
     visits = read_visits(job.run)
-    assert [(visit.row, visit.attempt, visit.dropped) for visit in visits if not visit.dropped] == [(0, 1, False), (1, 2, False)]
+    assert [(visit.row, visit.attempt, visit.dropped) for visit in visits if not visit.dropped] == [
+        (0, 1, False),
+        (1, 2, False),
+    ]
     assert [(visit.row, visit.attempt) for visit in visits if visit.dropped] == [(1, 1)]
     assert job.ended()[-1] == "done"
     assert bench_of(job)["race"]["is_over"]
