@@ -21,7 +21,7 @@ from typing import Any
 from hpc_gpt.bench.bench_run import BenchFolder, tables_of
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measurement_row
 from hpc_gpt.bench.preparation import with_predicted_memory
-from hpc_gpt.bench.rounds import Round, apart, fastest, leaving_after, next_turn, ratio, winner
+from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.columns import peak
 from hpc_gpt.ends.decisions import NEXT_MARK, classify, job_of
 from hpc_gpt.ends.end_policy import End, asks_to_requeue, end_by_script, exit_code, first_failure, is_put_back
@@ -76,7 +76,7 @@ class Race:
             return self._over()
         limit_s = None
         if turn[0]:
-            times = [found.seconds for found in self.measured[fastest(self.measured) or 0].values()]
+            times = [found.seconds for found in self.measured[leader_of(self.measured) or 0].values()]
             limit_s = round(_PATIENCE * max(times), 1) if times else None
         folder = make_visit(self.run, self.rows[turn[1]])
         attempt = folder.new_attempt()
@@ -224,7 +224,7 @@ class Race:
         differ = apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
         used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
         best, why = winner(self.measured, differ, used)
-        leader = best if best is not None else fastest(self.measured)
+        leader = best if best is not None else leader_of(self.measured)
         left = dict[int, str]()
         for number in range(self.rounds):
             left = leaving_after(self.measured, number) | left

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 from hpc_gpt.bench.race import Race
+from hpc_gpt.ends.decisions import classify
 from hpc_gpt.ends.end_policy import End
 from hpc_gpt.ends.notify import send_events
 from hpc_gpt.launch.local.controller import RunController
+from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.race import Visit
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
@@ -53,8 +55,7 @@ def supervise(run: RunFolder, attempt: Attempt) -> int:
             left_s = None if limit is None else limit - (time.monotonic() - begun)
             controller = VisitController(visit, of_visit, found.limit_s, left_s)
             controller.run()
-            end = of_visit.ended()
-            ended = race.conclude(found, End(str(end.get("ended")), end.get("cause"), end.get("node")))
+            ended = race.conclude(found, classify(of_visit, "", "", read_cause))
             if (last := ended or controller.asked) is not None:
                 found = last
                 break

@@ -22,7 +22,7 @@ from hpc_gpt.plan.prediction import best_layouts
 from hpc_gpt.runs.race import RACE
 from hpc_gpt.settings.around import AROUND, Notify
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Experiment, limit_s, with_keys
+from hpc_gpt.settings.experiment import Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
@@ -31,7 +31,7 @@ from hpc_gpt.words import counted, show_duration
 
 ROUNDS, STEPS, TOP = 3, 20, 5
 # The steps of a visit before those that are measured.
-WARM_UP = 5
+_WARM_UP = 5
 # Of a start that no earlier run has measured, and of a job's end.
 _START_S, _END_S = 120.0, 60.0
 # A visit only measures: it saves nothing, and nothing happens around it.
@@ -154,11 +154,11 @@ def _as_visit(
         return row
     asked = row.visit.resolved
     experiment = replace(experiment_of(asked), **AROUND, name=f"{file.name}-{row.name}")
-    whole = WARM_UP + steps
+    whole = _WARM_UP + steps
     experiment, _ = cut_warmup(with_keys(experiment, {**_VISIT, "train.steps": whole, "train.log_every": whole}))
     local = profile.scheduler == "local" or request.force
     try:
-        made = finish(experiment, profile, file=file, row=asked.row, refuse=not local)
+        made = finish(experiment, profile, file=file, row=asked.row, refuse=not local, template=request.template)
     except LayoutError as fault:
         return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
     return replace(row, visit=replace(made, data_beside=row.visit.data_beside))
@@ -228,7 +228,12 @@ def _race_run(
     around = {**AROUND, "notify": notify}
     experiment: Experiment = replace(experiment_of(visit.resolved), **around, name=f"{file.name}-race")
     named = asked.job.name if asked.job.name != asked.name else None
-    job = {"job.name": named, "job.time": time, "job.max_gpu_hours": asked.job.max_gpu_hours, "job.preflight": asked.job.preflight}
+    job = {
+        "job.name": named,
+        "job.time": time,
+        "job.max_gpu_hours": asked.job.max_gpu_hours,
+        "job.preflight": asked.job.preflight,
+    }
     resolved = replace(resolve(with_keys(experiment, job), asked.cluster), race=visits)
     script = render_script(resolved, template)
     return replace(own, resolved=resolved, script=script, notes=(), prediction=None, forecast=None, file=file.path)
@@ -254,11 +259,6 @@ def _time_text(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:00"
 
 
-def check_time(race: PreparedRace) -> None:
-    """ConfigError if `job.time` is no time."""
-    limit_s(race.run.resolved.job.time)
-
-
 # --- submitted
 
 
@@ -271,7 +271,7 @@ def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, A
     return provenance
 
 
-def submit_race(race: PreparedRace, logs: Path) -> SubmittedRun:
+def queue_race(race: PreparedRace, logs: Path) -> SubmittedRun:
     """Writes the race's folder with its rows, and submits its job. Raises as submit_run."""
     provenance = check_race(race, logs)
     waits = check_start(race.run.resolved, race.run.script)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 # A row leaves if its median is so much behind the leader's, and its quick steps are slower than the leader's slow ones.
-BEHIND = 1.05
+_BEHIND = 1.05
 # Rows so near to each other count as equally fast.
-EQUAL = 1.01
+_AS_FAST = 1.01
 # How far the losses of equal steps may be from the median row's, as in the equality table of the tests, by dtype.
 _BANDS = {"fp32": 2e-6, "fp8": 2e-3}
 _NEAR = 1e-2
@@ -68,18 +68,18 @@ def next_turn(
 def leaving_after(measured: Measured, number: int) -> dict[int, str]:
     """{row: why} of the rows that leave after a round: they are behind the leader by more than both spread."""
     so_far = {row: {each: found for each, found in own.items() if each <= number} for row, own in measured.items()}
-    leader = fastest(so_far)
+    leader = leader_of(so_far)
     found = {}
     for row in so_far:
         if row == leader or leader is None:
             continue
         own, best = _common(so_far[row], so_far[leader])
-        if len(own) and np.quantile(own, 0.1) > np.quantile(best, 0.9) and np.median(own) > BEHIND * np.median(best):
+        if len(own) and np.quantile(own, 0.1) > np.quantile(best, 0.9) and np.median(own) > _BEHIND * np.median(best):
             found[row] = f"left after round {number + 1}: {np.median(own) / np.median(best) - 1:.0%} behind the leader"
     return found
 
 
-def fastest(measured: Measured) -> int | None:
+def leader_of(measured: Measured) -> int | None:
     """The row with the lowest median step, each compared with the best so far over the rounds that both have."""
     best: int | None = None
     for row in sorted(row for row, own in measured.items() if own):
@@ -128,10 +128,10 @@ def winner(measured: Measured, differ: Collection[int], used_gib: Mapping[int, f
     if differ and len(names) <= 2:
         return None, "nobody wins: the losses of the rows differ, and nothing says which are right"
     able = {row: own for row, own in names.items() if row not in differ}
-    best = fastest(able)
+    best = leader_of(able)
     if best is None:
         return None, "nobody wins: no row was measured"
-    near = [row for row in able if row != best and (ratio(able, row, best) or EQUAL) < EQUAL]
+    near = [row for row in able if row != best and (ratio(able, row, best) or _AS_FAST) < _AS_FAST]
     free = {row: gib for row in (best, *near) if (gib := used_gib.get(row)) is not None}
     least = min(free, key=free.__getitem__, default=best)
     if best in free and free[least] < free[best]:

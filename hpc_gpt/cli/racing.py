@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import click
 
-from hpc_gpt.bench.race_preparation import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race
-from hpc_gpt.bench.race_preparation import submit_race as submit_prepared
+from hpc_gpt.bench.race_preparation import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
 from hpc_gpt.cli.submitting import NOTHING_DONE, print_lines, print_start, submitted_lines, with_interrupts
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.files import logs_folder
@@ -54,7 +53,7 @@ def submit_race(
         _show(prepared, script)
         return
     print_lines(prepared.lines)
-    submitted = submit_prepared(prepared, logs)
+    submitted = queue_race(prepared, logs)
     interrupts = with_interrupts(lambda: submitted_lines(submitted, wait), wait)
     if wait:
         failed = None

@@ -30,7 +30,12 @@ def _refuse(words: str, hint: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launch.local.controller import RACE, RunController, begin_attempt, note_start  # needs submitit
+    from hpc_gpt.launch.local.controller import (  # needs submitit
+        RACE_SUPERVISOR,
+        RunController,
+        begin_attempt,
+        note_start,
+    )
 
     run = RunFolder(Path(arguments[0]))
     with lock.locked(run):
@@ -41,7 +46,7 @@ def _run(arguments: list[str]) -> int:
         note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
         print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
         if run.resolved().race:
-            code = int(importlib.import_module(RACE).supervise(run, attempt))
+            code = int(importlib.import_module(RACE_SUPERVISOR).supervise(run, attempt))
         else:
             controller = RunController(run, attempt)
             controller.run()

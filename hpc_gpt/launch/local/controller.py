@@ -44,7 +44,7 @@ from hpc_gpt.slurm.clients import KILL_WAIT_S
 from hpc_gpt.slurm.environment import given_environment, job_python, submission_environment
 
 CONTROLLER = "hpc_gpt.launch.local.controller"
-RACE = "hpc_gpt.bench.race_here"  # what supervises a race, which starts its visits
+RACE_SUPERVISOR = "hpc_gpt.bench.race_here"  # what supervises a race, which starts its visits
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
 
@@ -263,7 +263,13 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
     environment = submission_environment(os.environ, own)
     with interrupts_wait(), lock.locked(run):
         attempt = begin_attempt(run)
-        line = [sys.executable, "-m", RACE if resolved.race else CONTROLLER, str(run.path), str(attempt.number)]
+        line = [
+            sys.executable,
+            "-m",
+            RACE_SUPERVISOR if resolved.race else CONTROLLER,
+            str(run.path),
+            str(attempt.number),
+        ]
         with attempt.log.open("ab") as log:
             process = subprocess.Popen(
                 line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
