@@ -10,6 +10,7 @@ In a job the script asks: `python -m hpc_gpt.bench.race RUN ATTEMPT VISIT CODE S
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -172,19 +173,24 @@ class Race:
     @property
     def failed(self) -> dict[int, Visit]:
         """By row the visit in which it failed: it has no other one."""
-        return {each.row: each for each in self.kept if not self._measurement(each).is_good}
+        return {each.row: each for each in self.kept if not self._is_good(each)}
 
     @cached_property
     def measured(self) -> dict[int, dict[int, Round]]:
         found: dict[int, dict[int, Round]] = {}
         for visit in self.kept:
-            if self._measurement(visit).is_good and visit.row not in self.failed:
+            if self._is_good(visit) and visit.row not in self.failed:
                 steps = self._of(visit).steps
                 counted = steps.take(steps.counts)
                 losses = dict(zip(map(int, counted["step"]), map(float, counted["loss"]), strict=True))
                 times = Round(counted["step_s"][counted.steady].tolist(), losses, visit.seconds)
                 found.setdefault(visit.row, {})[visit.round] = times
         return found
+
+    def _is_good(self, visit: Visit) -> bool:
+        """Whether it ended well with step times; of a program the tokens of a step need not be known."""
+        record = self._measurement(visit).record
+        return record.ended in GOOD and bool(record.step_s)
 
     def _of(self, visit: Visit) -> RunRead:
         if visit.place not in self._read:
@@ -208,6 +214,10 @@ class Race:
     def _row(self, number: int, row: RaceRow) -> BenchRow:
         name = self.folder.name_of(number)
         found = [self._measurement(each) for each in self.kept if each.row == number]
+        good = [each.record.step_s for each in found if each.record.ended in GOOD and each.record.step_s]
+        if found and good and not any(each.is_good for each in found):
+            record = replace(found[0].record, run=name, step_s=statistics.median(good), rounds=len(good))
+            return BenchRow(row.name, record, (), tuple(each.place for each in found))
         if found:
             return measurement_row(row.name, name, found)
         asked = figures_asked(self._resolved(number)) if row.folder is not None else {}
@@ -221,7 +231,8 @@ class Race:
         """The key `race` of bench.json: the winner's `run`, None without one, `why`, the planner's `place` for it;
         `is_over`, whether it was measured to its end; `rows` in the table's order."""
         dtype = self.run.resolved().train
-        differ = apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
+        is_program = self.run.resolved().command is not None
+        differ = {} if is_program else apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
         used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
         best, why = winner(self.measured, differ, used)
         leader = best if best is not None else leader_of(self.measured)
@@ -247,7 +258,10 @@ class Race:
             )
         run = None if best is None else self.folder.name_of(best)
         place = None if best is None else self.rows[best].place
-        return {"winner": run, "why": why, "place": place, "is_over": self._turn() is None, "rows": rows}
+        over = self._turn() is None
+        return {
+            "winner": run, "why": why, "place": place, "is_over": over, "is_program": is_program, "rows": rows
+        }  # fmt: skip
 
     def write(self) -> None:
         """Replaces bench.json. Raises RunFolderError."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import click
 
-from hpc_gpt.bench.race_preparation import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
+from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
 from hpc_gpt.cli.submitting import NOTHING_DONE, print_lines, print_start, submitted_lines, with_interrupts
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.files import logs_folder

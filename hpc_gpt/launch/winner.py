@@ -91,7 +91,7 @@ def find_winner(name: str, logs: Path) -> Winner:
         if not won:
             raise ConfigError(f"race {run.run_id}: {result.get('why')}", f"name a row, as {run.run_id}#1")
         place = won[0]
-    if records[place].ended not in GOOD or not records[place].tokens_per_s:
+    if records[place].ended not in GOOD or not records[place].step_s:
         cause = records[place].cause or records[place].ended
         raise ConfigError(
             f"row {rows[place].name!r} of race {run.run_id} was not measured: {cause}", "take another row"

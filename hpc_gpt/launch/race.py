@@ -91,7 +91,6 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
         raise ConfigError(f"only {counted(len(asked), 'row')} can run: {causes}", "a race compares several")
     own = next(iter(asked.values()))
     for name, visit in asked.items():
-        engine_named(visit.resolved.engine.name).refuse_program("a race compares the layouts of our trainers", "bench")
         _check_same(own.resolved, visit.resolved, name)
     visits = [_as_visit(row, steps, profile, file, request) for row in rows]
     places = _places(visits)
@@ -124,6 +123,11 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     return PreparedRace(run, visits, rounds, lines)
 
 
+def is_program(resolved: Resolved) -> bool:
+    """Whether a row starts a program of the user's own."""
+    return engine_named(resolved.engine.name).is_program
+
+
 def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any) -> Iterator[PreparedRow]:
     for row in file.rows or ():
         keys = {**flat(row.overrides)}
@@ -141,6 +145,7 @@ def _planned(
 ) -> Iterator[PreparedRow]:
     """The planner's best layouts that fit; what the command line gives stays."""
     base = prepare_row(replace(request, force=True), profile, file, None, earlier)
+    engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
     for name, keys in best_layouts(base.resolved, profile, request.overrides, top):
         experiment = with_keys(experiment_of(base.resolved), keys)
         made = finish(experiment, profile, file=file, template=request.template)
@@ -155,7 +160,9 @@ def _as_visit(
     asked = row.visit.resolved
     experiment = replace(experiment_of(asked), **AROUND, name=f"{file.name}-{row.name}")
     whole = _WARM_UP + steps
-    experiment, _ = cut_warmup(with_keys(experiment, {**_VISIT, "train.steps": whole, "train.log_every": whole}))
+    keys = {key: value for key, value in _VISIT.items() if not (is_program(asked) and key.startswith("train."))}
+    keys |= {"train.steps": whole} | ({} if is_program(asked) else {"train.log_every": whole})
+    experiment, _ = cut_warmup(with_keys(experiment, keys))
     local = profile.scheduler == "local" or request.force
     try:
         made = finish(experiment, profile, file=file, row=asked.row, refuse=not local, template=request.template)
@@ -191,8 +198,11 @@ def _check_same(own: Resolved, other: Resolved, name: str) -> None:
 
 def _fixed(resolved: Resolved) -> dict[str, Any]:
     """{dotted key: value} of what the rows of a race share."""
-    found: dict[str, Any] = {"gpus": resolved.gpus, "nodes": resolved.nodes, "command.per": resolved.tasks}
+    found: dict[str, Any] = {"engine.name of a program": is_program(resolved)}
+    found |= {"gpus": resolved.gpus, "nodes": resolved.nodes, "command.per": resolved.tasks}
     found["batch.global_batch"] = resolved.batch.global_batch
+    if is_program(resolved):
+        found["train.steps"] = None  # a visit ends after its own
     for table in ("model", "data", "train"):
         rules = resolved.key_rules(table)
         for key, value in asdict(getattr(resolved, table)).items():
