@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import click
 
-from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
 from hpc_gpt.cli.submitting import NOTHING_DONE, print_lines, print_start, submitted_lines, with_interrupts
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import dry_run as ask_slurm
 from hpc_gpt.launch.until import parse_until

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from hpc_gpt.errors import raise_faults
 from hpc_gpt.settings.around import AFTER_BRACES
@@ -54,7 +55,9 @@ def with_values(command: Command) -> Command:
         return fill(text, values, alone=True)
 
     run = line(command.run) if isinstance(command.run, str) else tuple(map(word, command.run))
-    own = {name: word(text) for name in ("checkpoints", "complete") if (text := getattr(command, name)) is not None}
+    own: dict[str, Any] = {
+        name: word(text) for name in ("checkpoints", "complete") if (text := getattr(command, name)) is not None
+    }
     own |= {"workdir": word(command.workdir), "setup": tuple(map(line, command.setup))}
     resume = line(command.resume) if command.resume is not None else None
     return replace(command, values=None, run=run, resume=resume, **own)

@@ -1,6 +1,7 @@
 """Races on this machine, with ranks that write the metrics of a training at once: a second a visit."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hpc_gpt.files import logs_dir
 from hpc_gpt.runs.race import read_visits
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.command.mine import PROGRAMS
 from tests.local.conftest import newest
 
 FILE = """
@@ -169,6 +171,49 @@ def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
     other = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--seq", "64", "--cluster", "local")
     assert "seq 32, not 64" in error_of(other)[0]
     assert in_process("submit", tmp_path / "tiny.toml", "--winner", "nothing").code == 5
+
+
+PROGRAM = """
+name = "nano"
+[engine]
+name = "command"
+[layout]
+gpus = 1
+[command]
+run = "{python} train.py --max_iters=100000 --save_every=100000 --step_s={{pause}} --out_dir={{run}}/out"
+workdir = "{folder}"
+snapshot = false
+[rows]
+"long" = {{ command.values.pause = 0.2 }}
+"short" = {{ command.values.pause = 0.05 }}
+"""
+
+
+@pytest.mark.long
+def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
+    file = tmp_path / "nano.toml"
+    file.write_text(PROGRAM.format(python=sys.executable, folder=PROGRAMS))
+    done = hpc_gpt("submit", file, "--race", "--rounds", 2, "--steps", 10, "--cluster", "local", "--wait")
+    assert done.code == 0, done.stderr
+    run = newest()
+    page = page_of(run)
+    assert page["race"]["winner"] == f"{run.run_id}#2"
+    assert [record["ended"] for record in page["records"]] == ["done", "done"]
+    assert page["records"][0]["step_s"] > 0.2 > page["records"][1]["step_s"] > 0.05
+    assert "nobody checked that a step is the same work" in done.stdout
+    ended = [RunFolder(run.path / visit.place).attempts()[0].ended() for visit in read_visits(run)]
+    assert all("the 15 steps of a race's visit" in each["cause"] for each in ended)
+    won = hpc_gpt("submit", file, "--winner", run.run_id, "--cluster", "local", "--dry-run")
+    assert won.code == 0, won.stderr
+    assert "row short: command.values.pause = 0.05" in won.stderr
+
+
+def test_a_program_beside_a_row_of_ours_is_refused(tmp_path):
+    file = tmp_path / "tiny.toml"
+    rows = '"a" = {}\n"b" = { engine.name = "command", command.run = "true", train.lr = 3e-4 }'
+    file.write_text(FILE + rows)
+    done = in_process("submit", file, "--race", "--cluster", "local")
+    assert (done.code, "row 'b'" in error_of(done)[0]) == (2, True)
 
 
 REFUSED = {
