@@ -16,7 +16,7 @@ from hpc_gpt.launch.past_timings import PastTimings
 from hpc_gpt.launch.prepare import earlier_runs, finish, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.request import Request, choose_profile, requested_file
+from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, requested_file
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, check_start, check_submission, start_run, write_run
 from hpc_gpt.plan.prediction import best_layouts
 from hpc_gpt.runs.race import RACE
@@ -123,6 +123,11 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     return PreparedRace(run, visits, rounds, lines)
 
 
+def _own(file: ExperimentFile) -> ExperimentFile | None:
+    """The file, whose text a run keeps; None for the defaults, which have none."""
+    return None if file.path is DEFAULTS else file
+
+
 def is_program(resolved: Resolved) -> bool:
     """Whether a row starts a program of the user's own."""
     return engine_named(resolved.engine.name).is_program
@@ -148,7 +153,7 @@ def _planned(
     engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
     for name, keys in best_layouts(base.resolved, profile, request.overrides, top):
         experiment = with_keys(experiment_of(base.resolved), keys)
-        made = finish(experiment, profile, file=file, template=request.template)
+        made = finish(experiment, profile, file=_own(file), template=request.template)
         yield PreparedRow(name, keys, replace(made, forecast=base.forecast, data_beside=base.data_beside))
 
 
@@ -165,22 +170,21 @@ def _as_visit(
     experiment, _ = cut_warmup(with_keys(experiment, keys))
     local = profile.scheduler == "local" or request.force
     try:
-        made = finish(experiment, profile, file=file, row=asked.row, refuse=not local, template=request.template)
+        made = finish(experiment, profile, file=_own(file), row=asked.row, refuse=not local, template=request.template)
     except LayoutError as fault:
         return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
     return replace(row, visit=replace(made, data_beside=row.visit.data_beside))
 
 
+def _predicted_step(visit: PreparedRun | None) -> dict[str, Any]:
+    """The step that plan predicts for a visit, as in predicted.json; empty if it predicts none."""
+    tables = visit.prediction.tables if visit is not None and visit.prediction is not None else None
+    return (tables or {}).get("step") or {}
+
+
 def _places(rows: Sequence[PreparedRow]) -> dict[str, int]:
     """The planner's place for each row whose step it predicts, by name."""
-    found = {
-        row.name: predicted.step.step_s
-        for row in rows
-        if row.visit is not None
-        and row.visit.prediction is not None
-        and (predicted := row.visit.prediction.found) is not None
-        and predicted.step is not None
-    }
+    found = {row.name: step["step_s"] for row in rows if (step := _predicted_step(row.visit))}
     return {name: place for place, name in enumerate(sorted(found, key=found.__getitem__), 1)}
 
 
@@ -245,8 +249,8 @@ def _race_run(
         "job.preflight": asked.job.preflight,
     }
     resolved = replace(resolve(with_keys(experiment, job), asked.cluster), race=visits)
-    script = render_script(resolved, template)
-    return replace(own, resolved=resolved, script=script, notes=(), prediction=None, forecast=None, file=file.path)
+    script, of = render_script(resolved, template), None if file.path is DEFAULTS else file.path
+    return replace(own, resolved=resolved, script=script, notes=(), prediction=None, forecast=None, file=of)
 
 
 def _visit_s(visit: PreparedRun, past: PastTimings) -> float:
@@ -259,9 +263,8 @@ def _visit_s(visit: PreparedRun, past: PastTimings) -> float:
 def _step_s(visit: PreparedRun, past: PastTimings) -> float | None:
     if (found := past.newest_alike(visit.resolved)) is not None:
         return found.step_s
-    predicted = visit.prediction.found if visit.prediction is not None else None
-    step = predicted.step if predicted is not None else None
-    return None if step is None else step.step_s * (1 + step.band)
+    step = _predicted_step(visit)
+    return step["step_s"] * (1 + step["band"]) if step else None
 
 
 def _time_text(seconds: float) -> str:
