@@ -81,6 +81,7 @@ class Race:
             limit_s = round(_PATIENCE * max(times), 1) if times else None
         folder = make_visit(self.run, self.rows[turn[1]])
         attempt = folder.new_attempt()
+        (attempt.folder / "flight").mkdir()  # of torch's recorder
         started = {**self.attempt.started(), "attempt": attempt.number, "started": time.time()}
         write_once(attempt.folder / "attempt.json", json.dumps(started) + "\n")
         place = os.path.relpath(folder.path, self.run.path)
@@ -138,6 +139,8 @@ class Race:
 
     def _fault(self) -> str:
         """Why a race without a measured row ends: two visits in a row that failed for another cause than memory."""
+        if not self.rows:
+            return "the folder has no rows: hpc-gpt submit --race makes them, and plain sbatch does not"
         kept = [each for each in self.kept if each.ended not in OUT_OF_MEMORY]
         last = kept[-2:]
         if self.measured or len(last) < 2 or self.kept[-2:] != last:

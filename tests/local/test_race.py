@@ -190,6 +190,14 @@ snapshot = false
 
 
 @pytest.mark.long
+def test_the_time_limit_drops_the_visit(race):
+    run, _ = race("quick waits", "--rounds", 1, "--time", "0:06", "--set", "job.signal_lead_s=1", "--wait", code=3)
+    assert run.attempts()[-1].ended()["ended"] == "walltime"
+    assert [visit.dropped for visit in read_visits(run)] == [False, True]
+    assert not page_of(run)["race"]["is_over"]
+
+
+@pytest.mark.long
 def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
     file = tmp_path / "nano.toml"
     file.write_text(PROGRAM.format(python=sys.executable, folder=PROGRAMS))
