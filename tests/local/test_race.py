@@ -38,6 +38,7 @@ lr = 1e-3
 """
 # What a row's name says: its step time, its loss, or how it fails.
 RANKS = """
+trap '' USR2
 name=$(basename "$(dirname "$HPC_GPT_RUN")") step_s=0.1 loss=5.0
 attempt="$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT"
 case "$name" in
