@@ -241,7 +241,7 @@ def _race_run(
         "job.max_gpu_hours": asked.job.max_gpu_hours,
         "job.preflight": asked.job.preflight,
     }
-    resolved = replace(resolve(with_keys(experiment, job), asked.cluster), race=visits)
+    resolved = resolve(with_keys(experiment, job), asked.cluster, race=visits)
     script, of = render_script(resolved, template), None if file.path is DEFAULTS else file.path
     return replace(own, resolved=resolved, script=script, notes=(), prediction=None, forecast=None, file=of)
 

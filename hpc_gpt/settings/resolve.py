@@ -45,11 +45,12 @@ def resolve(
     row: str | None = None,
     script: ScriptFacts | None = None,
     data_from: int = 0,
+    race: int = 0,
 ) -> Resolved:
     """The experiment with a value for every key, for one cluster profile; nothing changes it afterwards.
 
     `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
-    branch to other data. Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
+    branch to other data, `race` the most visits of a race. Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
     """
     command = engine_named(experiment.engine.name).program_of(experiment.command)
     shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
@@ -121,6 +122,7 @@ def resolve(
         plan=experiment.plan,
         script=script,
         data_from=data_from,
+        race=race,
     )
     facts.check_resolved(resolved)
     _check_after(resolved)
