@@ -234,8 +234,8 @@ class Race:
         """The key `race` of bench.json: the winner's `run`, None without one, `why`, the planner's `place` for it;
         `is_over`, whether it was measured to its end; `rows` in the table's order."""
         dtype = self.run.resolved().train
-        is_program = self.run.resolved().command is not None
-        differ = {} if is_program else apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
+        unchecked = not self.run.resolved().form.saves_by_train
+        differ = {} if unchecked else apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
         used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
         best, why = winner(self.measured, differ, used)
         leader = best if best is not None else leader_of(self.measured)
@@ -263,7 +263,7 @@ class Race:
         place = None if best is None else self.rows[best].place
         over = self._turn() is None
         return {
-            "winner": run, "why": why, "place": place, "is_over": over, "is_program": is_program, "rows": rows
+            "winner": run, "why": why, "place": place, "is_over": over, "unchecked": unchecked, "rows": rows
         }  # fmt: skip
 
     def write(self) -> None:

@@ -121,11 +121,6 @@ def _own(file: ExperimentFile) -> ExperimentFile | None:
     return None if file.path is DEFAULTS else file
 
 
-def is_program(resolved: Resolved) -> bool:
-    """Whether a row starts a program of the user's own."""
-    return engine_named(resolved.engine.name).is_program
-
-
 def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any) -> Iterator[PreparedRow]:
     for row in file.rows or ():
         keys = {**flat(row.overrides)}
@@ -158,8 +153,9 @@ def _as_visit(
     asked = row.visit.resolved
     experiment = replace(experiment_of(asked), **AROUND, name=f"{file.name}-{row.name}")
     whole = _WARM_UP + steps
-    keys = {key: value for key, value in _VISIT.items() if not (is_program(asked) and key.startswith("train."))}
-    keys |= {"train.steps": whole} | ({} if is_program(asked) else {"train.log_every": whole})
+    ours = asked.form.saves_by_train
+    keys = {key: value for key, value in _VISIT.items() if ours or not key.startswith("train.")}
+    keys |= {"train.steps": whole} | ({"train.log_every": whole} if ours else {})
     experiment, _ = cut_warmup(with_keys(experiment, keys))
     local = profile.scheduler == "local" or request.force
     try:
@@ -195,10 +191,10 @@ def _check_same(own: Resolved, other: Resolved, name: str) -> None:
 
 def _fixed(resolved: Resolved) -> dict[str, Any]:
     """{dotted key: value} of what the rows of a race share."""
-    found: dict[str, Any] = {"engine.name of a program": is_program(resolved)}
+    found: dict[str, Any] = {"engine.name of our trainers": resolved.form.saves_by_train}
     found |= {"gpus": resolved.gpus, "nodes": resolved.nodes, "command.per": resolved.tasks}
     found["batch.global_batch"] = resolved.batch.global_batch
-    if is_program(resolved):
+    if not resolved.form.saves_by_train:
         found["train.steps"] = None  # a visit ends after its own
     for table in ("model", "data", "train"):
         rules = resolved.key_rules(table)

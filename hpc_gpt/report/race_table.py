@@ -89,7 +89,7 @@ def race_lines(file: Path) -> list[str]:
         interval = verdict.speeds[0].interval
         range_ = f", {interval.low:+.1f} to {interval.high:+.1f} %" if interval is not None else ""
         lines.append(f"its difference from {names[second]}{range_}: {words}")
-    if race.get("is_program"):
+    if race.get("unchecked"):
         lines.append("nobody checked that a step is the same work in all rows")
     if race.get("place"):
         lines.append(f"plan had put it in place {race['place']}")

@@ -50,7 +50,8 @@ def resolve(
     """The experiment with a value for every key, for one cluster profile; nothing changes it afterwards.
 
     `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
-    branch to other data, `race` the most visits of a race. Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
+    branch to other data, `race` the most visits of a race. Raises LayoutError or ConfigError for what cannot run,
+    before anything is written or queued.
     """
     command = engine_named(experiment.engine.name).program_of(experiment.command)
     shape = NO_MODEL if command is not None and experiment.model == Model() else resolve_shape(experiment.model)
