@@ -83,12 +83,12 @@ def visit(step_s: float, noise: random.Random, steps: int = 20) -> Round:
 
 
 def race(delays: list[float], noise: random.Random) -> dict[int, dict[int, Round]]:
-    """Three rounds of rows whose steps are so much longer than 1 ms."""
+    """Three rounds of rows whose steps are so much longer than 5 ms."""
     measured: dict[int, dict[int, Round]] = {}
     visited: list[tuple[int, int]] = []
     while (turn := next_turn(len(delays), 3, visited, (), lambda at: leaving_after(measured, at))) is not None:
         visited.append(turn)
-        measured.setdefault(turn[1], {})[turn[0]] = visit(0.002 * (1 + delays[turn[1]]), noise)
+        measured.setdefault(turn[1], {})[turn[0]] = visit(0.005 * (1 + delays[turn[1]]), noise)
     return measured
 
 

@@ -58,7 +58,7 @@ def bench_of(job: Job) -> dict[str, Any]:
 
 @story
 def failing_rows(teller: Teller) -> Job:
-    more = '"never" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs" }\n"oom" = {}\n"hang" = {}'
+    more = '"never" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs" }\n"oom" = {}\n"hang" = { layout.micro_batch = 4 }'
     job = submit(teller.launcher, "failing", f"{TWO}\n{more}", "--rounds", "2")
     job.wait_end()
     return job
