@@ -5,8 +5,7 @@ The folder has the run folders of all rounds, and bench.json, which is replaced 
 `{"schema": 1, "bench": id, "records": [...], "rows": [...]}`. Each row has one record; `rows` has, in the same order,
 the row's cell, its tokens/s by round, and the folders of its rounds.
 
-A machine's speed drifts with its heat. So every round measures each cell once and begins with another one, and ratios
-are of medians over the rounds.
+`bench.rounds` says whose turn is next. Ratios are of medians over the rounds.
 """
 
 import json
@@ -20,6 +19,7 @@ from typing import Any
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measure, measurement_row
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.preparation import BenchCell, advice_on_memory
+from hpc_gpt.bench.rounds import next_turn
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import JobFailed
@@ -32,15 +32,6 @@ from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
-
-
-def order_of(cells: int, rounds: int) -> list[list[int]]:
-    """The indices of the cells in each round, in the order in which they are measured.
-
-    >>> order_of(3, 2)
-    [[0, 1, 2], [1, 2, 0]]
-    """
-    return [[(number + place) % cells for place in range(cells)] for number in range(rounds)]
 
 
 @dataclass(frozen=True)
@@ -111,16 +102,19 @@ class Bench:
 
         KeyboardInterrupt and RunFolderError end the bench; rows measured before are kept.
         """
-        for number, places in enumerate(order_of(len(self.cells), self.rounds), 1):
-            for place in places:
-                if any(not each.is_good for each in self._measured.get(place, ())):
-                    continue
-                cell = self.cells[place]
-                label = f"round {number}/{self.rounds}  {cell.name}" if self.rounds > 1 else cell.name
-                found = measure(cell, self.folder.path, self.provenance, label)
-                self._measured.setdefault(place, []).append(found)
-                self.folder.write(self.rows)
-                self._report(cell, label, found)
+        while (turn := self._turn()) is not None:
+            number, place = turn
+            cell = self.cells[place]
+            label = f"round {number + 1}/{self.rounds}  {cell.name}" if self.rounds > 1 else cell.name
+            found = measure(cell, self.folder.path, self.provenance, label)
+            self._measured.setdefault(place, []).append(found)
+            self.folder.write(self.rows)
+            self._report(cell, label, found)
+
+    def _turn(self) -> tuple[int, int] | None:
+        visited = {(number, place) for place, found in self._measured.items() for number in range(len(found))}
+        out = [place for place, found in self._measured.items() if not all(each.is_good for each in found)]
+        return next_turn(len(self.cells), self.rounds, visited, out)
 
     @property
     def rows(self) -> list[BenchRow]:

@@ -16,7 +16,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.facts import Fault
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.prepare import finish, folder_beside, load_row
+from hpc_gpt.launch.prepare import ONLY_MEASURES, finish, folder_beside, load_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
@@ -118,17 +118,7 @@ def need_gib(asked: Training, machine: Machine, micro_batch: int) -> float:
 
 DEFAULT_BENCH = "bench"
 _NO_COMPILER = "this machine has neither a GPU nor a C++ compiler (g++)"
-# Saving, early ends and limits are not part of a run's speed.
-_MEASURED: Mapping[str, Any] = {
-    "train.save_every": 0,
-    "train.save_minutes": None,
-    "train.save_at": (),
-    "train.save_last": False,
-    "train.until_loss": None,
-    "train.matmul_rate": True,
-    "job.max_gpu_hours": None,
-    "job.time": None,  # a bench waits in no queue
-}
+_MEASURED: Mapping[str, Any] = {**ONLY_MEASURES, "train.matmul_rate": True}
 _RANDOM: Mapping[str, Any] = {"data.source": "random", **dict.fromkeys(("data.path", "data.mix", "data.phases"))}
 _BENCH: Mapping[str, Any] = {
     **_MEASURED,

@@ -155,7 +155,11 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """What goes to stdout, piece by piece; nothing for a table without runs."""
     from hpc_gpt.report.published_tables import sweep_text
+    from hpc_gpt.report.race_table import race_text
 
+    files = {file for run in gathered.runs for file in run.files}
+    if form == "table" and columns == "auto" and len(files) == 1 and (text := race_text(files.pop(), width())):
+        return text
     lines = _sweep_lines(gathered, columns)
     if lines is not None:
         return [sweep_text(lines, form, width())]

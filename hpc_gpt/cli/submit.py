@@ -39,6 +39,16 @@ PLACE = 50
               help="With --sweep or --grid: run at most N jobs of an array at a time.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True,
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
+@click.option("--race", is_flag=True,
+              help="Measure EXPERIMENT's rows, or the planner's best layouts, in turns in one job.")  # fmt: skip
+@click.option("--rounds", type=int, metavar="N",
+              help="With --race: so many rounds, each a visit of each row; 3 unless given.")  # fmt: skip
+@click.option("--steps", type=int, metavar="N",
+              help="With --race: steps of a visit, after its warm-up; 20 unless given.")  # fmt: skip
+@click.option("--top", type=int, metavar="N",
+              help="With --race, without [rows]: so many of the planner's layouts; 5 unless given.")  # fmt: skip
+@click.option("--winner", metavar="RACE[#ROW]",
+              help="With the settings of the row that won a race, or of that row, over EXPERIMENT.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
 @click.option("--until", "until", multiple=True, metavar="WHAT",
@@ -61,6 +71,11 @@ def submit(
     max_rows: int,
     max_parallel: int | None,
     skip_unfit: bool,
+    race: bool,
+    rounds: int | None,
+    steps: int | None,
+    top: int | None,
+    winner: str | None,
     as_json: bool,
     until: tuple[str, ...],
     resume: str | None,
@@ -102,13 +117,25 @@ def submit(
         request = replace(request, here=True)
     if grid:
         request = with_axes(request, grid, max_rows)
+    sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
+    if winner is not None:
+        kept = {"--race": race, "--resume": resume, "--branch": branch, "--sweep": request.sweep, "--grid": grid,
+                "--row": request.row}  # fmt: skip
+        if taken := [name for name, value in kept.items() if value]:
+            raise ConfigError(f"--winner and {taken[0]} exclude each other", f"leave {taken[0]} out")
     answer = SubmitAnswer(dry_run, wait)
     try:
         with progress_as_json(as_json):
-            if resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
+            if race or any(size is not None for size in sizes.values()):
+                from hpc_gpt.cli.racing import submit_race
+
+                others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here,
+                          "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
+                submit_race(request, race, sizes, [name for name, value in others.items() if value], script, answer)
+            elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
                 submit_sweep(request, until, max_parallel, skip_unfit, answer)
             else:
-                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer)
+                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer, winner)
     finally:
         if as_json and answer.runs:
             click.echo(json.dumps(answer.to_dict(), indent=1))

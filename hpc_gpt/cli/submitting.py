@@ -45,6 +45,7 @@ from hpc_gpt.launch.sweep import (
     write_sweep,
 )
 from hpc_gpt.launch.until import parse_until
+from hpc_gpt.launch.winner import find_winner
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.plan.table import count_text
 from hpc_gpt.runs.branches import reading
@@ -62,7 +63,7 @@ from hpc_gpt.watch.control import await_measurements, wait_for, wait_for_all
 from hpc_gpt.watch.status import read_folders
 from hpc_gpt.words import counted
 
-_NOTHING_DONE = "dry run: nothing was written or submitted"
+NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
 @dataclass
@@ -124,6 +125,7 @@ def submit_one(
     yes: bool,
     wait: bool,
     answer: SubmitAnswer,
+    winner: str | None = None,
 ) -> None:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
@@ -142,10 +144,14 @@ def submit_one(
     elif branch is not None:
         submitted = _branch(branch, request, how)
     else:
+        found = find_winner(winner, logs_folder()) if winner is not None else None
+        if found is not None:
+            request = found.over(request)
         prepared = prepare(request, queueing=not dry_run, faster=True)
+        prepared = found.kept(prepared) if found is not None else prepared
         if not (dry_run or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        _print_lines((*prepared.notes, *prepared.faster))
+        print_lines((*prepared.notes, *prepared.faster))
         if prepared.job_script is not None and prepared.job_script.array and not dry_run and how.allocation is None:
             _submit_array(prepared, wait, answer)
             return
@@ -153,7 +159,7 @@ def submit_one(
     if submitted is None:
         return
     answer.add(submitted.run, submitted.run.resolved(), submitted.job_id, submitted.jobs, submitted.waits)
-    interrupts = _interrupts(lambda: _print_submitted(submitted, wait), wait)
+    interrupts = with_interrupts(lambda: submitted_lines(submitted, wait), wait)
     if wait:
         wait_for(submitted.run, interrupts)
         _print_record(submitted.run)
@@ -185,14 +191,14 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         return None
     if how.allocation is None:
         submitted = submit_run(prepared, logs, parent)
-        _print_lines(prediction_lines(prepared, logs))
+        print_lines(prediction_lines(prepared, logs))
         return submitted
     if prepared.job_script is not None:
         raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
     how.allocation.place(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
-    _print_lines(prediction_lines(prepared, logs))
+    print_lines(prediction_lines(prepared, logs))
     return _start(SameRun(run, prepared.resolved), how)
 
 
@@ -238,22 +244,22 @@ def _show(
         start = ExpectedStart(f"would run now, {how.allocation.words(resolved, text)}")
     if how.script:
         click.echo(text.encode(errors="surrogateescape"), nl=False)
-        _print_lines((*notes, f"would run: {dict(rows)['would run']}"))
+        print_lines((*notes, f"would run: {dict(rows)['would run']}"))
     else:
         width, before = max(len(subject) for subject, _ in rows), ""
         for subject, what in rows:
             click.echo(f"{subject if subject != before else '':{width}}  {what}")
             before = subject
-    _print_start(start)
-    click.echo(_NOTHING_DONE, err=True)
+    print_start(start)
+    click.echo(NOTHING_DONE, err=True)
 
 
-def _print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         click.echo(line, err=True)
 
 
-def _interrupts(show: Callable[[], None], wait: bool) -> int:
+def with_interrupts(show: Callable[[], None], wait: bool) -> int:
     """Calls `show`, and returns 1 if Ctrl-C came meanwhile, for the wait to handle; without a wait it is raised."""
     try:
         show()
@@ -304,7 +310,7 @@ def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) 
     # No checkpoint goes until a job, or a note, keeps it; a run in the allocation has the lock until its end.
     with contextlib.nullcontext() if how.dry or how.allocation is not None else reading(run):
         resumption = choose_resumption(run, request, from_start, how.dry)
-        _print_lines(resumption.notes)
+        print_lines(resumption.notes)
         if isinstance(resumption, NewRun):
             return _submit(resumption.prepared, resumption.parent, how)
         return _start(resumption, how)
@@ -315,7 +321,7 @@ def _branch(text: str, request: Request, how: _SubmitOptions) -> SubmittedRun | 
     request = _of_a_run(request, "--branch")
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, request)
-    _print_lines(branch.notes)
+    print_lines(branch.notes)
     return _submit(branch.prepared, branch.parent, how)
 
 
@@ -338,7 +344,7 @@ def _of_a_run(request: Request, option: str) -> Request:
     return request
 
 
-def _print_start(start: ExpectedStart) -> None:
+def print_start(start: ExpectedStart) -> None:
     click.echo(start.answer, err=True)
     _print_waits(start.waits)
 
@@ -348,7 +354,7 @@ def _print_waits(why: str) -> None:
         click.echo(f"it cannot start now: {why}", err=True)
 
 
-def _print_submitted(submitted: SubmittedRun, wait: bool) -> None:
+def submitted_lines(submitted: SubmittedRun, wait: bool) -> None:
     run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.scheduler == "slurm"
     around = os.environ.get("SLURM_JOB_ID")
     set_ = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
@@ -431,7 +437,7 @@ def submit_sweep(
 
 def _follow_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> None:
     """Prints the jobs of a sweep, and with `wait` follows its runs to their ends."""
-    interrupts = _interrupts(lambda: _print_sweep(sweep, wait, answer), wait)
+    interrupts = with_interrupts(lambda: _print_sweep(sweep, wait, answer), wait)
     if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
@@ -439,10 +445,10 @@ def _follow_sweep(sweep: SubmittedSweep, wait: bool, answer: SubmitAnswer) -> No
 
 def _print_rows(prepared: PreparedSweep) -> None:
     """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
-    _print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
-    _print_lines(prepared.messages)
-    _print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
-    _print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
+    print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
+    print_lines(prepared.messages)
+    print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
+    print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 
 
 def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
@@ -455,11 +461,11 @@ def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
         each = counted(first.gpus, "GPU") + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
         click.echo(f"{kind}, {each}: {' '.join(str(row.resolved.row) for row in job)}")
         try:
-            _print_start(dry_run(first, job[0].script))
+            print_start(dry_run(first, job[0].script))
         except JobRefused as fault:
             refused.append(fault)
             click.echo(f"refused: {fault}", err=True)
-    click.echo(_NOTHING_DONE, err=True)
+    click.echo(NOTHING_DONE, err=True)
     if refused:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 
@@ -502,7 +508,7 @@ def _run_here(
             continue
         answer.add(run, row.resolved, submitted.job_id)
         started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
-        interrupts = _interrupts(functools.partial(click.echo, started), wait=True)
+        interrupts = with_interrupts(functools.partial(click.echo, started), wait=True)
         try:
             wait_for(run, interrupts)
         except JobFailed as fault:

@@ -25,6 +25,7 @@ from hpc_gpt.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, sa
 from hpc_gpt.runs.disk_space import free_space_text, is_full
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import newest_step
+from hpc_gpt.runs.race import is_race, measured, read_visits
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.resolved import Resolved
 
@@ -246,7 +247,10 @@ def _is_quick(attempt: Attempt) -> bool:
 
 
 def newest_saved(run: RunFolder) -> int:
-    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked."""
+    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked. Of a race
+    how many visits are measured."""
+    if is_race(run):
+        return measured(read_visits(run))
     if (command := command_of(run)) is not None:
         return saved_step(run, command)
     try:

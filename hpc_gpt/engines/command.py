@@ -8,7 +8,7 @@ from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.command import check_command
+from hpc_gpt.settings.command import check_command, with_values
 from hpc_gpt.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -54,6 +54,7 @@ class CommandEngine(EngineFacts):
         return _NO_DATA
 
     def program_of(self, command: Command) -> Command:
+        command = with_values(command)
         check_command(command)
         return command
 

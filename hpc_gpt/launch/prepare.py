@@ -45,6 +45,16 @@ if TYPE_CHECKING:
 
 # How often a run saves that does not say when, and how many of those checkpoints it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
+# What only measures saves nothing, and has no end or limit of its own.
+ONLY_MEASURES: Mapping[str, Any] = {
+    "train.save_every": 0,
+    "train.save_minutes": None,
+    "train.save_at": (),
+    "train.save_last": False,
+    "train.until_loss": None,
+    "job.max_gpu_hours": None,
+    "job.time": None,
+}
 
 
 def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class PreparedRun:
 
     A relative data.path is looked for in the folder `data_beside` first. `unread` has lines on the keys of config.json
     that are not followed, or that nothing reads. `faster` has the lines on what is predicted to be faster, if that was
-    asked for. `job_script` is of a script that runs as it is.
+    asked for. `provenance` has further keys of provenance.json. `job_script` is of a script that runs as it is.
     """
 
     resolved: Resolved
@@ -46,6 +46,7 @@ class PreparedRun:
     data_beside: Path | None = None
     unread: tuple[str, ...] = ()
     faster: Sequence[str] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     job_script: SbatchRequest | None = None
     hold: CheckpointHold | None = None
 

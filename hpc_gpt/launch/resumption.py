@@ -41,6 +41,7 @@ from hpc_gpt.runs.lineage import (
 )
 from hpc_gpt.runs.lock import RunLocked, check_free, holder
 from hpc_gpt.runs.provenance import check_weights_of, list_gpus
+from hpc_gpt.runs.race import measured, read_visits
 from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
@@ -106,6 +107,10 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
         return _same_again(run, request.until, dry)
+    if settings.race:
+        raise ConfigError(
+            f"{run.run_id} is a race, which resumes as it is", "submit another --race, or take its --winner"
+        )
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
@@ -144,6 +149,8 @@ def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
     resolved, point = check_resumption(run, dry)
     forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())
     where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
+    if resolved.race:
+        where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
     notes = [f"note: {note}" for note in (point.notes if point else ())]
     lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")
     jobs = forecast.jobs if forecast and way_of(resolved.cluster).at_once else 1

@@ -230,7 +230,7 @@ def write_run(
         prepared.script,
         prepared.text if text is None else None,
         engine_named(resolved.engine.name).config_files(resolved),
-        {**provenance, **beside},
+        {**provenance, **beside, **prepared.provenance},
         resumed_from=parent.note if parent is not None else None,
         sweep=sweep,
         predicted=prepared.prediction.tables if prepared.prediction else None,

@@ -26,6 +26,7 @@ _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, per tp
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 # Fields of a shape that a record's settings have beside its sizes; the scaling of a rotation moves no byte and no FLOP.
 _SHAPE = {each.name for each in fields(ModelShape)} - {"hidden", "layers", "heads", "vocab", "seq", "rope_scaling"}
+_ROWS = "bench.json"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,9 @@ def _setting(tables: object, key: str) -> Any:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(its folder or file, its tables) of each record; a sweep's runs are one folder deeper than others."""
+    """(its folder or file, its tables) of each record; a sweep's runs are one folder deeper than others. Of a bench or
+    a race its rows."""
+    path = path / _ROWS if (path / _ROWS).is_file() else path
     if path.is_dir():
         files = [path / "record.json"] if (path / "record.json").is_file() else []
         for pattern in ("*/record.json", "*/*/record.json") if not files else ():

@@ -127,6 +127,26 @@ def plan_open(
     return keys, (f"from plan: {words}, which neither flags nor experiment give",)
 
 
+def best_layouts(
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], most: int
+) -> list[tuple[str, dict[str, Any]]]:
+    """(name, {dotted key: value}) of the best layouts of the run's GPUs and global batch that fit, each with its best
+    settings, but for the keys `given`. Raises ConfigError if the profile says too little for a plan."""
+    from hpc_gpt.plan.machine import machine_of
+    from hpc_gpt.plan.training import engine_for
+
+    found = _search(resolved, profile, machine_of(profile), _ALL - (_LAYOUTS - set(given)))
+    layouts = []
+    for run in [each.training for each in found.best_of_layouts if not each.needs_unknown_host][:most]:
+        engine = engine_for(run, resolved.engine)
+        sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
+        keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
+        own = vars(resolved.engine)
+        keys |= {f"engine.{name}": value for name, value in vars(engine).items() if value != own[name]}
+        layouts.append((str(run.layout), keys))
+    return layouts
+
+
 def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Prediction:
     """The prediction for a run on its profile.
 

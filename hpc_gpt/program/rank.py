@@ -38,6 +38,7 @@ from hpc_gpt.process import stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
 from hpc_gpt.readers.attempt_cause import nan_since
 from hpc_gpt.runs.provenance import list_gpus
+from hpc_gpt.runs.race import RACE
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.secrets import hide_values
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
@@ -99,6 +100,7 @@ class ForeignRank:
         self._inbox = Inbox(attempt)
         self._port = os.environ.get("MASTER_PORT", "")
         self._held: socket.socket | None = None
+        self._is_visit = (run.path.parents[1] / RACE).is_file()  # which ends by its stop signal
 
     # --- what an engine says
 
@@ -242,13 +244,16 @@ class ForeignRank:
             asked |= self._inbox.look() | limits_reached(
                 self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
             )
+            if self._is_visit and self.step >= self._resolved.train.steps:
+                asked.add("target")
         return first_reason(asked)
 
     def _end(self, code: int) -> End:
         """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
         if self._stop is None:
             return self.end_of_all()
-        end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm)
+        target = f"the {self._resolved.train.steps} steps of a race's visit"
+        end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm, target)
         how = self.unsaved(self._stop, code)
         return End(end.ended, f"{end.cause}; {how}") if how else end
 

@@ -65,6 +65,11 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     found = discover(places)
     own = [run for path in paths if path not in places for run in named_runs(path, logs)]
+    # A race that is named means its rows; in a folder of runs it is one of them.
+    named = {Path(place).resolve() for place in places}
+    races = [run for run in (*own, *found.own) if (run in own or run.path in named) and is_bench(run.path / BENCH_FILE)]
+    found.benches += [run.path / BENCH_FILE for run in races]
+    own, found.own = ([run for run in runs if run not in races] for runs in (own, found.own))
     foreign = read_foreign_runs(found, as_one, records_only)
     for script in found.scripts if not foreign else []:
         found.skip("a Slurm script without a log", script)

@@ -49,6 +49,9 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     },
     "preflight": {"findings": [{"node": NODE, "words": str}]},
     "bench": {"bench": str, "records": [{}], "rows": [{"tokens_per_s": [float]}]},
+    "race": {"experiment": str, "rounds": int, "rows": [{"name": str, "folder": str, "cause": str, "place": int}]},
+    "visits": {"visit": str, "round": int, "row": int, "attempt": int, "nodes": str, "time": float, "limit_s": float,
+               "ended": str, "cause": str, "node": NODE, "dropped": bool},
     "cancelled": {"user": str, "time": float},
 }  # fmt: skip
 

@@ -3,11 +3,14 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from hpc_gpt.errors import raise_faults
+from hpc_gpt.settings.around import AFTER_BRACES
 from hpc_gpt.settings.experiment import Command
-from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
+from hpc_gpt.settings.program_text import brace_faults, fill, fill_line, names_in, text_faults, texts_of
 
 # The names that are filled in.
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
@@ -24,6 +27,40 @@ PATTERN_GROUPS = (
 def check_command(command: Command) -> None:
     """ConfigError with every fault of `[command]`."""
     raise_faults(dict(_faults(command)))
+
+
+def with_values(command: Command) -> Command:
+    """The command with its `values` in its texts, and without them. ConfigError for a value that cannot be one."""
+    if not command.values:
+        return replace(command, values=None)
+    texts = {"run": command.run, "setup": command.setup}
+    texts |= {name: getattr(command, name) for name in ("workdir", "resume", "checkpoints", "complete")}
+    every = [text for each in texts.values() if each for text in ((each,) if isinstance(each, str) else each)]
+    used = set[str]().union(*map(names_in, every))
+    faults = {}
+    for name in command.values:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            faults[f"command.values has {name!r}, which is no name of letters, digits and _"] = "give it another name"
+        elif name in (*BRACES, *AFTER_BRACES):
+            faults[f"command.values has {name}, which hpc-gpt itself fills in"] = "give it another name"
+        elif name not in used:
+            faults[f"command.values has {name}, but no text of [command] has {{{name}}}"] = "take it out, or use it"
+    raise_faults(faults)
+    values = {name: re.sub(r"\{(\w+)\}", r"{{\1}}", str(value)) for name, value in command.values.items()}
+
+    def line(text: str) -> str:
+        return fill_line(text, values, alone=True)
+
+    def word(text: str) -> str:
+        return fill(text, values, alone=True)
+
+    run = line(command.run) if isinstance(command.run, str) else tuple(map(word, command.run))
+    own: dict[str, Any] = {
+        name: word(text) for name in ("checkpoints", "complete") if (text := getattr(command, name)) is not None
+    }
+    own |= {"workdir": word(command.workdir), "setup": tuple(map(line, command.setup))}
+    resume = line(command.resume) if command.resume is not None else None
+    return replace(command, values=None, run=run, resume=resume, **own)
 
 
 def command_argv(command: Command) -> tuple[str, ...]:

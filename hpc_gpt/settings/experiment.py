@@ -386,6 +386,8 @@ class Command:
     'A job script that runs as it is, in place of run, looked for beside the experiment, then here; "train.slurm".'
     args: tuple[str, ...] = key((), resume="never", decides="speed", added=True)
     'The arguments of script; for example ["--lr", "3e-4"].'
+    values: dict[str, str | int | float] | None = key(None, resume="free", decides="nothing", added=True)
+    "Names of your own, filled in as {name} in every text of [command], as rows of a sweep set them; {lr = 3e-4}."
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,24 @@ _HERE = re.compile(
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
 
 
-def fill(text: str, values: Mapping[str, str]) -> str:
-    """A text with its braces filled in.
+def fill(text: str, values: Mapping[str, str], alone: bool = False) -> str:
+    """A text with its braces filled in; `alone`: those of `values`, and every other one stays as it is.
 
-    >>> fill("{run}/{{step}}", {"run": "/a b"})
-    '/a b/{step}'
+    >>> fill("{run}/{{step}}", {"run": "/a b"}), fill("{run}/{lr}/{{step}}", {"lr": "1"}, alone=True)
+    ('/a b/{step}', '{run}/1/{{step}}')
     """
-    return _BRACE.sub(lambda found: values[found["name"]] if found["name"] else f"{{{found['text']}}}", text)
+
+    def filled(found: re.Match[str]) -> str:
+        if alone and found["name"] not in values:
+            return found[0]
+        return values[found["name"]] if found["name"] else f"{{{found['text']}}}"
+
+    return _BRACE.sub(filled, text)
 
 
-def fill_line(line: str, values: Mapping[str, str]) -> str:
+def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
     """A line of bash, or several, with its braces filled in, each quoted as its place needs. A comment stays as it is.
+    `alone` is as in `fill`.
 
     >>> print(fill_line("run {run} '{run}/x' \\"{run}\\" # isn't {run}", {"run": "/a b'$"}))
     run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$" # isn't {run}
@@ -37,7 +44,10 @@ def fill_line(line: str, values: Mapping[str, str]) -> str:
     while place < len(line):
         found = _BRACE.match(line, place)
         if found:
-            parts.append(_quoted(values[found["name"]], quote) if found["name"] else f"{{{found['text']}}}")
+            if alone and found["name"] not in values:
+                parts.append(found[0])
+            else:
+                parts.append(_quoted(values[found["name"]], quote) if found["name"] else f"{{{found['text']}}}")
             place = found.end()
             continue
         width = 2 if line[place] == "\\" and quote != "'" else 1
@@ -59,7 +69,7 @@ def fill_line(line: str, values: Mapping[str, str]) -> str:
             end = re.compile(rf"^\t*{here['word']}$", re.MULTILINE).search(line, place)
             stop = end.start() if end else len(line)
             own = values if here["quote"] else {name: re.sub(r"([\\$`])", r"\\\1", values[name]) for name in values}
-            parts.append(fill(line[place:stop], own))
+            parts.append(fill(line[place:stop], own, alone))
             place = stop
     return "".join(parts)
 
@@ -89,6 +99,11 @@ def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
             f"{where} holds what looks like a secret, and the run folder would keep it: {hide_secrets(bare):.80}",
             "export it in the shell that submits, and use its variable: $NAME",
         )
+
+
+def names_in(text: str) -> set[str]:
+    """The names in a text's braces."""
+    return {found["name"] for found in _BRACE.finditer(text) if found["name"]}
 
 
 def brace_faults(

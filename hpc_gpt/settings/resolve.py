@@ -47,14 +47,15 @@ def resolve(
     row: str | None = None,
     script: ScriptFacts | None = None,
     data_from: int = 0,
+    race: int = 0,
 ) -> Resolved:
     """The run of an experiment, once all of its keys are decided; nothing changes it afterwards.
 
     `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
-    branch to other data. Raises as `size_run`.
+    branch to other data, `race` the most visits of a race. Raises as `size_run`.
     """
     sized = size_run(experiment, profile, script)
-    return Resolved(**{**vars(sized), "sweep": sweep, "row": row, "data_from": data_from})
+    return Resolved(**{**vars(sized), "sweep": sweep, "row": row, "data_from": data_from, "race": race})
 
 
 def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts | None = None) -> Sized:

@@ -58,7 +58,7 @@ class Resolved(Sized):
                     del tables[name][key]
         for name in AROUND:
             tables[name] = changed_keys(getattr(self, name))
-        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0}
+        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
         for name, none in (*nones.items(), *((name, {}) for name in AROUND)):
             if tables[name] == none:
                 del tables[name]

@@ -42,7 +42,8 @@ class Sized:
     `command` is None unless the engine starts the program that it says. Of such a run the model, the batch and the
     number of steps (0) may be unknown (`settings.sized`). `script` is what is known of `command.script`.
 
-    `data_from` is the step after which the run, a branch to other data, reads these from their first sample.
+    `data_from` is the step after which the run, a branch to other data, reads these from their first sample. `race`:
+    the most visits of a race, which measures its rows in turns; 0 for a run that trains.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Sized:
     plan: Plan = field(default_factory=Plan)
     script: ScriptFacts | None = None
     data_from: int = 0
+    race: int = 0
     version: str = __version__
     schema: int = SCHEMA
 

@@ -33,6 +33,7 @@ from hpc_gpt.runs.after_jobs import after_table
 from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.lock import lock_path
+from hpc_gpt.runs.race import measured, read_visits
 from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
@@ -316,6 +317,8 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
     steps = resolved.train.steps or None
+    if resolved.race:  # its progress is in visits
+        step, steps = measured(read_visits(run)), resolved.race
     left = steps - step if steps is not None and step is not None and state in LIVE else None
     if restarts is not None and (state in LIVE or restarts.is_too_much):
         pace = restarts.words(left)

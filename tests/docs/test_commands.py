@@ -38,6 +38,7 @@ NOT_RUN = {
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
     "plan --model gpt2 --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
+    "report RACE": "reads a race: tests/local/test_race.py",
     "report acme.log": "of a dialect to be written: tests/readers/dialects/test_example_of_the_page.py",
 }
 

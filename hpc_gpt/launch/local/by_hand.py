@@ -3,6 +3,7 @@
 python -m hpc_gpt.launch.local.by_hand RUN
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -29,7 +30,12 @@ def _refuse(words: str, hint: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launch.local.controller import RunController, begin_attempt, note_start  # needs submitit
+    from hpc_gpt.launch.local.controller import (  # needs submitit
+        RACE_SUPERVISOR,
+        RunController,
+        begin_attempt,
+        note_start,
+    )
 
     run = RunFolder(Path(arguments[0]))
     with lock.locked(run):
@@ -39,11 +45,15 @@ def _run(arguments: list[str]) -> int:
         attempt = begin_attempt(run)
         note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
         print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
-        controller = RunController(run, attempt)
-        controller.run()
+        if run.resolved().race:
+            code = int(importlib.import_module(RACE_SUPERVISOR).supervise(run, attempt))
+        else:
+            controller = RunController(run, attempt)
+            controller.run()
+            code = controller.exit_code()
         end = attempt.ended()
         print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
-        return controller.exit_code()
+        return code
 
 
 if __name__ == "__main__":

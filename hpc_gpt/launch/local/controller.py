@@ -44,6 +44,8 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import KILL_WAIT_S
 from hpc_gpt.slurm.environment import given_environment, job_python, submission_environment
 
+CONTROLLER = "hpc_gpt.launch.local.controller"
+RACE_SUPERVISOR = "hpc_gpt.bench.race_here"  # what supervises a race, which starts its visits
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
 
@@ -129,6 +131,7 @@ class RunController(Controller):
                     self._note_rank(rank, code)
             for each in self._beside:
                 each.look()
+            self.look()
             now = time.monotonic()
             if len(self.codes) == len(self.tasks):
                 return list(self.codes.values())
@@ -148,6 +151,9 @@ class RunController(Controller):
             if self.kill_at is not None and now > self.kill_at:
                 self._kill_groups()
             time.sleep(_POLL_S)
+
+    def look(self) -> None:
+        """Called while the ranks run."""
 
     def _kill_groups(self) -> None:
         """Sends SIGKILL to what is left of the ranks and of the processes that they started."""
@@ -258,7 +264,13 @@ def start_here(run: RunFolder, resolved: Resolved) -> str:
     environment = submission_environment(os.environ, own)
     with interrupts_wait(), lock.locked(run):
         attempt = begin_attempt(run)
-        line = [sys.executable, "-m", "hpc_gpt.launch.local.controller", str(run.path), str(attempt.number)]
+        line = [
+            sys.executable,
+            "-m",
+            RACE_SUPERVISOR if resolved.race else CONTROLLER,
+            str(run.path),
+            str(attempt.number),
+        ]
         with attempt.log.open("ab") as log:
             process = subprocess.Popen(
                 line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -1,0 +1,93 @@
+"""What `hpc-gpt submit --race` does: measures rows in turns in one job, or here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import click
+
+from hpc_gpt.cli.submitting import (
+    NOTHING_DONE,
+    SubmitAnswer,
+    print_lines,
+    print_start,
+    submitted_lines,
+    with_interrupts,
+)
+from hpc_gpt.errors import ConfigError, JobFailed
+from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
+from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.submission import dry_run as ask_slurm
+from hpc_gpt.launch.until import parse_until
+from hpc_gpt.readers.runs import BENCH_FILE
+from hpc_gpt.report.race_table import race_text
+from hpc_gpt.slurm.directives import script_directives
+from hpc_gpt.terminal import width
+from hpc_gpt.watch.control import wait_for
+from hpc_gpt.words import counted
+
+
+def submit_race(
+    request: Request,
+    race: bool,
+    sizes: Mapping[str, int | None],
+    others: Sequence[str],
+    script: bool,
+    answer: SubmitAnswer,
+) -> None:
+    """Submits a race. `sizes`: what --rounds, --steps and --top give; `others`: options that a race cannot have."""
+    dry, wait = answer.dry, answer.wait
+    given = [name for name, size in sizes.items() if size is not None]
+    if not race:
+        raise ConfigError(f"{given[0]} is of a race", "add --race, or leave it out")
+    others = [
+        *others,
+        *(["--sweep"] if request.sweep else []),
+        *([f"--row {request.row}"] if request.row and not request.grid else []),
+    ]
+    if request.script is not None:
+        raise ConfigError(
+            f"{request.script.path} is a job script, which has no rows", 'give an experiment of engine "command"'
+        )
+    if others:
+        raise ConfigError(f"--race and {others[0]} exclude each other", f"leave {others[0]} out")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ConfigError(f"{name} {size}: a race needs 1 or more", f"leave {name} out for its default")
+    if script and not dry:
+        raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
+    request = replace(request, until=parse_until(()))
+    rounds, steps, top = (sizes[name] or usual for name, usual in zip(sizes, (ROUNDS, STEPS, TOP), strict=True))
+    prepared, logs = prepare_race(request, not dry, rounds, steps, top), logs_folder()
+    if dry:
+        check_race(prepared, logs, dry=True)
+        answer.would(prepared.run.resolved)
+        _show(prepared, script)
+        return
+    print_lines(prepared.lines)
+    submitted = queue_race(prepared, logs)
+    answer.add(submitted.run, prepared.run.resolved, submitted.job_id, submitted.jobs, submitted.waits)
+    interrupts = with_interrupts(lambda: submitted_lines(submitted, wait), wait)
+    if wait:
+        failed = None
+        try:
+            wait_for(submitted.run, interrupts)
+        except JobFailed as fault:
+            failed = fault
+        click.echo(race_text(submitted.run.path / BENCH_FILE, width()), nl=False)
+        if failed is not None:
+            raise failed
+
+
+def _show(race: PreparedRace, script: bool) -> None:
+    resolved = race.run.resolved
+    if script:
+        click.echo(race.run.script.encode(errors="surrogateescape"), nl=False)
+    else:
+        for row in race.rows:
+            predicted = row.visit.prediction if row.visit is not None else None
+            click.echo(f"{row.name}: {row.cause or (predicted.line if predicted is not None else 'not predicted')}")
+        click.echo(f"job of {counted(resolved.gpus, 'GPU')}: {' '.join(script_directives(race.run.script))}")
+    print_lines(race.lines)
+    print_start(ask_slurm(resolved, race.run.script))
+    click.echo(NOTHING_DONE, err=True)

@@ -1,0 +1,106 @@
+"""Rows in rounds: which row leaves, whose losses differ, which row wins; with step times that a real clock measured."""
+
+import random
+import time
+
+import pytest
+
+from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, winner
+
+STEADY = [1.0, 1.01, 1.02, 1.03]
+
+
+def rounds_of(*times: float, losses: dict[int, float] | None = None) -> dict[int, Round]:
+    """A row whose rounds have these medians."""
+    return {at: Round([median * step for step in STEADY], losses or {}) for at, median in enumerate(times)}
+
+
+def turns(rows: int, rounds: int, out: set[int], leaving: dict[int, set[int]]) -> list[tuple[int, int]]:
+    visited: list[tuple[int, int]] = []
+    while (turn := next_turn(rows, rounds, visited, out, lambda number: leaving.get(number, set()))) is not None:
+        visited.append(turn)
+    return visited
+
+
+def test_each_round_begins_with_another_row_and_a_row_that_left_has_no_further_turn():
+    assert turns(3, 2, set(), {}) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 0)]
+    assert turns(3, 3, {1}, {0: {2}}) == [(0, 0), (0, 2), (1, 0), (2, 0)]
+
+
+def test_a_row_leaves_if_all_its_steps_are_slower_than_the_leaders():
+    assert list(leaving_after({0: rounds_of(1.0), 1: rounds_of(1.2), 2: rounds_of(1.04)}, 0)) == [1]
+    # As slow, but with steps as quick as the leader's.
+    wide = {0: Round([0.9, 1.2, 1.2, 1.2, 1.2])}
+    assert leaving_after({0: rounds_of(1.0), 1: wide}, 0) == {}
+
+
+def test_rows_are_compared_over_the_rounds_that_both_have():
+    """The machine is half as fast in its second round: the row that was not measured there is not the leader."""
+    measured = {0: rounds_of(1.0, 2.0), 1: {0: rounds_of(1.1)[0]}}
+    assert leader_of(measured) == 0
+    assert winner(measured, (), {})[0] == 0
+
+
+def test_a_row_with_other_losses_cannot_win():
+    same, other = {1: 5.0, 2: 4.9}, {1: 5.0, 2: 4.2}
+    measured = {0: rounds_of(1.0, losses=other), 1: rounds_of(1.1, losses=same), 2: rounds_of(1.2, losses=same)}
+    differ = apart(measured, "bf16")
+    assert list(differ) == [0]
+    assert "step 2" in differ[0]
+    assert winner(measured, differ, {})[0] == 1
+    of_two = {0: measured[0], 1: measured[1]}
+    row, why = winner(of_two, apart(of_two, "bf16"), {})
+    assert (row, "nobody wins" in why) == (None, True)
+
+
+def test_a_loss_that_is_not_a_number_differs():
+    measured = {
+        0: rounds_of(1.0, losses={1: float("nan")}),
+        1: rounds_of(1.1, losses={1: 5.0}),
+        2: rounds_of(1.1, losses={1: 5.0}),
+    }
+    assert list(apart(measured, "fp32")) == [0]
+
+
+def test_within_a_percent_the_row_with_more_memory_to_spare_wins():
+    measured = {0: rounds_of(1.0), 1: rounds_of(1.005), 2: rounds_of(1.02)}
+    row, why = winner(measured, (), {0: 70.0, 1: 40.0, 2: 10.0})
+    assert (row, "memory to spare" in why) == (1, True)
+    assert winner(measured, (), {0: None, 1: None, 2: None}) == (0, "the fastest row")
+
+
+# --- races with a real clock
+
+
+def visit(step_s: float, noise: random.Random, steps: int = 20) -> Round:
+    """A visit of a trainer whose step only waits, and up to a twentieth longer."""
+    times = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        time.sleep(step_s * (1 + 0.05 * noise.random()))
+        times.append(time.perf_counter() - begun)
+    return Round(times)
+
+
+def race(delays: list[float], noise: random.Random) -> dict[int, dict[int, Round]]:
+    """Three rounds of rows whose steps are so much longer than 5 ms."""
+    measured: dict[int, dict[int, Round]] = {}
+    visited: list[tuple[int, int]] = []
+    while (turn := next_turn(len(delays), 3, visited, (), lambda at: leaving_after(measured, at))) is not None:
+        visited.append(turn)
+        measured.setdefault(turn[1], {})[turn[0]] = visit(0.005 * (1 + delays[turn[1]]), noise)
+    return measured
+
+
+@pytest.mark.long
+def test_a_delay_of_20_percent_loses_20_of_20_races():
+    noise = random.Random(1)
+    won = [winner(race([0.0, 0.2], noise), (), {})[0] for _ in range(20)]
+    assert won == [0] * 20
+
+
+@pytest.mark.long
+def test_in_20_races_of_equal_rows_at_most_one_row_leaves():
+    noise = random.Random(2)
+    left = sum(bool(leaving_after(race([0.0, 0.0], noise), at)) for _ in range(20) for at in (2,))
+    assert left <= 1

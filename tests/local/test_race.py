@@ -1,0 +1,264 @@
+"""Races on this machine, with ranks that write the metrics of a training at once: a second a visit."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.files import logs_dir
+from hpc_gpt.runs.race import read_visits
+from hpc_gpt.runs.run_folder import RunFolder
+from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.command.mine import PROGRAMS
+from tests.local.conftest import newest
+
+FILE = """
+name = "tiny"
+[model]
+hidden = 32
+layers = 4
+heads = 4
+vocab = 256
+seq = 32
+[data]
+source = "random"
+[engine]
+name = "ddp"
+[layout]
+gpus = 1
+micro_batch = 2
+global_batch = 8
+[train]
+dtype = "fp32"
+lr = 1e-3
+[rows]
+"""
+# What a row's name says: its step time, its loss, or how it fails.
+RANKS = """
+trap '' USR2
+name=$(basename "$(dirname "$HPC_GPT_RUN")") step_s=0.1 loss=5.0
+attempt="$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT"
+case "$name" in
+*-oom) echo "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." && exit 1 ;;
+*-bad*) echo "ValueError: no" && exit 1 ;;
+*-slow) step_s=0.2 ;;
+*-other) loss=6.0 ;;
+*-waits) while [ ! -e "$HPC_GPT_RUN/../../go" ]; do sleep 0.1; done ;;
+*-hang) [ "$(ls -d "$HPC_GPT_RUN"/../* | wc -l)" = 1 ] || sleep 1000 ;;
+esac
+for step in 1 2 3 4 5 6 7 8 9 10; do
+  printf '{"step": %d, "loss": %s, "step_s": %s, "tokens": %d, "time": %d}\\n' $step $loss $step_s $((step * 256)) $step
+done >"$attempt/metrics.jsonl"
+sleep 0.3
+printf '{"ended": "done", "cause": null, "step": 10, "time": 1, "requeue": false}' >"$attempt/ended.json"
+"""
+
+
+@pytest.fixture
+def race(tmp_path, rank_template):
+    """Submits a race of rows by name, and gives its folder and what the command said."""
+
+    def submit(rows: str, *options: object, code: int = 0) -> tuple[RunFolder, str]:
+        file = tmp_path / "tiny.toml"
+        file.write_text(FILE + "\n".join(f'"{row}" = {{}}' for row in rows.split()))
+        words = ("submit", file, "--race", "--cluster", "local", "--template", rank_template(RANKS))
+        done = hpc_gpt(*words, *options)
+        assert done.code == code, done.stderr
+        return newest(), done.stdout + done.stderr
+
+    return submit
+
+
+def page_of(run: RunFolder) -> dict[str, Any]:
+    page: dict[str, Any] = json.loads((run.path / "bench.json").read_text())
+    return page
+
+
+def names_of(run: RunFolder) -> list[str]:
+    rows = page_of(run)["race"]["rows"]
+    return [rows[visit.row]["name"] for visit in read_visits(run) if not visit.dropped]
+
+
+def wait(what: Any) -> None:
+    until = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_rows_are_measured_in_turns_and_those_that_fail_are_rows_with_a_cause(race):
+    run, said = race("quick slow oom other hang", "--rounds", 2, "--wait")
+    assert names_of(run) == ["quick", "slow", "oom", "other", "hang", "other", "hang", "quick"]
+    page = page_of(run)
+    assert [record["ended"] for record in page["records"]] == ["done", "done", "gpu_memory", "done", "done"]
+    notes = [row["note"] or "" for row in page["race"]["rows"]]
+    assert "100% behind" in notes[1]
+    assert "loss at step 1 is 1 from the median row's" in notes[3]
+    hung = [visit for visit in read_visits(run) if visit.ended == "hang"]
+    assert len(hung) == 1
+    assert hung[0].limit_s < hung[0].seconds < hung[0].limit_s + 10
+    assert page["race"]["winner"] == f"{run.run_id}#1"
+    assert f"winner: quick ({run.run_id}#1)" in said
+    assert [run.run_id for run in [newest()]] == [json.loads(in_process("status", "--json").stdout)["runs"][0]["run"]]
+    # The race is one run, and its rows by its name.
+    assert in_process("report", logs_dir()).stdout.count("tiny-") == 1
+    assert "winner: quick" in in_process("report", run.run_id).stdout
+    assert in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2").code == 0
+
+
+@pytest.mark.long
+def test_two_rows_that_fail_in_turn_end_the_race(race):
+    run, said = race("bad1 bad2 quick", "--wait", code=3)
+    assert names_of(run) == ["bad1", "bad2"]
+    assert "two rows in turn failed" in said
+
+
+@pytest.mark.long
+def test_nobody_wins_if_two_rows_train_something_else(race):
+    run, said = race("quick other", "--rounds", 1, "--wait")
+    assert page_of(run)["race"]["winner"] is None
+    assert "nobody wins" in said
+    message, _ = error_of(in_process("submit", newest().path.parents[1] / "x.toml", "--winner", run.run_id))
+    assert "nobody wins" in message
+
+
+@pytest.mark.long
+def test_stop_ends_it_after_the_visit_and_resume_continues(race):
+    run, _ = race("quick waits", "--rounds", 1)
+    wait(lambda: len(read_visits(run)) == 2)
+    asked = hpc_gpt("stop", run.run_id)
+    assert asked.code == 0, asked.stderr
+    (run.path / "go").touch()
+    wait(lambda: run.attempts()[-1].ended())
+    assert run.attempts()[-1].ended()["ended"] == "stopped"
+    assert [visit.ended for visit in read_visits(run)] == ["done", "done"]
+    done = hpc_gpt("submit", "--resume", run.run_id, "--wait")
+    assert done.code == 0, done.stderr
+    assert f"resumes {run.run_id} after 2 visits of 2" in done.stderr
+    assert len(read_visits(run)) == 2
+    assert page_of(run)["race"]["is_over"]
+
+
+@pytest.mark.long
+def test_cancel_drops_the_visit_and_resume_begins_it_again(race):
+    run, _ = race("quick waits", "--rounds", 1)
+    wait(lambda: len(read_visits(run)) == 2)
+    assert hpc_gpt("cancel", run.run_id).code == 0
+    wait(lambda: run.attempts()[-1].ended())
+    assert run.attempts()[-1].ended()["ended"] == "cancelled"
+    assert [visit.dropped for visit in read_visits(run)] == [False, True]
+    (run.path / "go").touch()
+    done = hpc_gpt("submit", "--resume", run.run_id, "--wait")
+    assert done.code == 0, done.stderr
+    assert [visit.dropped for visit in read_visits(run)] == [False, True, False]
+
+
+def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
+    run, _ = race("quick slow", "--rounds", 1, "--wait")
+    done = hpc_gpt(
+        "submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--cluster", "local", "--set", "train.steps=1"
+    )
+    assert done.code == 0, done.stderr
+    assert f"from race {run.run_id}, row quick" in done.stderr
+    made = RunFolder(next(Path(logs_dir() / "tiny-quick").iterdir()))
+    assert json.loads((made.path / "provenance.json").read_text())["winner"] == {"race": run.run_id, "row": "quick"}
+    for name, words in ((f"{run.run_id}#9", "has rows 1 to 2"), (made.run_id, "is no race")):
+        message, _ = error_of(in_process("submit", tmp_path / "tiny.toml", "--winner", name))
+        assert words in message
+    other = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--seq", "64", "--cluster", "local")
+    assert "seq 32, not 64" in error_of(other)[0]
+    assert in_process("submit", tmp_path / "tiny.toml", "--winner", "nothing").code == 5
+
+
+PROGRAM = """
+name = "nano"
+[engine]
+name = "command"
+[layout]
+gpus = 1
+[command]
+run = "{python} train.py --max_iters=100000 --save_every=100000 --step_s={{pause}} --out_dir={{run}}/out"
+workdir = "{folder}"
+snapshot = false
+[rows]
+"long" = {{ command.values.pause = 0.2 }}
+"short" = {{ command.values.pause = 0.05 }}
+"""
+
+
+@pytest.mark.long
+def test_the_time_limit_drops_the_visit(race):
+    run, _ = race("quick waits", "--rounds", 1, "--time", "0:06", "--set", "job.signal_lead_s=1", "--wait", code=3)
+    assert run.attempts()[-1].ended()["ended"] == "walltime"
+    assert [visit.dropped for visit in read_visits(run)] == [False, True]
+    assert not page_of(run)["race"]["is_over"]
+
+
+@pytest.mark.long
+def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
+    file = tmp_path / "nano.toml"
+    file.write_text(PROGRAM.format(python=sys.executable, folder=PROGRAMS))
+    done = hpc_gpt("submit", file, "--race", "--rounds", 2, "--steps", 10, "--cluster", "local", "--wait")
+    assert done.code == 0, done.stderr
+    run = newest()
+    page = page_of(run)
+    assert page["race"]["winner"] == f"{run.run_id}#2"
+    assert [record["ended"] for record in page["records"]] == ["done", "done"]
+    assert page["records"][0]["step_s"] > 0.2 > page["records"][1]["step_s"] > 0.05
+    assert "nobody checked that a step is the same work" in done.stdout
+    ended = [RunFolder(run.path / visit.place).attempts()[0].ended() for visit in read_visits(run)]
+    assert all("the 15 steps of a race's visit" in each["cause"] for each in ended)
+    won = hpc_gpt("submit", file, "--winner", run.run_id, "--cluster", "local", "--dry-run")
+    assert won.code == 0, won.stderr
+    assert "row short: command.values.pause = 0.05" in won.stderr
+
+
+def test_a_program_beside_a_row_of_ours_is_refused(tmp_path):
+    file = tmp_path / "tiny.toml"
+    rows = '"a" = {}\n"b" = { engine.name = "command", command.run = "true", train.lr = 3e-4 }'
+    file.write_text(FILE + rows)
+    done = in_process("submit", file, "--race", "--cluster", "local")
+    assert (done.code, "row 'b'" in error_of(done)[0]) == (2, True)
+
+
+REFUSED = {
+    ("--rounds", 0): "--rounds 0",
+    ("--steps", 0): "--steps 0",
+    ("--sweep",): "--sweep",
+    ("--row", "quick"): "--row",
+    ("--until", "steps=5"): "--until",
+    ("--resume", "x"): "--resume",
+    ("--winner", "x"): "--winner",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=lambda each: each[0])
+def test_what_a_race_cannot_have_is_refused(race, tmp_path, options):
+    file = tmp_path / "tiny.toml"
+    file.write_text(FILE + '"quick" = {}\n"slow" = {}')
+    done = in_process("submit", file, "--race", "--cluster", "local", *options)
+    assert (done.code, REFUSED[options] in error_of(done)[0]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ('"a" = {}', "tiny has one row"),
+        ('"a" = {}\n"b" = { model.seq = 64 }', "row 'b': model.seq is 64"),
+        ('"a" = {}\n"b" = { train.lr = 1e-2 }', "row 'b': train.lr is 0.01"),
+        ('"a" = {}\n"b" = { layout.global_batch = 16 }', "row 'b': batch.global_batch is 16"),
+        ('"a" = {}\n"b" = { layout.gpus = 2 }', "row 'b': gpus is 2"),
+        ('"a" = {}\n"b" = { train.optimizer = "sgd" }', "row 'b': train.optimizer is sgd"),
+        ('"a" = {}\n"b" = { data.source = "stdlib" }', "row 'b': data.source is stdlib"),
+    ],
+)
+def test_rows_of_another_training_are_refused(tmp_path, rows, words):
+    file = tmp_path / "tiny.toml"
+    file.write_text(FILE + rows)
+    done = in_process("submit", file, "--race", "--cluster", "local")
+    assert done.code == 2
+    assert words in error_of(done)[0]

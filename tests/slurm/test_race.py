@@ -1,0 +1,143 @@
+"""Races on a real Slurm cluster: rows that cannot be, that run out of memory and that hang, a requeue, a lost node."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.runs.race import read_visits
+from tests.slurm.launcher import REPOSITORY, Job, Launcher
+from tests.slurm.stories import Teller, slow_story, story
+
+ROWS = """
+name = "{name}"
+
+[model]
+hidden = 32
+layers = 4
+heads = 4
+vocab = 256
+seq = 32
+
+[data]
+source = "tokens"
+path = "{tokens}"
+
+[engine]
+name = "ddp"
+
+[layout]
+gpus = {gpus}
+nodes = {gpus}
+micro_batch = 2
+global_batch = 8
+
+[train]
+steps = 1000
+dtype = "fp32"
+lr = 1e-3
+warmup_steps = 4
+
+[rows]
+{rows}
+"""
+TWO = '"b1" = { layout.micro_batch = 1 }\n"b2" = { layout.micro_batch = 2 }'
+
+
+def submit(launcher: Launcher, name: str, rows: str, *options: str, gpus: int = 1, **more: str) -> Job:
+    file = launcher.folder / f"{name}.toml"
+    file.write_text(ROWS.format(name=name, tokens=launcher.folder / "some.tokens", rows=rows, gpus=gpus))
+    path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
+    return launcher.submit(str(file), "--race", "--steps", "8", *options, PYTHONPATH=path, **more)
+
+
+def bench_of(job: Job) -> dict[str, Any]:
+    return json.loads((job.run.path / "bench.json").read_text())
+
+
+@story
+def failing_rows(teller: Teller) -> Job:
+    more = (
+        '"never" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs" }\n"oom" = {}\n"hang" = { layout.micro_batch = 4 }'
+    )
+    job = submit(teller.launcher, "failing", f"{TWO}\n{more}", "--rounds", "2")
+    job.wait_end()
+    return job
+
+
+@slow_story
+def requeued(teller: Teller) -> Job:
+    """Put back to the queue in the second visit."""
+    job = submit(teller.launcher, "again", TWO, "--rounds", "1", WAIT_AT="b2")
+    job.wait("the second visit", lambda: (job.run.path / "waits-0").exists())
+    job.cluster.run("scontrol", "requeue", job.id, check=True)
+    job.wait("its turn in the queue", lambda: job.slurm_state == "PENDING")
+    job.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now")
+    job.wait("the second attempt", lambda: len(job.run.attempts()) == 2)
+    (job.run.path / "go").touch()
+    job.wait_end()
+    return job
+
+
+@slow_story
+def lost_node(teller: Teller) -> tuple[Job, str]:
+    """A node dies in the second visit: the round begins again on others."""
+    job = submit(teller.launcher, "lost", TWO, "--rounds", "1", gpus=2, WAIT_AT="b2")
+    job.wait("the second visit", lambda: (job.run.path / "waits-1").exists())
+    victim = job.nodes()[1]
+    (job.run.path / "go").touch()
+    with teller.cluster.without_power(victim):
+        job.wait_end()
+    return job, victim
+
+
+@pytest.mark.long
+@pytest.mark.story(failing_rows)
+def test_a_row_that_fails_is_a_row_with_its_cause(told: Teller) -> None:
+    job = told(failing_rows)
+    page = bench_of(job)
+    ended = {row["name"]: record["ended"] for row, record in zip(page["race"]["rows"], page["records"], strict=True)}
+    assert (ended["b1"], ended["b2"]) == ("done", "done")
+    assert (ended["never"], ended["oom"]) == ("refused", "gpu_memory")
+    assert page["race"]["is_over"]
+    visits = read_visits(job.run)
+    names = [page["race"]["rows"][visit.row]["name"] for visit in visits]
+    assert "never" not in names
+    assert names.count("oom") == 1
+    hung = [visit for visit in visits if visit.ended == "hang"]
+    assert [page["race"]["rows"][visit.row]["name"] for visit in hung] == ["hang"]
+    assert hung[0].seconds >= hung[0].limit_s
+    winner = int(page["race"]["winner"].rpartition("#")[2])
+    assert winner in (1, 2)
+    assert job.ended() == ["done"]
+    said, _ = told.launcher.run("report", str(job.run.path))
+    assert "winner: " in said
+    assert "pp8 needs 8 GPUs" in said
+    listed = json.loads(told.launcher.run("status", str(job.run.path.parent), "--json")[0])
+    assert [row["run"] for row in listed["runs"]] == [job.run.run_id]
+
+
+@pytest.mark.long
+@pytest.mark.story(requeued)
+def test_a_requeue_drops_the_visit(told: Teller) -> None:
+    job = told(requeued)
+    visits = read_visits(job.run)
+    assert [(visit.row, visit.attempt, visit.dropped) for visit in visits if not visit.dropped] == [
+        (0, 1, False),
+        (1, 2, False),
+    ]
+    assert [(visit.row, visit.attempt) for visit in visits if visit.dropped] == [(1, 1)]
+    assert job.ended()[-1] == "done"
+    assert bench_of(job)["race"]["is_over"]
+
+
+@pytest.mark.long
+@pytest.mark.story(lost_node)
+def test_a_lost_node_is_no_rows_failure(told: Teller) -> None:
+    job, victim = told(lost_node)
+    assert job.ended() == ["node_failure", "done"]
+    assert victim not in job.nodes()
+    kept = [visit for visit in read_visits(job.run) if not visit.dropped]
+    assert sorted(visit.row for visit in kept) == [0, 1]
+    assert {visit.attempt for visit in kept} == {2}
