@@ -66,7 +66,7 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     found = discover(places)
     own = [run for path in paths if path not in places for run in named_runs(path, logs)]
     # A race that is named means its rows; in a folder of runs it is one of them.
-    named = {Path(place).resolve() for place in places}
+    named = {Path(os.path.realpath(place)) for place in places}  # also of a link that leads to itself
     races = [run for run in (*own, *found.own) if (run in own or run.path in named) and is_bench(run.path / BENCH_FILE)]
     found.benches += [run.path / BENCH_FILE for run in races]
     own, found.own = ([run for run in runs if run not in races] for runs in (own, found.own))

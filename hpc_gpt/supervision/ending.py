@@ -14,6 +14,7 @@ from hpc_gpt.ends.exit_status import LOST_PEER
 from hpc_gpt.errors import ConfigError, DataError, RunFolderError, UserError
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.supervision.full_disk import is_disk_full, release_reserve
+from hpc_gpt.supervision.meeting import AttemptOver
 from hpc_gpt.supervision.signals import Signals
 
 # Messages of gloo, NCCL and the store after another rank has died. A path or a taken port must not match.
@@ -97,6 +98,9 @@ def report_failure(error: BaseException, rank: int, attempt: Attempt | None, ste
     The first rank that writes ended.json decides. A rank that only lost its connection first waits for the other rank
     to write, or for the launcher, which knows the dead rank's exit code.
     """
+    if isinstance(error, AttemptOver):
+        print(f"rank {rank} leaves: {error}", flush=True)
+        return error.code
     error = explain_exception(error)
     ended, code = classify_exception(error)
     cause = f"rank {rank}: {error if isinstance(error, UserError) else _one_line(error)}"

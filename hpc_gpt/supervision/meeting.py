@@ -52,14 +52,25 @@ def identify(environment: Mapping[str, str]) -> RankIdentity:
     )
 
 
+class AttemptOver(TimeoutError):
+    """The attempt ended before this rank met the others. `code` is the exit code of the rank that ended it, by
+    `ending.classify_exception`."""
+
+    def __init__(self, ended: str) -> None:
+        super().__init__(f"the attempt has ended as {ended}")
+        self.code = 2 if ended in ("data", "user_error") else 1
+
+
 def read_rendezvous(attempt: Attempt) -> tuple[str, str]:
     """(host, port) that rank 0 writes to the attempt's `rendezvous` file. Raises TimeoutError if it does not."""
     until = time.monotonic() + MEETING_S
-    while time.monotonic() < until and not attempt.ended():
+    while time.monotonic() < until:
+        if ended := attempt.ended():
+            raise AttemptOver(str(ended.get("ended")))
         try:
             host, port = attempt.rendezvous.read_text(encoding="utf-8").split()
         except FileNotFoundError:
             time.sleep(0.05)
         else:
             return host, port
-    raise TimeoutError(f"rank 0 has ended, or not written {attempt.rendezvous} in {MEETING_S} s")
+    raise TimeoutError(f"rank 0 has not written {attempt.rendezvous} in {MEETING_S} s")

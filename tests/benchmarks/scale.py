@@ -230,7 +230,7 @@ def preflight(folder: Path, nodes: int) -> Callable[[], int]:
 
 
 CASES = {
-    "preflight": Case("nodes", 32, preflight),
+    "preflight": Case("nodes", 128, preflight),
     "gpu readings": Case("ranks", 2_000, gpu_readings),
     "checkpoints": Case("checkpoints", 60, checkpoints),
     "status": Case("open jobs", 5_000, jobs),

@@ -24,7 +24,7 @@ from hpc_gpt.supervision.ending import (
     report_failure,
     write_end,
 )
-from hpc_gpt.supervision.meeting import RankIdentity, identify
+from hpc_gpt.supervision.meeting import RankIdentity, identify, read_rendezvous
 from tests.made_runs import add_attempt, make_run
 
 NVME = {"engine__name": "deepspeed-zero", "engine__zero_stage": 3, "layout__tp": 1, "layout__pp": 1}
@@ -196,3 +196,13 @@ def test_who_a_rank_is() -> None:
     assert identify({**slurm, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}) == RankIdentity(0, 4, 0)
     with pytest.raises(ConfigError, match="not a rank of a run"):
         identify({"RANK": "0"})
+
+
+@pytest.mark.parametrize(("ended", "code"), [("data", 2), ("user_error", 2), ("gpu_memory", 1)])
+def test_a_rank_that_comes_after_the_end_leaves_with_its_code(tmp_path: Path, capsys, ended: str, code: int) -> None:
+    attempt = Attempt(tmp_path)
+    attempt.write_ended(ended, "rank 0: why", 0)
+    with pytest.raises(TimeoutError) as late:
+        read_rendezvous(attempt)
+    assert report_failure(late.value, 1, attempt, 0) == code
+    assert capsys.readouterr().out == f"rank 1 leaves: the attempt has ended as {ended}\n"
