@@ -68,12 +68,13 @@ def failing_rows(teller: Teller) -> Job:
 
 @slow_story
 def requeued(teller: Teller) -> Job:
-    """Put back to the queue in the second visit."""
+    """Put back to the queue in the second visit, and started on the same node: on another one a round begins again."""
     job = submit(teller.launcher, "again", TWO, "--rounds", "1", WAIT_AT="b2")
     job.wait("the second visit", lambda: (job.run.path / "waits-0").exists())
+    (node,) = job.nodes()
     job.cluster.run("scontrol", "requeue", job.id, check=True)
     job.wait("its turn in the queue", lambda: job.slurm_state == "PENDING")
-    job.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now")
+    job.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now", f"reqnodelist={node}")
     job.wait("the second attempt", lambda: len(job.run.attempts()) == 2)
     (job.run.path / "go").touch()
     job.wait_end()
