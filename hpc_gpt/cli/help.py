@@ -160,7 +160,11 @@ def engines(as_json: bool) -> None:
                         "value": each.value,
                         "default": each.is_default(name),
                         "measured": each.is_measured(name),
-                        "ratios": dict(zip(MEASURED_ON, each.ratios(name), strict=True)),
+                        "ratios": {
+                            place: ratio
+                            for place, ratio in zip(MEASURED_ON, each.ratios(name), strict=True)
+                            if ratio is not None
+                        },
                     }
                     for each in fast_settings_of(name)
                 ],

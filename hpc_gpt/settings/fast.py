@@ -31,13 +31,13 @@ class FastSetting:
         """Whether the engine has ratios of its own."""
         return self.key in engine_named(engine).fast_ratios
 
-    def ratios(self, engine: str) -> tuple[float, ...]:
+    def ratios(self, engine: str) -> tuple[float | None, ...]:
         """The engine's own ratios, or ddp's until it has some."""
         return (engine_named(engine) if self.is_measured(engine) else ddp.ENGINE).fast_ratios[self.key]
 
     def is_default(self, engine: str) -> bool:
         """Whether it is faster somewhere and slower nowhere."""
-        ratios = self.ratios(engine)
+        ratios = [ratio for ratio in self.ratios(engine) if ratio is not None]
         return min(ratios) >= _NO_LOSS and max(ratios) >= _GAIN
 
 
@@ -90,7 +90,8 @@ def fast_text() -> str:
         for figures, alike in ratios.items():
             words = ", ".join(name if each.is_measured(name) else f"{name}*" for name in alike)
             default = "" if each.is_default(alike[0]) else "not by default: "
-            rows.append([f"{each.key} = {toml_value(each.value)}", *(f"{one:.3f}" for one in figures), default + words])
+            shown = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
+            rows.append([f"{each.key} = {toml_value(each.value)}", *shown, default + words])
     table = Grid(["[engine]", *MEASURED_ON, "engines"], [False, *(True for _ in MEASURED_ON), False], rows)
     return (
         "By default on a GPU of NVIDIA's from Ampere on, without an EXPERIMENT and in a file of init, as far as the\n"

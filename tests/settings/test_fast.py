@@ -78,14 +78,21 @@ def test_zero_3_has_no_edges() -> None:
 def test_the_rule_is_the_ratios() -> None:
     for setting in FAST_SETTINGS:
         assert setting.key in {entry.name for entry in fields(Engine)}
-        assert [name for name in engines() if setting.is_measured(name)] == ["ddp"]
-        assert len(setting.ratios("ddp")) == len(MEASURED_ON)
+        measured = [name for name in engines() if setting.is_measured(name)]
+        assert measured == ["deepspeed-zero", "ddp"]
+        assert {len(setting.ratios(name)) for name in measured} == {len(MEASURED_ON)}
         assert setting.ratios("fsdp") == setting.ratios("ddp")
 
 
 @pytest.mark.parametrize(
     ("ratios", "is_default"),
-    [((0.995, 1.005), True), ((0.994, 1.2), False), ((1.004, 1.0), False), ((1.0, 1.0, 1.005), True)],
+    [
+        ((0.995, 1.005), True),
+        ((0.994, 1.2), False),
+        ((1.004, 1.0), False),
+        ((1.0, 1.0, 1.005), True),
+        ((None, 1.005, None), True),
+    ],
 )
 def test_faster_somewhere_and_slower_nowhere(monkeypatch, ratios, is_default) -> None:
     monkeypatch.setattr(type(engines()["fsdp"]), "fast_ratios", {"one_pass_loss": ratios})
