@@ -76,9 +76,7 @@ def test_a_module_skipped_at_import_fails_ci(tmp_path: Path, options: tuple[str,
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("options", [TWO_WORKERS, ONE_PROCESS])
-def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_lines_that_tests_leave_and_seconds_are_printed_once(tmp_path: Path, options: tuple[str, ...]) -> None:
     source = "from tests import session\n"
     for name in "ab":
         source += f"def test_{name}(pytestconfig): session.leave(pytestconfig, 'a title', 'line {name}')\n"
@@ -152,7 +150,7 @@ def test_d(): pytest.skip("no Slurm here")
     ],
     ids=["two workers", "one process", "all", "long"],
 )
-def test_long_cases_are_left_out_and_the_last_line_says_what_did_not_run(
+def test_long_cases_are_left_out_and_the_last_line_says_so(
     tmp_path: Path, options: tuple[str, ...], which: str, passed: int, last: str
 ) -> None:
     done = run_session(tmp_path, LONG, "", *options, which=which)

@@ -83,7 +83,7 @@ def test_what_a_run_wrote_is_read_as_it_was(run: RunFolder) -> None:
     assert run.resolved().to_json() == (run.path / "resolved.json").read_text()
 
 
-def test_a_byte_order_mark_at_the_start_of_a_toml_file_is_no_part_of_it(tmp_path):
+def test_a_byte_order_mark_is_no_part_of_a_toml_file(tmp_path):
     file = tmp_path / "a.toml"
     file.write_text('name = "é"\n', encoding="utf-8-sig")
     assert file.read_bytes().startswith(b"\xef\xbb\xbf")

@@ -34,7 +34,7 @@ def handlers():
     return [signal.getsignal(number) for number in signal.valid_signals()]
 
 
-def test_nothing_heavy_is_imported_and_nothing_of_the_process_changes(tmp_path, capfd, monkeypatch):
+def test_nothing_heavy_is_imported_and_the_process_is_unchanged(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     before = os.getcwd(), dict(os.environ), handlers(), os.umask(0o22), threading.active_count()

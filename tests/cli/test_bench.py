@@ -93,7 +93,7 @@ def test_two_engines_in_two_rounds():
 
 
 @pytest.mark.long
-def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
+def test_a_micro_batch_out_of_memory_is_marked_others_go_on():
     done = limited(*QUICK, "--mbs", "250000,1", "--rounds", 1, "--steps", 3, gib=5)
     heading, large, small, *_ = done.stdout.splitlines()
     assert heading.startswith("Cell")
@@ -109,7 +109,7 @@ def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
     assert [row["ratio"] for row in rows["rows"]] == [None, 1.0]
 
 
-def test_a_bench_that_is_interrupted_keeps_its_rows_and_leaves_no_process():
+def test_an_interrupted_bench_keeps_rows_and_leaves_no_process():
     command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "300"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

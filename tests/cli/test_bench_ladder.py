@@ -11,7 +11,7 @@ SMALL = ("--smoke", "--steps", "3", "--set", "engine.compile=none", "--set", "tr
 
 
 @pytest.mark.long
-def test_rungs_run_one_after_the_other_and_are_records_of_their_sweep(tmp_path):
+def test_rungs_run_in_turn_and_are_records_of_their_sweep(tmp_path):
     done = hpc_gpt("bench", "--ladder", "memory", "--row", "batch128,for-loop", *SMALL, "--json")
     assert done.code == 0, done.stderr
     page = json.loads(done.stdout)

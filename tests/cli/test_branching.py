@@ -48,14 +48,14 @@ def test_both_schedules_are_printed_first():
     assert not (run.path / "branches").exists()
 
 
-def test_the_newest_checkpoint_is_meant_without_a_step_and_the_run_may_be_training():
+def test_without_a_step_the_newest_checkpoint_is_meant():
     run = saved(4, 8, ended=None, **WSD)
     done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12")
     assert done.code == 0, done.stderr
     assert f"branches from {run.run_id} after step 8, as " in done.stderr
 
 
-def test_a_branch_changes_its_schedule_and_data_and_what_is_not_named_stays():
+def test_a_branch_changes_what_is_named_and_the_rest_stays():
     run = saved(8, **WSD, train__min_lr=1e-5)
     changes = {"lr": 5e-4, "min_lr": 1e-4, "decay": "cosine", "weight_decay": 0.2, "steps": 30}
     words = [word for key, value in changes.items() for word in ("--set", f"train.{key}={value}")]
@@ -140,7 +140,7 @@ def test_no_such_run_and_runs_whose_checkpoints_are_a_programs(tmp_path):
         assert error_of(done)[0].startswith(f"run {run.run_id} is of engine {name}: its checkpoints are its program's")
 
 
-def test_a_longer_wsd_resumes_if_no_trained_step_gets_another_rate():
+def test_a_longer_wsd_resumes_if_no_trained_rate_changes():
     run = saved(8, 16, ended="stopped", **WSD)
     found = settings_of("--resume", run.run_id, "--until", "steps=40")
     assert (found.train.steps, found.train.decay_steps) == (40, 4)
@@ -198,7 +198,7 @@ def test_its_words_are_found_by_those_who_say_fork():
     assert Path(os.environ["HPC_GPT_LOGS"]).exists() is False
 
 
-def test_a_stream_that_would_be_read_otherwise_is_refused_before_it_is_queued(tmp_path):
+def test_a_stream_that_would_be_read_otherwise_is_refused(tmp_path):
     (folder := tmp_path / "corpus").mkdir()
     (folder / "a.json").write_text('{"text": "' + "abc" * 5000 + '"}\n')
     (folder / "b.txt").write_text("abc" * 5000)
@@ -220,7 +220,7 @@ def test_a_stream_that_would_be_read_otherwise_is_refused_before_it_is_queued(tm
         assert in_process("submit", *words).code == 0
 
 
-def test_a_branch_to_other_data_keeps_the_tokenizer_that_was_beside_the_file(tmp_path, monkeypatch):
+def test_a_branch_to_other_data_keeps_that_files_tokenizer(tmp_path, monkeypatch):
     (beside := tmp_path / "beside").mkdir()
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)

@@ -18,7 +18,7 @@ def resume_elsewhere(run):
     return prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
 
 
-def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
+def test_a_local_run_elsewhere_is_neither_ended_nor_begun():
     run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere", "refused": None}
     run.add_submission(line)
@@ -31,7 +31,7 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
     assert not list(run.path.glob("cancelled.*"))
 
 
-def test_the_process_of_a_local_run_is_never_taken_for_a_slurm_job(monkeypatch):
+def test_a_local_runs_process_is_never_taken_for_a_slurm_job(monkeypatch):
     run = unsubmitted_run()
     add_attempt(run, [metrics_line(1)], None, job_id="4711", started=time.time())
     (run.path / "submissions.jsonl").write_text('{"scheduler": "lo')
@@ -42,7 +42,7 @@ def test_the_process_of_a_local_run_is_never_taken_for_a_slurm_job(monkeypatch):
     assert not list(run.path.glob("cancelled.*"))
 
 
-def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts():
+def test_a_run_with_checkpoints_no_engine_takes_up_is_refused():
     run = unsubmitted_run(**NVME)
     add_checkpoint(run, 4)
     for verb in (resume_run, resume_elsewhere):
@@ -52,7 +52,7 @@ def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts(
     assert not run.submissions()
 
 
-def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
+def test_an_ended_local_run_elsewhere_has_nothing_to_cancel():
     run = unsubmitted_run()
     run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere"})
     attempt = run.new_attempt()
@@ -69,7 +69,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 @pytest.mark.parametrize("again", [resume_run, resume_elsewhere])
-def test_a_run_whose_job_is_still_there_is_not_started_a_second_time(monkeypatch, state, again):
+def test_a_run_whose_job_is_still_there_is_not_started_twice(monkeypatch, state, again):
     run = unsubmitted_run("generic-slurm")
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     monkeypatch.setattr("hpc_gpt.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))

@@ -87,7 +87,7 @@ def test_a_local_run_has_no_queue_to_go_back_to(running):
     assert "submit --resume" in done.stderr
 
 
-def test_megatron_lm_saves_in_its_own_time_and_nvme_offload_never(own_folders):
+def test_megatron_lm_saves_in_its_own_time_nvme_offload_never(own_folders):
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine__name="megatron-lm"))], "save")
     assert asked.refused
     assert "train.save_every" in asked.words
@@ -97,7 +97,7 @@ def test_megatron_lm_saves_in_its_own_time_and_nvme_offload_never(own_folders):
 
 
 @pytest.mark.parametrize("verb", ["stop", "requeue"])
-def test_a_run_without_its_last_save_ends_unsaved_and_the_words_say_so(own_folders, verb):
+def test_a_run_without_its_last_save_ends_unsaved_in_words_too(own_folders, verb):
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", train__save_last=False))], verb)
     assert not asked.refused
     assert "unsaved: train.save_last is false" in asked.words
@@ -190,7 +190,7 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
         (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
     ],
 )
-def test_a_save_that_came_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
+def test_a_save_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
     (asked,) = ask_runs([running], "save")
     if saved is not None:
         folder = running.checkpoints / f"step-{saved:08d}"

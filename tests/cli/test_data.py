@@ -67,7 +67,7 @@ def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
     ],
     ids=["missing", "empty", "truncated", "text", "folder"],
 )
-def test_a_token_file_that_will_not_do_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
+def test_a_bad_token_file_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
     harm(tokens)
     settings = ("--set", "data.source=tokens", "--set", f"data.path={tokens}")
     done = in_process("submit", "demo", "--cluster", "local", *settings, cwd=tmp_path)
@@ -76,7 +76,7 @@ def test_a_token_file_that_will_not_do_is_refused_before_anything_is_written(tmp
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path, tokens):
+def test_tokens_of_a_larger_vocabulary_are_refused(tmp_path, tokens):
     settings = ("data.source=tokens", f"data.path={tokens}", "model.vocab=100")
     flags = [word for setting in settings for word in ("--set", setting)]
     done = in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
@@ -102,7 +102,7 @@ def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
+def test_characters_and_megatrons_files_have_a_next_command(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     bare = without_slurm(tmp_path)
     done = in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path, environment=bare)
@@ -126,7 +126,7 @@ def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
         (("data.source=stream",), "data.path names no text"),
     ],
 )
-def test_data_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, settings, message):
+def test_data_that_do_not_fit_are_refused_before_any_writing(tmp_path, settings, message):
     (tmp_path / "text.txt").write_text(TEXT)
     assert in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path).code == 0
     flags = [word for setting in settings for word in ("--set", setting)]

@@ -73,7 +73,7 @@ def test_the_shortest_submit_is_about_as_fast_as_plans_best(model, gpus, share):
     assert ("from plan: micro-batch " in done.stderr) is (resolved["batch"]["micro_batch"] > 1)
 
 
-def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_source():
+def test_sizes_are_a_model_and_gpus_are_no_longer_the_source():
     resolved = resolved_of(in_process("render", *SIZES))
     assert (resolved["name"], resolved["gpus"], resolved["engine"]["name"]) == ("2x64", 4, Engine().name)
     assert resolved_of(in_process("render", "--set", "model.hidden=4096"))["gpus"] == 64
@@ -135,14 +135,14 @@ def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
     assert [resolved["engine"][key] for key in switches] == [best[key] for key in switches]
 
 
-def test_the_largest_model_is_of_any_engine_and_its_next_command_keeps_it():
+def test_the_largest_model_is_of_any_engine_and_next_keeps_it():
     done = in_process("plan", "--max-model", "--engine", "fsdp", "--gpus", "8", *JEAN_ZAY)
     words = shlex.split(done.stderr.removeprefix("next: "))
     assert words[words.index("--engine") + 1] == "fsdp"
     assert in_process(*words[1:]).code == 0
 
 
-def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
+def test_a_smoke_run_is_here_wherever_the_users_cluster_is():
     profile_of("mine", 'extends = "a100-80g-8"\n', default=True)
     done = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--script")
     assert "would run: bash job.sh, for each of 4 ranks\n" in done.stderr

@@ -79,7 +79,7 @@ def test_without_slurm_a_cluster_fails_and_says_what_to_do(tmp_path):
     assert "1 failed" in done.stderr
 
 
-def test_an_experiment_that_cannot_run_is_a_finding_among_the_others():
+def test_an_experiment_that_cannot_run_is_one_finding_of_several():
     done = in_process("doctor", "demo", "--cluster", "local", "--gpus", "64", "--json")
     assert done.code == 1
     by_name = checks(done)

@@ -62,7 +62,7 @@ def test_help_is_in_groups_and_cuts_no_sentence():
 
 
 @pytest.mark.parametrize("verb", [(), ("submit",)], ids=" ".join)
-def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb):
+def test_the_first_example_works_in_an_empty_folder(tmp_path, verb):
     page = dict(help_texts(cli.group))[" ".join(("hpc-gpt", *verb))]
     example = next(line for line in page.splitlines() if line.startswith("  hpc-gpt ")).strip().partition("   ")[0]
     shorter = ["--dry-run"] if verb else []  # the whole of it is `make demo`
@@ -73,7 +73,7 @@ def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb
     assert not list(empty.iterdir())
 
 
-def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
+def test_stored_short_helps_are_first_sentences_of_the_helps():
     ctx = click.Context(cli.group)
     verbs = {name: cli.group.get_command(ctx, name) for name in cli.verbs()}
     assert {name: verb.short_help for name, verb in cli.verbs().items()} == {

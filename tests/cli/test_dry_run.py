@@ -53,7 +53,7 @@ def test_a_vocabulary_too_small_for_data_that_are_yet_to_be_made(bare, tmp_path)
         assert "256" in error_of(done)[0]
 
 
-def test_keys_of_a_config_that_nothing_reads_are_a_line_and_a_check_of_doctor(bare, tmp_path):
+def test_a_configs_unread_keys_are_a_line_and_a_check_of_doctor(bare, tmp_path):
     folder = write_folder(tmp_path / "weights", LLAMA)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"is_llama_config": True, "max_length": 9}))
@@ -66,7 +66,7 @@ def test_keys_of_a_config_that_nothing_reads_are_a_line_and_a_check_of_doctor(ba
         assert f"ok    config      {line}\n" in in_process("doctor", "--model", folder, *asked).stdout
 
 
-def test_what_a_config_says_and_an_engine_does_not_follow_is_a_line_and_a_check_of_doctor(bare, tmp_path):
+def test_what_an_engine_does_not_follow_of_a_config_is_said(bare, tmp_path):
     folder = write_folder(tmp_path / "weights", LLAMA)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"initializer_range": 0.01, "pad_token_id": 3}))
@@ -225,7 +225,7 @@ def test_more_checkpoints_than_room_is_a_warning(monkeypatch):
     assert "warning: all checkpoints" not in in_process(*asked, *every, "--set", "train.keep_last=3").stdout
 
 
-def test_the_seconds_of_a_preflight_are_checked_before_anything_is_queued(bare):
+def test_the_seconds_of_a_preflight_are_checked_before_queueing(bare):
     asked = ("demo", "--cluster", "generic-slurm", "--set", "job.preflight=true")
     for done in both(*asked, HPC_GPT_PREFLIGHT_S="3 min"):
         assert done.code in (2, 4)

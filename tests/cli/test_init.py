@@ -43,7 +43,7 @@ def test_if_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_that_the_shell_chooses_for_all_verbs_is_none_that_is_given(tmp_path: Path) -> None:
+def test_a_cluster_set_for_all_verbs_is_none_that_is_given(tmp_path: Path) -> None:
     (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
     of_shell = {"HPC_GPT_CLUSTER": "local"}
     assert in_process("init", "quiet", "--from", "job.slurm", cwd=tmp_path, environment=of_shell).code == 0
@@ -119,7 +119,7 @@ def test_published_weights_get_a_learning_rate_for_continuing(tmp_path: Path) ->
     assert "the default for random" not in in_process(*submit, "--set", "train.lr=3e-4", cwd=tmp_path).stderr
 
 
-def test_a_layout_that_needs_an_unknown_host_memory_is_not_written_without_a_word(tmp_path: Path) -> None:
+def test_a_layout_of_unknown_host_memory_is_written_with_a_word(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('device = "v100-16g"\ngpus_per_node = 4\nfabric = "nvlink"\n')
     done = in_process("init", "big", "--model", "48b", "--gpus", "4", "--cluster", "mine.toml", cwd=tmp_path)
     assert done.code == 0, done.stderr

@@ -68,7 +68,7 @@ def test_json_is_one_object_with_every_figure():
     assert finite(page)
 
 
-def test_constants_are_the_profiles_own_or_anothers_that_is_named():
+def test_constants_are_the_profiles_or_a_named_others():
     profile_of("mine", 'extends = "jean-zay-v100-32g"\n[calibration]\nconstants = { gemm = 0.4 }\n')
     slow = planned(*PUBLISHED_RUN[:-1], "mine")
     assert slow["constants"]["source"] == "calibration of mine"
@@ -135,7 +135,7 @@ def test_what_an_option_settles_is_not_searched():
     assert page["settled"] == {"pp": 16, "micro_batch": 4, "recompute": "full"}
 
 
-def test_an_experiment_gives_its_model_batch_and_engine_but_not_its_layout():
+def test_an_experiment_gives_model_batch_and_engine_not_layout():
     page = planned("gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY)
     assert page["engines"] == ["deepspeed-zero"]
     assert len({(each["tp"], each["dp"]) for each in page["candidates"]}) > 1
@@ -191,7 +191,7 @@ def test_what_is_not_planned_is_said_to_be(more, said):
 
 
 @pytest.mark.parametrize("words", [("--model", "llama3.1-8b", "--gpus", "8"), ("demo", "--gpus", "8")])
-def test_the_longest_sequence_fits_with_room_and_the_next_does_not(words):
+def test_the_longest_sequence_fits_and_the_next_does_not(words):
     page = planned(*words, "--max-seq", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16")
     longest = page["longest_seq"]
     assert page["model"]["seq"] == longest < page["next_longer"] <= 1.2 * longest
@@ -204,7 +204,7 @@ def test_the_longest_sequence_fits_with_room_and_the_next_does_not(words):
     assert longer.code == 2 or all(each["tight"] for each in json.loads(longer.stdout)["candidates"])
 
 
-def test_products_in_8_bits_are_planned_and_submitted_if_an_engine_has_them():
+def test_products_in_8_bits_are_planned_where_an_engine_has_them():
     words = ("--model", "llama3.1-8b", "--gpus", "8", "--engine", "fsdp", "--cluster", "h100-80g-8")
     done = in_process("plan", *words, "--set", "train.matmul=fp8-tensor")
     assert (done.code, done.stderr.split(": ")[0]) == (0, "next")
@@ -220,7 +220,7 @@ def test_products_in_8_bits_are_planned_and_submitted_if_an_engine_has_them():
     assert (page["candidates"][0]["matmul"], page["next"]) == ("fp8-row", "")
 
 
-def test_a_plan_compiles_splits_the_loss_and_offloads_activations_where_that_helps():
+def test_a_plan_compiles_splits_and_offloads_where_that_helps():
     words = ("--model", "llama3.1-8b", "--gpus", "8", "--engine", "fsdp", "--cluster", "a100-80g-8")
     assert all(each["compiled"] for each in planned(*words)["candidates"])
     assert not any(each["compiled"] for each in planned(*words, "--set", "engine.compile=none")["candidates"])
@@ -315,7 +315,7 @@ def test_the_command_after_the_largest_model_shows_it_again(asked):
     assert again["model"]["params"] == page["model"]["params"]
 
 
-def test_the_largest_model_is_in_bf16_where_the_card_can_and_leaves_room():
+def test_the_largest_model_is_in_bf16_and_leaves_room():
     page = planned("--max-model", "--gpus", "8", "--cluster", "a100-80g-8")
     assert (page["dtype"], page["candidates"][0]["tight"]) == ("bf16", False)
 
@@ -357,7 +357,7 @@ def test_the_largest_model_with_offload_says_that_it_is_slow():
 
 
 @pytest.mark.parametrize("more", [(), ("--why", "tp1-pp1-dp8"), ("--max-model",)])
-def test_without_a_cluster_a_plan_is_for_nodes_of_a100_and_nothing_is_submitted(more):
+def test_without_a_cluster_a_plan_is_for_nodes_of_a100(more):
     done = in_process("plan", "--model", "gpt2", "--gpus", "8", *more)
     assert done.code == 0, done.stderr
     first, last = done.stderr.splitlines()
@@ -371,7 +371,7 @@ def test_without_a_cluster_a_plan_is_for_nodes_of_a100_and_nothing_is_submitted(
     assert there.stdout == done.stdout
 
 
-def test_the_users_own_cluster_without_a_device_is_refused_as_before():
+def test_the_users_cluster_without_a_device_is_refused():
     profile_of("mine", 'partition = "gpu"\n', default=True)
     done = in_process("plan", "--model", "gpt2", "--gpus", "8")
     assert error_of(done)[0] == "profile mine names no device"
@@ -399,14 +399,14 @@ def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():
     assert in_process("plan", "--model", "48b", "--gpus", count, "--offload", "none", *JEAN_ZAY).code == 0
 
 
-def test_the_batches_that_every_dp_divides_are_named_beside_one_that_stays():
+def test_batches_every_dp_divides_are_named_beside_a_fixed_one():
     said = in_process("plan", "--model", "gpt2-xl", "--gpus", "3", "--gbs", "512", "--cluster", "a100-80g-8").stdout
     assert "global batch 512 x 1024" in said
     assert "every dp of 3 GPUs divides --gbs 510 or 513" in said
     assert planned("--model", "gpt2-xl", "--gpus", "3", "--cluster", "a100-80g-8")["global_batch"] == 1023
 
 
-def test_the_largest_model_has_its_days_for_20_tokens_a_parameter():
+def test_the_largest_model_has_days_for_20_tokens_a_parameter():
     said = " ".join(in_process("plan", "--max-model", "--gpus", "16", *JEAN_ZAY).stdout.split())
     params = float(re.search(r"largest without offload: ([\d.]+)e9 parameters", said)[1])
     tokens = re.search(

@@ -57,7 +57,7 @@ def test_as_json(logs):
     assert len(json.loads(done.stdout)["calibration"]["residuals"]) == len(SPLITS)
 
 
-def test_the_users_default_profile_is_calibrated_where_none_is_named(logs):
+def test_the_default_profile_is_calibrated_where_none_is_named(logs):
     done = in_process("plan", "--calibrate", logs)
     assert done.code == 2
     assert error_of(done)[1] == "name one with --cluster"

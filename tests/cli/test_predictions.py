@@ -75,7 +75,7 @@ def test_a_profile_that_does_not_tell_enough_is_gone_on_with(profile, reason):
     assert done.stderr.count("\n") == 1
 
 
-def test_profile_show_writes_the_planners_tables_as_a_profile_reads_them():
+def test_profile_show_writes_tables_that_a_profile_reads():
     text = 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 70.0\npeak_tflops = { bf16 = 300.0 }\n'
     text += '[calibration.constants]\ngemm = 0.5\n[calibration.residuals]\n"a row, of 1.3b" = -0.25\n'
     profile = load_profile(profile_of("mine", text))
@@ -111,7 +111,7 @@ def test_arithmetic_that_the_card_lacks_has_no_time():
     assert re.search(r"GiB on stage \d; no time: v100-32g has no unit for train.dtype bf16\n", done.stderr)
 
 
-def test_a_sweeps_rows_are_predicted_each_and_what_is_true_of_all_is_said_once(tmp_path):
+def test_a_sweeps_rows_are_predicted_each_and_shared_facts_once(tmp_path):
     rows = '[rows]\n"a" = { train.steps = 20 }\n"b" = { train.steps = 21 }\n'
     (tmp_path / "table.toml").write_text('extends = "demo"\n' + rows)
     there = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x", "--cluster", "a100-80g-8")
@@ -163,7 +163,7 @@ def dark(text=""):
 OFFLOADED = ("--model", "7.5b", "--gpus", "4", "--engine", "fsdp", "--set", "engine.offload=full", "--gbs", "4")
 
 
-def test_what_a_host_must_hold_is_said_and_refused_if_it_holds_less():
+def test_what_a_host_must_hold_is_said_and_refused_beyond_it():
     unknown = in_process("render", *OFFLOADED, "--cluster", dark())
     assert re.search(r"needs [\d.]+ of 31\.7 GiB, and 11\d\.\d of a host, whose memory the profile does not give; ",
                      unknown.stderr)  # fmt: skip
@@ -176,7 +176,7 @@ def test_what_a_host_must_hold_is_said_and_refused_if_it_holds_less():
     assert "engine.offload=none" in hint
 
 
-def test_activations_on_a_host_are_counted_but_megatron_deepspeeds_rows_are_not_refused(tmp_path):
+def test_activations_on_a_host_count_for_megatron_deepspeed_too(tmp_path):
     sweep = ("gpt2-meg-ds-zero", "--cluster", "jean-zay-v100-32g")
     done = in_process("render", *sweep, "--sweep", "-o", tmp_path)
     assert done.code == 0, done.stderr
@@ -271,7 +271,7 @@ def test_a_run_folder_and_its_record_hold_what_was_predicted():
     assert "predicted" not in run.job_script.read_text()
 
 
-def test_a_profile_of_processors_is_not_taken_for_gpus_that_are_missing():
+def test_a_profile_of_processors_is_not_taken_for_missing_gpus():
     here = 'scheduler = "local"\ndevice = "cpu"\nfabric = "pcie"\ngpus_per_node = 8\n'
     run = run_with_prediction(profile_of("here", here))
     add_attempt(run, [metrics_line(step) for step in range(1, 31)], device="cpu")
@@ -335,7 +335,7 @@ def test_the_report_card_as_json(two_runs):
     assert "note: 1 of 2 runs have no prediction\n" in done.stderr
 
 
-def test_a_run_on_a_cpu_is_no_measure_of_what_was_predicted_of_a_gpu(two_runs):
+def test_a_run_on_a_cpu_measures_no_prediction_for_a_gpu(two_runs):
     (two_runs[0].path / "attempts" / "1" / "trainer.json").write_text('{"device": "cpu"}')
     page = json.loads(in_process("report", "--predictions", "--json").stdout)
     assert (page["predictions"][0]["step_s"], page["predictions"][0]["step_error"]) == (0.5, None)
@@ -408,7 +408,7 @@ def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches)
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "h100-80g-8", "jean-zay-v100-16g", "jean-zay-v100-32g"])
 @pytest.mark.parametrize("name", list_experiments())
-def test_the_search_of_all_layouts_has_the_choice_of_what_is_open(monkeypatch, name, cluster):
+def test_the_search_of_all_layouts_chooses_what_is_open(monkeypatch, name, cluster):
     monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", math.inf)
     file, profile = read_experiment(name), load_profile(cluster)
     for left_open in ({}, dict.fromkeys(("layout.pp", "layout.tp", "layout.dp", "layout.micro_batches"))):
@@ -435,7 +435,7 @@ COMPILED = "engine.compile=block"
     ],
     ids=["eager", "compiled", "V100"],
 )
-def test_an_experiment_that_says_nothing_of_compiling_is_told_what_it_would_gain(tmp_path, verb, words, named):
+def test_an_experiment_silent_on_compiling_is_told_its_gain(tmp_path, verb, words, named):
     file = tmp_path / "own.toml"
     file.write_text('[model]\npreset = "gpt2-xl"\n[data]\nsource = "random"\n[layout]\nmicro_batch = 1\n')
     done = in_process(
@@ -493,7 +493,7 @@ def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, mo
     assert all(key not in written for key, value in PLAIN.items() if wanted[key] == value)
 
 
-def test_plan_counts_the_fast_settings_and_its_next_line_has_them(tmp_path):
+def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
     """Each setting that is turned off costs time, and the line of `next` asks for what was planned: `submit` predicts
     the same step."""
     words = ("--model", "gpt2", "--gpus", "1", "--cluster", "h100-80g-8", "--engine", "ddp", "--mbs", "32")

@@ -74,7 +74,7 @@ def stopped(*steps: int, damaged: tuple[int, ...] = ()) -> RunFolder:
 
 
 @pytest.mark.parametrize("asked", [(), ("--dry-run",), ("--tp", "1"), ("--until", "steps=20", "--dry-run")])
-def test_a_run_with_only_damaged_checkpoints_is_refused_before_it_is_queued(asked):
+def test_a_run_with_only_damaged_checkpoints_is_refused_first(asked):
     run = stopped(damaged=(4, 6))
     done = in_process("submit", "--resume", run.run_id, *asked)
     message, hint = error_of(done)
@@ -93,7 +93,7 @@ def test_from_start_is_the_way_out():
     assert "resumes after" not in done.stderr
 
 
-def test_resuming_says_where_and_a_dry_run_alone_shows_the_script():
+def test_resuming_says_where_and_a_dry_run_shows_the_script():
     run = stopped(4, damaged=(6,))
     done = in_process("submit", "--resume", run.run_id, "--dry-run", "--script")
     assert done.code == 0, done.stderr

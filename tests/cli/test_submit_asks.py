@@ -126,7 +126,7 @@ def test_a_dry_run_and_a_sweep_are_not_asked_about(tmp_path):
     assert done.code == 4, done.stderr
 
 
-def test_the_next_command_of_an_empty_folder_is_one_that_runs_here(tmp_path):
+def test_the_next_command_of_an_empty_folder_runs_here(tmp_path):
     bare = without_slurm(tmp_path)
     assert in_process("status", environment=bare).stderr.endswith("\nnext: hpc-gpt submit demo --cluster local\n")
     own = {"HPC_GPT_CLUSTER": "jean-zay-v100-32g"}

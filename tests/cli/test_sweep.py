@@ -68,7 +68,7 @@ def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
     assert (tmp_path / "scripts" / "two.sh").read_text() == in_process("render", table, "--row", "two").stdout
 
 
-def test_rows_that_are_refused_are_left_out_where_that_is_asked_for(table, tmp_path):
+def test_refused_rows_are_left_out_where_that_is_asked_for(table, tmp_path):
     table.write_text(TABLE + '"odd" = { layout.gpus = 3, layout.tp = 2 }\n')
     message, hint = error_of(in_process("submit", table, "--sweep", "--cluster", "local"))
     assert message.startswith("row 'odd': ")
@@ -110,7 +110,7 @@ def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_an_arrays_script_is_one_that_bash_reads_and_refuses_to_run_without_its_folder(table, tmp_path):
+def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):
     scripts = [in_process("render", table, "--row", row).stdout for row in ("bad", "good")]
     path = tmp_path / "array.sh"
     path.write_text(array_script("table", scripts))

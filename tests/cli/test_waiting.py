@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_while_the_first_is_answered_cancels(clients, run):
     assert run.cancelled_mark("7").exists()
 
 
-def test_the_first_saves_and_stops_the_second_cancels_without_asking_first(clients, run):
+def test_the_first_saves_and_stops_the_second_cancels_unasked(clients, run):
     calls = wait(clients, run, "RUNNING", "2 4")
     assert calls == ["squeue"] * 3 + ["scancel --signal=INT 7", "squeue", "scancel 7", "squeue"]
 

@@ -136,7 +136,7 @@ def test_after_a_later_cancel_the_kill_is_history() -> None:
     assert (found["cause"], [each["cause"] for each in found["attempts"]]) == (words, [KILL, words])
 
 
-def test_a_failed_attempt_is_told_with_its_place_and_the_lines_around_it() -> None:
+def test_a_failed_attempt_is_told_with_its_place_and_lines() -> None:
     run = submitted()
     attempt = add_attempt(run, [metrics_line(1)], "gpu_memory", cause=f"rank 3: {OOM}")
     words = ["starting", "rank 3 failed:", "Traceback (most recent call last):", OOM, "rank 1 lost another rank: gone"]
@@ -164,7 +164,7 @@ def test_slurms_own_output_says_what_the_trainer_could_not() -> None:
 
 
 @pytest.mark.parametrize(("node_list", "node"), [("r6i4n[5-7,9]", "r6i4n5"), ("n3,n5", "n3"), (None, None)])
-def test_a_node_that_took_the_script_with_it_is_the_first_of_the_list(node_list: str | None, node: str | None) -> None:
+def test_a_node_that_took_the_script_with_it_is_first(node_list: str | None, node: str | None) -> None:
     run = submitted("generic-slurm")
     words = "a node of the job died"
     add_attempt(run, [metrics_line(1)], "node_failure", cause=words, node_list=node_list).log.write_text("step 1\n")
@@ -173,7 +173,7 @@ def test_a_node_that_took_the_script_with_it_is_the_first_of_the_list(node_list:
     assert "the script itself was lost" in (found["sure"] or "") or node is None
 
 
-def test_a_node_that_slurm_names_goes_before_the_first_of_the_list() -> None:
+def test_a_node_that_slurm_names_goes_before_the_list() -> None:
     run = submitted("generic-slurm")
     failed = add_attempt(run, [metrics_line(1)], "node_failure", cause="a node of the job died", node_list="n[5-6]")
     failed.log.write_text("srun: error: Node failure on n6\n")
@@ -249,7 +249,7 @@ def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
     assert [other["ended"] for other in found["attempts"][0]["others"]] == ["collective_timeout"] * 3
 
 
-def test_the_rank_that_a_timeout_lacks_and_the_node_that_slurm_names_for_it(tmp_path: Path) -> None:
+def test_the_rank_a_timeout_lacks_and_the_node_slurm_names(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     for rank in range(4):
@@ -294,7 +294,7 @@ def test_what_is_only_an_exit_code_says_where_more_may_be(tmp_path: Path) -> Non
         assert place in found["to_do"]
 
 
-def test_the_node_that_ran_out_of_memory_is_in_the_record_and_not_left_out(tmp_path: Path) -> None:
+def test_the_node_that_ran_out_of_memory_is_in_the_record(tmp_path: Path) -> None:
     log = tmp_path / "gpt.out"
     log.write_text("\n".join([step(1), step(2), "srun: error: n7: task 3: Out Of Memory"]) + "\n")
     found = why_json(log)
@@ -320,7 +320,7 @@ def test_several_logs_of_one_run(tmp_path: Path, folder: str) -> None:
 
 
 @pytest.mark.parametrize("end", [TIME_LIMIT, "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 ***"])
-def test_the_advice_for_another_program_names_nothing_that_only_our_runs_can_do(tmp_path: Path, end: str) -> None:
+def test_advice_for_another_program_names_nothing_of_ours_alone(tmp_path: Path, end: str) -> None:
     log = tmp_path / "gpt.out"
     log.write_text("\n".join([step(1), step(2), end, ""]))
     found = why_json(log)
@@ -329,7 +329,7 @@ def test_the_advice_for_another_program_names_nothing_that_only_our_runs_can_do(
     assert all("submit" not in advice(ended, False) and "--dry-run" not in advice(ended, False) for ended in ENDED)
 
 
-def test_a_node_without_gpus_is_at_fault_in_a_job_that_asked_for_them(tmp_path: Path) -> None:
+def test_a_node_without_gpus_is_at_fault_in_a_job_that_has_some(tmp_path: Path) -> None:
     run = submitted("generic-slurm")
     attempt = add_attempt(run, [], "error", cause="exit code 1")
     attempt.log.write_text("n7: RuntimeError: No CUDA GPUs are available\n")

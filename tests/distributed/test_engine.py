@@ -33,14 +33,14 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
 @pytest.mark.scenario("{model} {move}", world=2)
 @pytest.mark.parametrize("move", marked(MOVES, [move for move in MOVES if move not in SHORT_MOVES]))
 @pytest.mark.parametrize("model", MOVED_MODELS)
-def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(launches, model, move):
+def test_another_shape_in_another_layout_equals_an_unbroken_run(launches, model, move):
     _check_moved(launches(2).figures(f"{model} {move}"))
 
 
 @pytest.mark.long
 @pytest.mark.scenario("parts {move}")
 @pytest.mark.parametrize(("world", "move"), [(world, move) for world in (2, 4) for move in part_moves(world)])
-def test_a_run_resumed_with_other_parts_of_the_sequences_equals_an_unbroken_run(launches, world, move):
+def test_a_run_with_other_sequence_parts_equals_an_unbroken_one(launches, world, move):
     _check_moved(launches(world).figures(f"parts {move}"))
 
 
@@ -78,7 +78,7 @@ def _check_skipped(found: dict[str, Any]) -> None:
 
 @pytest.mark.scenario("fp16 overflow")
 @pytest.mark.parametrize("world", WORLDS)
-def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
+def test_fp16_halves_its_scale_after_overflows_and_skips(launches: Launches, world: int) -> None:
     found = launches(world).figures("fp16 overflow")
     # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
     assert found["scales"] == [65536.0] * 3 + [32768.0] * (STEPS - 2)

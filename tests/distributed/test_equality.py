@@ -103,9 +103,7 @@ def test_half_is_near(case: Case, launches: Launches, table: Table) -> None:
 
 
 @pytest.mark.parametrize("case", FP8, ids=lambda case: case.name)
-def test_products_in_fp8_are_those_of_a_plain_loop_with_the_same_shards(
-    case: Case, launches: Launches, table: Table
-) -> None:
+def test_fp8_products_are_a_plain_loops_with_the_same_shards(case: Case, launches: Launches, table: Table) -> None:
     far, figures = compare(case, launches, table)
     assert far.within(loss=2e-3, norm=3e-2, weights=5e-3), far
     check_the_rest(case, figures)

@@ -68,7 +68,7 @@ def test_every_shown_command_parses(page, words, tmp_path, monkeypatch):
         command.make_context("hpc-gpt", list(words), parent=ctx)
 
 
-def test_there_are_commands_to_test_and_reasons_for_those_that_are_not_run():
+def test_there_are_commands_to_test_and_reasons_for_the_others():
     assert len(COMMANDS) > 80
     assert len(RUN) > 30
     used = {reason_not_to_run(words) for _, words in COMMANDS}

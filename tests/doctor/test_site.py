@@ -82,7 +82,7 @@ def test_a_partition_of_its_own_choice(tmp_path):
 
 
 @pytest.mark.parametrize("gpu_type", ["a100_80gb", "a100", "tesla", None])
-def test_with_the_lines_at_its_end_filled_in_init_has_what_it_wants(tmp_path, gpu_type):
+def test_with_its_last_lines_filled_in_init_has_what_it_wants(tmp_path, gpu_type):
     gpus = partition("gpu", [(NodeKind(8, gpu_type, 128, 1031000, ()), 12)])
     text, lines = profile_text(a_site(gpus), gpus), lines_to_fill_in(gpus)
     *_, end = text.partition("take the # away.\n")

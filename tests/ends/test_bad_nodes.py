@@ -35,7 +35,7 @@ def test_clusters_keep_lists_of_their_own():
 
 
 @pytest.mark.parametrize("cluster", ["..", ".", "../../else", "a/b", ".hidden", "with space", "ü"])
-def test_a_profile_of_any_name_has_its_list_below_the_state_folder(cluster):
+def test_a_profile_of_any_name_has_its_list_in_the_state_folder(cluster):
     note(cluster, "n7", "slow", "run-1", hours=1)
     assert list(listed(cluster)) == ["n7"]
     written = [path for path in state_dir().rglob("*") if path.is_file()]

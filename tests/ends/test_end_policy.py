@@ -80,7 +80,7 @@ def test_every_condition_of_a_late_signal_is_needed(marked, state, since, job_be
         assert ended in ("preempted", "requeued", "cancelled")
 
 
-def test_ranks_that_the_late_signal_ended_before_they_could_handle_it(tmp_path: Path) -> None:
+def test_ranks_that_the_late_signal_ended_unhandled(tmp_path: Path) -> None:
     """srun then names no rank that failed first, and its exit code is 143."""
     run = RunFolder(tmp_path)
     add_attempt(run, [], "requeued", time=time.time() - 60)

@@ -91,7 +91,7 @@ class Refusing(ProcessQueue):
         super().submit(job)
 
 
-def test_what_is_refused_counts_for_nothing_and_is_tried_again_newest_first(tmp_path, capfd):
+def test_what_is_refused_counts_for_nothing_and_is_tried_again(tmp_path, capfd):
     run = make_run(tmp_path, after__run="true", after__most=2)
     queue = Refusing()
     follower = CheckpointFollower(run, add_attempt(run, []), run.resolved(), queue)
@@ -124,7 +124,7 @@ def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize(("ended", "jobs"), [("done", [20]), ("error", []), ("stopped", [])])
-def test_of_every_zero_only_the_last_checkpoint_of_a_done_run_gets_one(tmp_path, ended, jobs):
+def test_of_every_zero_only_a_done_runs_last_checkpoint_has_one(tmp_path, ended, jobs):
     run = make_run(tmp_path, after__run="true", after__every=0)
     for step in (10, 20):
         add_checkpoint(run, step)
@@ -150,7 +150,7 @@ def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
     assert job.has_left
 
 
-def test_an_own_list_is_executed_as_it_is_and_knows_nothing_of_the_run(tmp_path, monkeypatch):
+def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
@@ -198,7 +198,7 @@ def _program(folder: Path) -> str:
     return str(file)
 
 
-def test_a_fault_of_its_own_is_a_line_that_nobody_takes_for_the_training_s(tmp_path):
+def test_a_fault_of_its_own_is_not_taken_for_the_trainings(tmp_path):
     run = make_run(tmp_path, after__run="true")
     attempt = add_attempt(run, [])
     attempt.ranks_ended.touch()
@@ -240,7 +240,7 @@ def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: st
     return done.stdout + done.stderr
 
 
-def test_a_refused_job_is_a_line_with_the_command_and_the_next_attempt_submits_it(tmp_path):
+def test_a_refused_job_is_a_line_and_the_next_attempt_submits_it(tmp_path):
     run = make_run(tmp_path / "logs of mine", "generic-slurm", after__run="true", after__sbatch=["--qos=none"])
     add_checkpoint(run, 1)
     script = run.path / "after" / "step-1" / "job.sh"
@@ -279,7 +279,7 @@ def test_an_answer_without_a_line_break_is_one(tmp_path):
     assert after_table(run.path) == [{"step": 1, "job": "4242", "state": "pending", "code": None}]
 
 
-def test_a_full_disk_is_waited_for_and_each_checkpoint_gets_its_job(tmp_path, small_disk):
+def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small_disk):
     run = make_run(small_disk, after__run="true")
     attempt = add_attempt(run, [])
     for name in ("after", "after/step-1"):

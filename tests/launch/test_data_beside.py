@@ -59,7 +59,7 @@ def test_the_file_beside_the_one_that_states_it_is_read(folders, experiment):
     assert str(folders) not in run.job_script.read_text()
 
 
-def test_a_copy_made_later_and_another_folder_change_nothing_for_the_run(folders, monkeypatch):
+def test_a_later_copy_or_another_folder_changes_nothing(folders, monkeypatch):
     wanted = make(folders / "ex")
     run = submitted("../ex/base.toml")
     monkeypatch.chdir(folders / "elsewhere")
@@ -94,7 +94,7 @@ def test_where_the_file_has_none_beside_it_the_other_places_stay(folders):
     assert read_by(submitted("../ex/base.toml")).samefile(wanted)
 
 
-def test_a_path_from_the_command_line_is_not_looked_for_beside_a_file(folders):
+def test_a_command_lines_path_is_not_looked_for_beside_a_file(folders):
     make(folders / "ex")
     wanted = make(folders / "here")
     run = submitted("../ex/base.toml", "--set", "data.path=c.tokens")

@@ -61,7 +61,7 @@ def test_a_refused_start_ends_whatever_fails(tmp_path: Path, small_disk: Path, c
         assert go.stdout.strip() == port
 
 
-def test_a_second_start_finds_the_script_and_the_settings_that_are_there(tmp_path: Path, small_disk: Path) -> None:
+def test_a_second_start_finds_the_script_and_settings_there(tmp_path: Path, small_disk: Path) -> None:
     script = Script(tmp_path, small_disk)
     lines = ("make_run_folder", "echo made")
     first = script.run(*lines)

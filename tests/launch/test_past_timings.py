@@ -53,7 +53,7 @@ def test_a_save_in_the_background_holds_up_less_than_it_takes(tmp_path):
     assert found.hold_s == pytest.approx(1.0)
 
 
-def test_a_start_that_loads_a_checkpoint_is_what_later_links_have(tmp_path):
+def test_a_start_that_loads_a_checkpoint_is_the_later_links(tmp_path):
     run = make_run(tmp_path, "generic-slurm")
     add_attempt(run, lines(1, 20, saved=(20,)))
     add_attempt(run, lines(21, 40, at=STARTED + 300 + 90), started=STARTED + 300, resumed_step=20)
@@ -93,7 +93,7 @@ def test_alike_is_what_is_as_fast(tmp_path):
         assert speed_hash(other) != speed_hash(base)
 
 
-def test_of_several_runs_the_newest_that_tells_something_is_taken(tmp_path):
+def test_of_several_runs_the_newest_with_figures_is_taken(tmp_path):
     runs = [make_run(tmp_path, "generic-slurm") for _ in range(4)]
     add_attempt(runs[0], lines(1, 20, step_s=9.0))
     add_attempt(runs[1], lines(1, 20, step_s=0.5))
@@ -109,7 +109,7 @@ def test_of_several_runs_the_newest_that_tells_something_is_taken(tmp_path):
     assert asked == [1], "the folder is looked through once"
 
 
-def test_the_size_of_a_checkpoint_is_as_the_last_one_says_else_as_the_engine_keeps_it(tmp_path):
+def test_a_checkpoints_size_is_the_last_ones_else_the_engines(tmp_path):
     run = make_run(tmp_path, "generic-slurm")
     resolved = run.resolved()
     half = replace(resolved, train=replace(resolved.train, dtype="bf16", steps=1000))

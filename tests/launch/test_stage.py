@@ -226,7 +226,7 @@ def test_conda_unpack_runs_where_the_environment_stays(tmp_path):
     assert (at / "unpacked-at").read_text() == str(at)
 
 
-def test_warm_reads_the_libraries_of_the_environment_alone_and_in_order(tmp_path):
+def test_warm_reads_the_environments_libraries_alone_in_order(tmp_path):
     import numpy
 
     node = Node(tmp_path, "warm")
@@ -266,7 +266,7 @@ def test_a_smoke_run_stages_nothing(tmp_path):
         assert (done.code, done.stdout.count('"stage": ')) == (0, count), done.stderr
 
 
-def test_an_archive_that_is_not_here_is_said_before_it_waits_in_the_queue(tmp_path):
+def test_an_absent_archive_is_said_before_the_queue(tmp_path):
     (profile := tmp_path / "site.toml").write_text('stage = "/an/environment.tar"\n')
     assert (
         "note: stage /an/environment.tar is not a file here; "

@@ -126,7 +126,7 @@ echo sent >"$attempt/sent"
 
 
 @pytest.mark.parametrize("what", ["start_tracker", "start_follower", "start_notifier"])
-def test_in_a_step_of_a_container_the_job_s_signals_are_for_the_ranks(tmp_path, what):
+def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     keys = {"track.tensorboard": True, "after.run": "true", "notify.command": ["true"]}
     profile = replace(load_profile("h100-80g-8"), container=Container("pyxis", "image.sqsh"))
     script = render_script(resolve(load_experiment("demo", keys), profile))

@@ -118,7 +118,7 @@ def test_a_checkpoint_whose_list_of_files_is_damaged_is_told(run: RunFolder, fil
     assert MEANS["checkpoint"] not in done
 
 
-def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:
+def test_a_changed_profile_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:
     clusters = tmp_path / "config" / "clusters"
     clusters.mkdir(parents=True)
     shipped = Path(__file__).parents[2] / "templates" / "clusters" / "local.toml"
@@ -132,7 +132,7 @@ def test_a_run_that_is_none_exits_with_5() -> None:
     assert hpc_gpt("verify", "no-such-run").code == 5
 
 
-def test_the_experiments_file_is_found_though_it_goes_by_another_name(run: RunFolder, tmp_path: Path) -> None:
+def test_the_experiments_file_is_found_by_another_name(run: RunFolder, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f"{(experiments_dir() / 'demo.toml').read_text()}\n# another line\n")
     provenance = run.path / "provenance.json"

@@ -45,7 +45,7 @@ def test_attention_of_two_chunks_is_that_of_one_process(
 
 
 @pytest.mark.parametrize("expands", [False, True])
-def test_a_kernel_for_the_last_queries_computes_what_the_mask_does(expands: bool) -> None:
+def test_a_kernel_for_the_last_queries_does_what_the_mask_does(expands: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, *size, 8, generator=generator) for size in ((3, 4), (7, 2), (7, 2)))
 

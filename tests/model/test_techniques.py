@@ -63,7 +63,7 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float 
 
 
 @pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_selective_recomputation_drops_what_the_core_of_attention_makes(kernel: SDPBackend) -> None:
+def test_selective_recomputation_drops_the_cores_activations(kernel: SDPBackend) -> None:
     with sdpa_kernel(kernel):
         loss, gradients, all_kept = train(Gpt(SMALL, 1))
         again, recomputed, fewer = train(Gpt(SMALL, 1, techniques=Techniques(recompute="selective")))
@@ -79,7 +79,7 @@ def test_selective_recomputation_drops_what_the_core_of_attention_makes(kernel: 
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_offload_takes_every_activation_of_a_block_and_no_parameter(monkeypatch, recompute):
+def test_offload_takes_every_activation_and_no_parameter(monkeypatch, recompute):
     loss, gradients, _ = train(Gpt(SMALL, 1))
     packed: list[tuple[Tensor, Any]] = []
     pack = ActivationOffload._pack
@@ -112,7 +112,7 @@ def test_offload_takes_every_activation_of_a_block_and_no_parameter(monkeypatch,
         assert copies > 8 * SMALL.layers * block_input
 
 
-def test_offload_lets_an_engine_free_parameters_between_the_passes() -> None:
+def test_offload_lets_an_engine_free_parameters_between_passes() -> None:
     _, gradients, _ = train(Gpt(SMALL, 1))
     model = Gpt(SMALL, 1, techniques=Techniques(activation_offload=True))
     loss = model(*tokens_of(SMALL))

@@ -89,7 +89,7 @@ def test_how_the_update_ran(tmp_path, profile):
     assert entry.training.program_states is None
 
 
-def test_a_record_of_another_program_is_predicted_as_the_engine_nearest_to_it(tmp_path, profile):
+def test_another_programs_record_is_predicted_as_the_nearest(tmp_path, profile):
     path = tmp_path / "record.json"
     for engine, stage, pp, expected in (("gpt-neox", 0, 4, "megatron-lm"), ("gpt-neox", 1, 4, "deepspeed-3d"),
                                         (None, 3, 1, "deepspeed-zero"), ("fsdp", 0, 1, "fsdp")):  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_record_of_another_device_or_of_no_step_is_reported(tmp_path, profile)
     assert rows(path, profile)[0].step_s is None
 
 
-def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, profile):
+def test_a_record_of_a_cpu_or_another_cluster_is_left_out(tmp_path, profile):
     """A foreign log that states no device is taken for the profile's."""
     ours = dataclasses.replace(RECORD, dialect="hpc-gpt")
     for name, record in (("same", ours), ("other", ours), ("cpu", dataclasses.replace(ours, device=None)),

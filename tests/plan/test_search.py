@@ -277,7 +277,7 @@ def test_memory_is_asked_first_and_little_is_kept(question, most, monkeypatch):
     assert len(found.too_large) + len(layouts) <= len(list(question.layouts()))
 
 
-def test_the_best_is_the_fastest_but_for_near_ones_and_tight_ones():
+def test_the_best_is_the_fastest_but_for_near_and_tight_ones():
     found = search(GPT3, BIG, keep=10**6)
     best = found.candidates[0]
     fastest = max(each.tokens_per_s for each in found.candidates if not each.is_tight)

@@ -48,7 +48,7 @@ def test_memory_by_stage_is_compared_with_the_same_stage():
     assert {each["stage"]: each["reserved_gib"] for each in as_table(entry)["stages"]} == reserved
 
 
-def test_noisy_rows_and_rows_without_figures_are_left_out_of_the_means():
+def test_noisy_rows_and_rows_without_figures_are_in_no_mean():
     entries = predict(
         row(), row(noisy=True, sec_per_iter=1e-3, memory_gib=999.0), row(sec_per_iter=None, memory_gib=None)
     )
@@ -87,7 +87,7 @@ def test_wrong_fits_are_counted_by_which_way_they_are_wrong():
     assert scores.fits_judged == 4
 
 
-def test_the_pick_is_judged_in_groups_that_differ_by_layout_alone():
+def test_the_pick_is_judged_in_groups_that_differ_by_layout():
     rows = [
         row(id="slow", tp=4, pp=4, dp=4, sec_per_iter=12.0),
         row(id="fast", tp=8, pp=1, dp=8, sec_per_iter=10.0),

@@ -34,7 +34,7 @@ def test_a_round_has_each_rank_once_at_most(tp, pp, dp, ranks_per_node, spares):
 
 
 @given(SIZES, SIZES, SIZES, st.sampled_from([1, 2]))
-def test_every_group_of_the_layout_has_its_ring_and_pairs_that_join_it(tp, pp, dp, cp):
+def test_every_group_has_its_ring_and_pairs_that_join_it(tp, pp, dp, cp):
     layout = Layout(tp, pp, dp, cp)
     _, rounds = planned(layout, 1)
     every = [each for exchanges in rounds for each in exchanges]

@@ -51,7 +51,7 @@ def said_of(text: str) -> Said:
         ("loading\n" * 30, False),
     ],
 )
-def test_a_failure_after_the_last_step_or_near_the_end_without_one_counts(text: str, failed: bool) -> None:
+def test_a_failure_near_or_after_the_last_step_counts(text: str, failed: bool) -> None:
     assert (said_of(text).failed is not None) == failed
 
 
@@ -74,7 +74,7 @@ FAILED = End("user_error", "ImportError: no name x")
         (8, 9, 1, "done", "9 of 9 steps"),
     ],
 )
-def test_the_class_is_that_of_the_failure_unless_the_last_step_was_made(
+def test_the_class_is_the_failures_unless_the_last_step_was_made(
     step: int, planned: int, spacing: int, ended: str, cause: str
 ) -> None:
     assert end_of_exit_0(step, planned, spacing, "", FAILED) == End(ended, cause)
@@ -113,7 +113,7 @@ def test_a_script_that_exits_with_0_has_the_class_of_its_failure(
     assert attempt.ended()["cause"].startswith(cause)
 
 
-def test_a_script_that_asks_for_no_gpu_has_none_in_status_and_record(tmp_path: Path) -> None:
+def test_a_script_that_asks_for_no_gpu_has_none_anywhere(tmp_path: Path) -> None:
     (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho step 1 loss 4.0\n")
     assert in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path).code == 0
     status, record = ended(newest()), RunFolder(newest().path).record

@@ -82,7 +82,7 @@ def test_bash_and_shellcheck_take_the_job_sh(tmp_path: Path) -> None:
         ("#!/bin/bash\n# Rendered by hpc-gpt 0.1.0. It is complete\n", (), "is a script that hpc-gpt rendered"),
     ],
 )
-def test_what_cannot_run_as_it_is_is_refused_before_anything_is_written(
+def test_what_cannot_run_as_it_is_is_refused_before_writing(
     tmp_path: Path, text: str, words: tuple[str, ...], said: str
 ) -> None:
     script(tmp_path, text)
@@ -164,7 +164,7 @@ def test_lines_that_are_worth_a_look_are_named(tmp_path: Path) -> None:
         'here=$(dirname "$(squeue -h -j $SLURM_JOB_ID -o %o)")',
     ],
 )
-def test_a_script_that_looks_for_itself_in_the_jobs_command_is_told(tmp_path: Path, line: str) -> None:
+def test_a_script_that_looks_itself_up_in_its_job_is_told(tmp_path: Path, line: str) -> None:
     script(tmp_path, HEAD + line + "\n")
     done = in_process("submit", "--dry-run", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path)
     assert done.code == 0, done
@@ -174,7 +174,7 @@ def test_a_script_that_looks_for_itself_in_the_jobs_command_is_told(tmp_path: Pa
     assert "job's command" not in in_process("submit", "--dry-run", "train.slurm", cwd=tmp_path).stderr
 
 
-def test_a_request_to_end_is_for_the_programs_and_for_a_shell_that_catches_it(tmp_path: Path) -> None:
+def test_a_request_to_end_is_for_programs_and_catching_shells(tmp_path: Path) -> None:
     import signal
 
     text = "{}\nsleep 60 & (sleep 61; true) & wait\n"
@@ -195,7 +195,7 @@ def test_a_request_to_end_is_for_the_programs_and_for_a_shell_that_catches_it(tm
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "megatron-gpt", "nanogpt-nodes"])
-def test_experiments_that_init_wrote_from_scripts_before_stay_valid(name: str) -> None:
+def test_experiments_that_earlier_inits_wrote_stay_valid(name: str) -> None:
     profile = load_profile(str(SPECIMENS / f"{name}-cluster.toml"))
     assert resolve(load_experiment(str(SPECIMENS / f"{name}.toml")), profile).engine.name in ("command", "megatron-lm")
 
@@ -205,7 +205,7 @@ def test_a_fault_of_a_script_names_its_line(tmp_path: Path) -> None:
         read_job_script(script(tmp_path, "#!/bin/bash\n#SBATCH --comment='x\n"))
 
 
-def test_the_fifth_time_limit_in_a_row_ends_a_script_that_shows_nothing(tmp_path: Path) -> None:
+def test_the_fifth_time_limit_in_a_row_ends_a_silent_script(tmp_path: Path) -> None:
     asked = ScriptRequest(script(tmp_path), (), ())
     prepared = prepare(Request("train.slurm", None, None, {"chain": "requeue"}, script=asked))
     run = write_run(prepared, tmp_path / "logs", {})
@@ -262,7 +262,7 @@ for step in $(seq 50); do sleep 0.3; echo "step $step loss 2.5"; done
 
 
 @pytest.mark.long  # its steps must be many looks at its output
-def test_the_step_time_is_that_of_the_program_and_not_of_the_looks_at_its_output(tmp_path: Path) -> None:
+def test_the_step_time_is_the_programs_and_not_the_looks(tmp_path: Path) -> None:
     script(tmp_path, STEPS)
     done = in_process(
         "submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, environment={"HPC_GPT_LOGS": "logs"}

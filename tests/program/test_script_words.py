@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rehearse F --cluster local", "rehearse --cluster local F", "rehearse F -- --cluster local"),
     ],
 )
-def test_an_option_of_the_verb_after_the_script_is_refused_with_both_right_spellings(
+def test_a_verbs_option_after_the_script_is_refused_twice_put(
     place: Path, line: str, of_verb: str, of_script: str
 ) -> None:
     done = in_process(*(word.replace("F", "a b.slurm") for word in line.split()), cwd=place)
@@ -57,7 +57,7 @@ def test_an_option_of_the_verb_after_the_script_is_refused_with_both_right_spell
         ("--", ","),
     ],
 )
-def test_other_words_and_all_after_the_first_dashes_are_the_scripts(place: Path, words: str, got: str) -> None:
+def test_other_words_and_all_after_dashes_are_the_scripts(place: Path, words: str, got: str) -> None:
     rendered = in_process("render", "--cluster", "local", "a b.slurm", *words.split(), cwd=place)
     assert rendered.code == 0, rendered
     (place / "job.sh").write_text(rendered.stdout)

@@ -140,7 +140,7 @@ def test_without_git_all_files_are_kept(folder: Path, tmp_path: Path, monkeypatc
     assert found.keys() == {*KEPT, "outside", "a.bin", "sub/b.bin", "data/x"}
 
 
-def test_it_is_unpacked_once_with_its_modes_and_what_changes_is_seen(folder: Path, tmp_path: Path) -> None:
+def test_it_is_unpacked_once_with_modes_and_changes_are_seen(folder: Path, tmp_path: Path) -> None:
     (folder / "train.py").chmod(0o755)
     files_of(folder, tmp_path / "run")
     unpacked = work.unpack_work(tmp_path / "run")
@@ -183,7 +183,7 @@ def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch
         work.take_work(str(folder))
 
 
-def test_what_is_not_kept_is_named_with_its_size_and_only_what_is_named_is_linked(folder: Path, tmp_path: Path) -> None:
+def test_what_is_not_kept_is_named_and_only_that_is_linked(folder: Path, tmp_path: Path) -> None:
     work.take_work.cache_clear()
     archive = work.take_work(str(folder))
     assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)

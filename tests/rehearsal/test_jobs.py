@@ -216,7 +216,7 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
         ("sacctmgr show qos", "sacctmgr"),
     ],
 )
-def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(slurm, commands, command, what):
+def test_a_call_that_the_stand_ins_do_not_know_is_refused(slurm, commands, command, what):
     (commands.folder / "job.sh").write_text("#!/bin/sh\n")
     done = commands.run(*command.split())
     name = command.split()[0]

@@ -117,7 +117,7 @@ def test_two_rows_are_compared_by_pairs_of_rounds(logs):
     assert "there are only 3 rounds" in words
 
 
-def test_no_interval_of_one_round_and_none_of_rounds_that_tell_nothing(logs):
+def test_no_interval_of_one_round_or_of_rounds_without_figures(logs):
     a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0, 112.0)), ({}, (110.0, 10.0, 60.0)), ({}, ()))
     found = compare_runs(a, b)
     assert found.verdict == "no_interval"
@@ -153,7 +153,7 @@ def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
     assert [speed.interval.change for speed in found.speeds] == pytest.approx([50.0, -25.0, 50.0])
 
 
-def test_a_row_and_a_run_have_no_interval_and_the_words_say_what_has(bench, logs):
+def test_a_row_and_a_run_have_no_interval_and_words_say_why(bench, logs):
     found = compare_runs(read_compared(f"{bench.id}#1", logs), read_compared(str(bench.path / "demo"), logs))
     assert found.verdict == "no_interval"
     assert "is a row of a bench" in comparison_text(found, "A", "B")

@@ -64,7 +64,7 @@ def test_cp_is_shown_where_a_run_has_it():
     assert "CP" in records_text([PUBLISHED_RUN, wide]).splitlines()[0].split()
 
 
-def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
+def test_memory_and_printed_tflops_are_shown_where_known():
     assert "Memory" not in records_text([PUBLISHED_RUN])
     assert "printed" not in records_text([PUBLISHED_RUN])
     run = replace(PUBLISHED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
@@ -108,7 +108,7 @@ def test_a_pipe_gets_whole_lines_a_record_each():
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100])
-def test_a_narrow_terminal_gets_a_block_a_record_and_no_figure_is_cut(width):
+def test_a_narrow_terminal_gets_a_block_a_record_uncut(width):
     text = records_text([PUBLISHED_RUN, replace(EMPTY, flags=["a long flag " * 10])], "table", width)
     assert "46.7 TFLOP/s" in text
     assert text.count("20210527-040202") == 2
@@ -170,7 +170,7 @@ def test_no_record_at_all():
     assert len(records_text([], "csv").splitlines()) == 1
 
 
-def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
+def test_a_block_names_each_formula_and_omits_the_unknown():
     text = as_block(PUBLISHED_RUN)
     for word in ("tflops_seed", "tflops_hardware", "tflops_model", "12.800 -> 6.400", "146 s", "7,182", "99; 10th"):
         assert word in text

@@ -32,7 +32,7 @@ def scalars(path: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, pytest.approx(event.value)) for event in read_back(path).Scalars(tag)]
 
 
-def test_a_step_trained_again_is_there_once_and_a_restart_goes_on_in_the_same_run(tmp_path):
+def test_a_step_trained_again_is_there_once_in_the_same_run(tmp_path):
     run = restarted_run(tmp_path / "logs")
     (path,) = write_events([run], tmp_path / "out")
     assert path == tmp_path / "out" / "demo" / run.record.run / EVENT_FILE.format(number=0)
@@ -84,7 +84,7 @@ def test_settings_are_there_without_secrets(tmp_path):
     assert b"hf_secret" not in path.read_bytes()
 
 
-def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
+def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     run = restarted_run(tmp_path / "logs")
     (path,) = write_events([run], out)

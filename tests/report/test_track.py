@@ -51,7 +51,7 @@ def in_this_process(run: RunFolder):
     return track
 
 
-def test_a_resumption_makes_tensorboard_drop_the_steps_that_are_trained_again(tmp_path):
+def test_a_resumption_makes_tensorboard_drop_steps_trained_again(tmp_path):
     run = make_run(tmp_path, track__tensorboard=True)
     two_attempts(run, in_this_process(run))
     assert losses(run) == LOSSES
@@ -73,7 +73,7 @@ def test_a_resumption_makes_tensorboard_drop_the_steps_that_are_trained_again(tm
         assert all(own.step == other.step and own.value == pytest.approx(other.value) for own, other in pairs), tag
 
 
-def test_lines_are_sent_when_they_are_whole_and_by_the_next_attempt_if_not_before(tmp_path):
+def test_lines_are_sent_when_whole_or_by_the_next_attempt(tmp_path):
     run = make_run(tmp_path, track__tensorboard=True)
     first = add_attempt(run, [metrics_line(1), '{"step": 2, "loss": 4'])
     tracker = Tracker(run, 1)
@@ -92,7 +92,7 @@ def test_lines_are_sent_when_they_are_whole_and_by_the_next_attempt_if_not_befor
     assert f'"pid": {os.getpid()}, "step": 4' in note.read_text()
 
 
-def test_a_full_disk_is_waited_for_and_no_row_is_lost_or_sent_twice(tmp_path, small_disk, capsys):
+def test_on_a_full_disk_no_row_is_lost_or_sent_twice(tmp_path, small_disk, capsys):
     run = make_run(small_disk, track__tensorboard=True)
     attempt = add_attempt(run, [metrics_line(step) for step in (1, 2)])
     filler = fill(small_disk)

@@ -58,7 +58,7 @@ def test_a_checkpoint_stays_until_its_job_has_left_and_no_longer(run):
     assert not list((run.path / "after" / "over").iterdir())
 
 
-def test_one_that_keep_last_keeps_is_not_removed_when_its_job_has_left(run):
+def test_one_that_keep_last_keeps_stays_when_its_job_has_left(run):
     for step in (2, 4):
         add_checkpoint(run, step)
     job = job_of(run, 2, "11")
@@ -76,7 +76,7 @@ def test_the_last_one_with_all_its_bytes_is_never_removed(run):
     assert kept(run) == [2, 4]
 
 
-def test_the_newer_one_is_known_by_its_step_whose_name_may_be_longer(run):
+def test_the_newer_one_is_known_by_its_step_however_long(run):
     for step in (99_999_999, 100_000_000):
         add_checkpoint(run, step)
     job = job_of(run, 99_999_999, "11")
@@ -96,7 +96,7 @@ def test_a_run_that_resumes_may_need_what_was_to_go(run):
     assert retained(run, 4) == [4]
 
 
-def test_one_that_nobody_has_looked_at_stays_but_of_a_dead_follower_only_some(run):
+def test_one_nobody_has_looked_at_stays_of_a_dead_follower_some(run):
     for step in range(1, 9):
         add_checkpoint(run, step)
     note_seen(run.path, 2, 2)

@@ -112,7 +112,7 @@ def test_a_sweep_is_one_line(sweep):
     assert [status.state for status in wait_for_all([sweep.runs[0], sweep.runs[2]])] == ["done", "done"]
 
 
-def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_queue_dies():
+def test_what_waits_here_is_pending_until_it_or_its_queue_ends():
     sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     queue_locally(sweep)
     assert count_states(read_status(sweep.runs)) == "3 pending"

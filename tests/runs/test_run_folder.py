@@ -298,14 +298,14 @@ def test_the_newest_chain_is_what_was_submitted_last(tmp_path):
     assert chain_of(tmp_path, {"job_id": "1"}, {"job_id": "7_3"}, {**sent, "chained_to": "7_3"}) == ["7_3", "8"]
 
 
-def test_a_link_that_was_refused_is_none_of_the_chain_unless_it_is_all_there_is(tmp_path):
+def test_a_refused_link_is_none_of_the_chain_unless_alone(tmp_path):
     refused = {"job_id": None, "refused": "QOSMaxSubmitJobPerUserLimit"}
     taken = [{"job_id": "5", "link": 1}, {"job_id": "6", "link": 2}]
     assert chain_of(tmp_path, *taken, {**refused, "link": 3}) == ["5", "6"]
     assert chain_of(tmp_path, {**refused, "link": 1}) == [None]
 
 
-def test_a_damaged_resolved_json_is_named_with_the_command_that_writes_it_again(logs, resolved):
+def test_a_damaged_resolved_json_is_named_with_its_remedy(logs, resolved):
     run = create_run(logs, resolved, render_script(resolved), "name = 'demo'\n", {})
     path = run.path / "resolved.json"
     whole = path.read_bytes()

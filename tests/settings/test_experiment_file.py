@@ -117,7 +117,7 @@ def test_a_warm_up_is_cut_to_steps_that_come_from_elsewhere(write, train, steps,
     assert (experiment.train.steps, experiment.train.warmup_steps, lines) == (steps, kept, line)
 
 
-def test_steps_of_a_file_that_extends_the_one_with_the_warm_up_cut_it(write, tmp_path):
+def test_steps_of_a_file_that_extends_another_cut_its_warm_up(write, tmp_path):
     write("[train]\nsteps = 100\nwarmup_steps = 20\n")
     shorter, same = tmp_path / "shorter.toml", tmp_path / "same.toml"
     shorter.write_text('extends = "own"\n[train]\nsteps = 5\n')

@@ -62,7 +62,7 @@ def test_another_text_is_no_layout(text):
 
 
 @given(layouts, st.integers(1, 8))
-def test_no_tensor_parallel_group_spans_nodes_once_it_is_accepted(layout, per_node):
+def test_no_tensor_parallel_group_spans_nodes_once_accepted(layout, per_node):
     try:
         nodes = nodes_for(layout.gpus, per_node)
         check_nodes(layout, nodes, per_node)

@@ -67,7 +67,7 @@ def test_the_cluster_that_took_a_job_gets_every_command(far: Cluster, ledger_lau
 
 
 @pytest.mark.long
-def test_a_job_whose_sbatch_got_no_answer_is_found_on_its_cluster(
+def test_a_job_whose_sbatch_got_no_answer_is_found_there(
     far: Cluster, ledger_launcher: Launcher, deaf: dict[str, str]
 ) -> None:
     launcher = ledger_launcher

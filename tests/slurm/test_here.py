@@ -119,7 +119,7 @@ def test_a_run_takes_nodes_of_the_allocation_and_prints_its_log(told: Teller) ->
 
 
 @pytest.mark.story(near_the_end_of_an_allocation)
-def test_a_run_is_saved_before_the_end_of_the_allocation_and_resumed(told: Teller) -> None:
+def test_a_run_is_saved_before_its_allocations_end_and_resumed(told: Teller) -> None:
     found = told(near_the_end_of_an_allocation)
     assert found.code == 3
     assert found.state == "walltime"

@@ -132,7 +132,7 @@ def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: 
     assert not [name for name, times in Counter(listed).items() if name.startswith("after-") and times > 1]
 
 
-def test_what_slurm_would_refuse_of_the_jobs_after_checkpoints_is_known_at_submit(bare_launcher: Launcher) -> None:
+def test_what_slurm_refuses_of_after_jobs_is_known_at_submit(bare_launcher: Launcher) -> None:
     asked = (*SINGLE, "--set", "after.run=echo {step}", "--set", 'after.sbatch=["--partition=nowhere"]')
     before = list(bare_launcher.logs.glob("tiny/*"))
     for words in ((), ("--dry-run",)):
@@ -154,7 +154,7 @@ def closed(launcher: Launcher) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_checkpoints_get_their_jobs_once_the_partition_is_up_again(bare_launcher: Launcher) -> None:
+def test_checkpoints_get_their_jobs_once_the_partition_is_up(bare_launcher: Launcher) -> None:
     launcher = bare_launcher
     keys = ("after.run=echo {step}", "after.most=9", "train.save_every=5", "train.steps=60")
     asked = [word for key in keys for word in ("--set", key)]

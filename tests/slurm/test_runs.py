@@ -290,7 +290,7 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
 
 @pytest.mark.long
 @pytest.mark.story(no_progress)
-def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(launcher, told):
+def test_one_dead_rank_ends_all_and_wait_exits_3_after_its_retry(launcher, told):
     job, waiting, words, rank = told(no_progress)
     assert waiting.returncode == 3, words
     assert job.ranks() == []

@@ -83,7 +83,7 @@ def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -
     assert not held.is_alive()
 
 
-def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(small_disk, monkeypatch):
+def test_a_save_with_a_refused_answer_is_not_asked_for_again(small_disk, monkeypatch):
     """Each would be refused as well, and soon the attempt had refused too many."""
     monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(small_disk).attempt(1)

@@ -108,7 +108,7 @@ def test_damage_is_named_with_file_and_offset(tmp_path: Path, kind: str) -> None
     assert fault.value.hint
 
 
-def test_a_token_outside_the_vocabulary_is_named_before_and_while_it_is_read(tmp_path: Path) -> None:
+def test_a_token_outside_the_vocabulary_is_named_in_each_reading(tmp_path: Path) -> None:
     prefix = tmp_path / "corpus"
     write_as_megatron(prefix, [[1, 2, 3], [4, 5, 6, 300, 8, 9]], 4)
     with pytest.raises(

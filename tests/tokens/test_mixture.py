@@ -80,7 +80,7 @@ def test_the_order_is_this_one_for_good() -> None:
     assert found == ("s0:0 s1:0 s2:0 s0:1 s0:2 s1:1 s0:3 s2:1 s1:2 s0:4 s0:5 s1:3 s1:4 s2:2 s1:5 s2:3 s1:6 s2:4")
 
 
-def test_a_phase_begins_with_the_first_step_at_or_after_its_tokens() -> None:
+def test_a_phase_begins_with_the_first_step_after_its_tokens() -> None:
     assert phase_steps([], 100) == [0]
     assert phase_steps([99, 100, 101, 200.5], 100) == [0, 1, 1, 2, 3]
     assert phase_steps([30e9], 4 << 20) == [0, 7153]
@@ -117,7 +117,7 @@ def mixing(files: Path, weights: dict[str, Any], phases: tuple[float, ...] = (),
     return replace(plain, data=replace(plain.data, source="mix", path=None, mix=mix, phases=phases))
 
 
-def test_each_sample_is_its_sources_own_and_evaluation_is_of_the_rest(files: Path) -> None:
+def test_a_sample_is_its_sources_and_evaluation_is_of_the_rest(files: Path) -> None:
     run = mixing(files, {"a": 0.5, "b": 0.25, "m": 0.25})
     samples = open_samples(run)
     alone = {

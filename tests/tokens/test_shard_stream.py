@@ -186,7 +186,7 @@ def test_a_damaged_shard_stops_with_file_and_offset(damaged: Path) -> None:
         [rank.take() for _ in range(6 * 600)]
 
 
-def test_damaged_shards_are_skipped_and_counted_the_same_in_any_layout(folder: Path, damaged: Path) -> None:
+def test_damaged_shards_are_skipped_alike_in_any_layout(folder: Path, damaged: Path) -> None:
     epochs = []
     for dp, workers in ((1, 0), (2, 3), (3, 2)):
         found, faults, count = [], {}, 0
@@ -251,7 +251,7 @@ def test_shards_too_small_for_a_sample_are_named(tmp_path: Path) -> None:
         Rank(folder, 1, 0, 0, {}).take()
 
 
-def test_evaluation_shards_are_the_last_ones_and_never_trained_on(tmp_path: Path) -> None:
+def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
     resolved = streaming(folder, eval_fraction=0.3, train={"eval_every": 1})
     shards = open_shards(resolved)
@@ -292,7 +292,7 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
         ensure_data(streaming(tmp_path / "empty"))
 
 
-def test_the_largest_are_dealt_first_and_to_the_reader_with_least() -> None:
+def test_the_largest_are_dealt_first_to_the_reader_with_least() -> None:
     """In the order of their names one reader would have 3 + 3 and 6 at the end, the other 4 + 4."""
     shards = ShardSet(Path(), tuple("abcde"), (3, 4, 3, 4, 6), (), "")
     assert shards.deal(2) == [("e", "a"), ("b", "d", "c")]

@@ -126,9 +126,7 @@ def test_nothing_is_replaced_and_nothing_left(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tokens"]
 
 
-def test_a_token_file_has_its_name_once_its_bytes_are_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_file_has_its_name_once_its_bytes_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     fsync, give_name = os.fsync, token_file.give_name
 

@@ -60,7 +60,7 @@ def weights(run: RunFolder) -> Iterator[tuple[str, torch.Tensor]]:
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("name", ["ddp", "deepspeed-3d", "fsdp"])
-def test_a_run_of_20_steps_branched_at_8_is_one_of_12_to_the_last_digit(tmp_path, tokens, name):
+def test_20_steps_branched_at_8_are_12_to_the_last_digit(tmp_path, tokens, name):
     engine, layout = ENGINES[name]
     ranks = layout["tp"] * layout["pp"] * layout["dp"]
     more = {"eval_every": 5, "save_every": 4, **WSD}

@@ -72,7 +72,7 @@ def check_exports(run: RunFolder, one: RunFolder, folder: Path) -> None:
             assert ours.read_bytes() == plain.read_bytes()
 
 
-def test_two_ranks_of_a_replica_are_one_process_also_in_shards_evaluation_and_resumes(tmp_path: Path, shards: Path):
+def test_two_ranks_of_a_replica_are_one_process_in_everything(tmp_path: Path, shards: Path):
     one = trained(tmp_path / "one", shards, ALONE)
     shared = trained(tmp_path / "shared", shards, SHARED)
     check_alike(shared, one, range(1, STEPS + 1))
@@ -88,7 +88,7 @@ def test_two_ranks_of_a_replica_are_one_process_also_in_shards_evaluation_and_re
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_four_parts_and_heads_resumes_with_two_and_keys(tmp_path: Path, shards: Path) -> None:
+def test_a_checkpoint_of_four_parts_resumes_with_two_and_keys(tmp_path: Path, shards: Path) -> None:
     one = trained(tmp_path / "one", shards, ALONE)
     heads = trained(tmp_path / "heads", shards, {**ALONE, "cp": 4})
     check_alike(heads, one, range(1, STEPS + 1))

@@ -29,7 +29,7 @@ def checkpoints(run: RunFolder) -> list[str]:
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("source", ["tokens", "stream"])
-def test_ranks_that_read_the_same_data_have_taken_the_same_when_they_save(tmp_path: Path, source: str) -> None:
+def test_ranks_that_read_the_same_data_took_the_same_at_a_save(tmp_path: Path, source: str) -> None:
     whole = tmp_path / "text.txt"
     whole.write_bytes(b"all work and no play " * 40)  # some 26 samples, of which a step takes four
     if source == "tokens":
@@ -90,7 +90,7 @@ def test_a_training_that_runs_off_keeps_its_last_good_checkpoint(tmp_path: Path,
     assert f"resumed after step {bad[0] - 1} of 200" in train(run, 2).log
 
 
-def test_a_checkpoint_of_other_arithmetic_is_refused_of_another_layout_taken_up(tmp_path: Path, tokens: Path) -> None:
+def test_a_checkpoint_of_other_arithmetic_is_refused(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path / "one", settings(tokens, DP2, steps=2))
     assert train(run, 2).ended == ("done", 2, False)
     for train_settings, words in (

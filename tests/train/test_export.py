@@ -137,7 +137,7 @@ def test_half_an_export_is_none(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at", ["the second file", "the tokenizer's", "config.json", "the name"])
-def test_an_export_that_is_killed_leaves_no_folder_and_keeps_no_other_from_it(at, tmp_path, monkeypatch):
+def test_a_killed_export_leaves_no_folder_and_blocks_no_other(at, tmp_path, monkeypatch):
     import safetensors.torch
 
     owner, name, calls = {

@@ -54,7 +54,7 @@ def test_a_full_disk_stops_the_save_and_not_the_run(small_disk: Path, tokens: Pa
     assert not (launch.attempt.folder / ".reserve").exists()
 
 
-def test_a_disk_that_stays_full_ends_the_attempt_and_then_a_read_only_one(small_disk: Path, tokens: Path) -> None:
+def test_a_disk_that_stays_full_ends_the_attempt(small_disk: Path, tokens: Path) -> None:
     """Some checkpoints fit; the next do not, and those before stay good."""
     run = new_run(small_disk, settings(tokens, PP2, steps=LONG, save_every=1, max_failed_saves=2))
     launch = Launch(run, 2)

@@ -145,7 +145,7 @@ def test_a_saved_step_has_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("log_every", "save_every"), [(1000, 0), (1000, 7), (4, 0), (1, 1)])
-def test_a_training_that_runs_off_ends_whatever_the_logging_interval(tmp_path, log_every, save_every):
+def test_a_training_that_runs_off_ends_at_any_logging_interval(tmp_path, log_every, save_every):
     begun = Begun(tmp_path, steps=1000, max_bad_steps=3, log_every=log_every, save_every=save_every)
     begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
     end = begun.loop.run()
@@ -309,7 +309,7 @@ def test_an_end_right_behind_a_save_has_nothing_to_leave_out(tmp_path: Path) -> 
     assert end.cause == f"{REASONS['walltime'][1]}; not saved: train.save_last is false"
 
 
-def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_no_done_run_unsaved_too(tmp_path: Path) -> None:
     begun = Begun(tmp_path, steps=5, save_last=False)
     begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
     assert begun.loop.run() == End("nan", "the last loss or gradient is not finite")
@@ -317,7 +317,7 @@ def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_pat
 
 @pytest.mark.parametrize("at", [1, 4, 5])
 @pytest.mark.parametrize("save_last", [True, False])
-def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: int, save_last: bool) -> None:
+def test_a_save_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: int, save_last: bool) -> None:
     """Its word goes round for a step, and the folder is looked at once a second: the loop may be over by then."""
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
@@ -342,7 +342,7 @@ def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [4, 5])
-def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(tmp_path, at, monkeypatch):
+def test_a_save_asked_for_at_the_last_step_is_done_in_any_case(tmp_path, at, monkeypatch):
     monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
@@ -369,7 +369,7 @@ def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("tp_rank", "pp_rank", "cp_rank", "speaks"), [(0, 0, 0, True), (1, 0, 0, False), (0, 1, 0, False), (0, 0, 1, False)]
 )
-def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(tmp_path, tp_rank, pp_rank, cp_rank, speaks):
+def test_one_rank_of_those_that_read_the_same_speaks_for_it(tmp_path, tp_rank, pp_rank, cp_rank, speaks):
     begun = Begun(tmp_path, steps=1)
     engine = begun.engine
     engine.tp_rank, engine.pp_rank, engine.cp_rank = tp_rank, pp_rank, cp_rank

@@ -131,7 +131,7 @@ def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probed(monkeypatch, None).probe_s is None
 
 
-def test_an_attention_kernel_that_fails_in_its_trial_is_in_the_attempts_record(tmp_path: Path, tokens: Path) -> None:
+def test_a_kernel_that_fails_in_its_trial_is_in_the_record(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 2}, Engine("ddp"), steps=3))
     launch = train(run, 2, BROKEN_FLASH_ON="0")
     assert launch.ended == ("done", 3, False), launch.log

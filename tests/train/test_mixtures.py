@@ -59,7 +59,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> RunFolde
     return run
 
 
-def test_each_source_is_evaluated_and_loss_eval_is_their_mean_by_the_first_weights(unbroken: RunFolder) -> None:
+def test_each_source_is_evaluated_and_loss_eval_is_their_mean(unbroken: RunFolder) -> None:
     found = lines(unbroken)
     evaluated = [line for line in found if line["loss_eval"] is not None]
     assert [line["step"] for line in evaluated] == [HALF, STEPS]
@@ -183,7 +183,7 @@ def test_documents_of_a_mixture_are_kept_apart_in_every_engine(
 
 
 @pytest.mark.long
-def test_documents_of_a_mixture_see_others_unless_they_are_masked(
+def test_a_mixtures_documents_see_others_unless_masked(
     masked: Callable[..., list[float]], by_one_rank: list[float]
 ) -> None:
     unmasked = masked({"tp": 1, "pp": 1, "dp": 1}, DDP, mask=False)

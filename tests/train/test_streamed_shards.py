@@ -185,7 +185,7 @@ def gone(readers: list[tuple[int, str | None]]) -> bool:
     return not any(is_alive(*reader) for reader in readers)
 
 
-def test_a_run_that_streams_is_interrupted_and_goes_on_to_the_same_figures(tmp_path: Path, streamed: Resolved) -> None:
+def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, streamed: Resolved) -> None:
     unbroken = new_run(tmp_path / "unbroken", streamed)
     whole = train(unbroken, 2)
     assert whole.ended == ("done", STEPS, False), whole.log

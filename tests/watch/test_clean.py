@@ -54,7 +54,7 @@ def why_of(found: dict, run: RunFolder) -> dict[str, str]:
     return {piece["name"]: piece["why"] for piece in row["stays"]} | ({"": row["refused"]} if row["refused"] else {})
 
 
-def test_all_but_the_last_sound_checkpoint_may_go_and_goes_with_yes_alone():
+def test_all_but_the_last_sound_checkpoint_go_with_yes_alone():
     run = ended_run(10, 20, 30, damaged=(40,))
     before = files_of(run)
     listed = in_process("clean", run.path)
@@ -77,7 +77,7 @@ def test_all_but_the_last_sound_checkpoint_may_go_and_goes_with_yes_alone():
     assert cleaned(run.path, "--yes")["bytes"] == 0
 
 
-def test_a_checkpoint_whose_bytes_went_bad_is_not_the_one_that_stays():
+def test_a_checkpoint_of_bad_bytes_is_not_the_one_that_stays():
     run = ended_run(10, 20, 30)
     file = run.checkpoints / "step-00000030" / "weights"
     file.write_bytes(b"x" + file.read_bytes()[1:])
@@ -94,7 +94,7 @@ def test_how_many_stay_and_of_how_old_a_run(words, left):
     assert steps_of(run) == left
 
 
-def test_bad_words_and_runs_that_are_not_there_are_one_line_and_a_hint():
+def test_bad_words_and_absent_runs_are_one_line_and_a_hint():
     run = ended_run(10)
     for words in (["--keep", "0"], ["--keep", "some"], ["--older", "30"], ["--older", "x"]):
         done = in_process("clean", run.path, *words)
@@ -124,7 +124,7 @@ def test_of_a_run_that_trains_waits_or_may_nothing_goes():
     assert [steps_of(run) for run in (trains, never, of_slurm, over)] == [[1, 2], [1, 2], [1, 2], [2]]
 
 
-def test_what_another_run_began_from_stays_until_that_has_its_own(tmp_path):
+def test_what_another_run_began_from_stays_while_it_needs_it(tmp_path):
     run = ended_run(10, 20, 30)
     branch, resumed, noted = (make_run(logs_dir()) for _ in range(3))
     for child, step, is_branch in ((branch, 10, True), (resumed, 30, False)):  # as earlier versions made them
@@ -160,7 +160,7 @@ def test_what_a_job_of_after_needs_and_what_is_read_stays():
     assert steps_of(run) == []
 
 
-def test_a_new_run_that_resumes_leaves_a_note_in_the_run_that_has_the_checkpoint():
+def test_a_run_that_resumes_leaves_a_note_in_the_one_it_needs():
     run = ended_run(10, 20)
     prepared, _ = prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
     child = make_run(logs_dir())
@@ -187,7 +187,7 @@ def test_what_another_may_be_starting_is_refused(monkeypatch):
     assert steps_of(run) == [10, 20]
 
 
-def test_what_the_disk_refuses_is_a_line_and_what_was_renamed_goes_next_time(monkeypatch):
+def test_what_the_disk_refuses_is_a_line_and_goes_next_time(monkeypatch):
     run = ended_run(10, 20, 30)
     calls = itertools.count()
 
@@ -249,7 +249,7 @@ def _interrupt(event: str, _: object) -> None:
 sys.addaudithook(_interrupt)
 
 
-def test_killed_at_any_change_it_leaves_what_the_next_one_finishes():
+def test_killed_at_any_change_it_leaves_what_the_next_finishes():
     for change in itertools.count():
         run = ended_run(10, 20, 30)
         if (child := os.fork()) == 0:

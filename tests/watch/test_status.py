@@ -97,7 +97,7 @@ def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slu
     assert read_status([run])[0].state == "cancelled"
 
 
-def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost_unless_it_is_suspended(slurm_says):
+def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
     """Half an hour into its attempt, 71 steps of half a second are left."""
     run = unsubmitted_run("generic-slurm", train__steps=100)
     run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None, "time": time.time() - 7200})
@@ -132,7 +132,7 @@ def test_an_empty_queue_means_unknown_never_failed(slurm_says):
     assert read_status([slurm_run(attempt=False)])[0].state == "unknown"
 
 
-def test_a_controller_that_is_down_hides_nothing_that_the_folder_knows(slurm_says):
+def test_a_controller_that_is_down_hides_nothing_of_the_folder(slurm_says):
     slurm_says(None)
     assert read_status([slurm_run(ended="done")])[0].state == "done"
     row = read_status([slurm_run()])[0]
@@ -210,7 +210,7 @@ def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
 
 
 @pytest.mark.parametrize("many", [30_000])
-def test_accounting_is_asked_of_many_jobs_in_parts_and_of_an_arrays_elements_once(client, many):
+def test_accounting_is_asked_in_parts_and_of_elements_once(client, many):
     client("squeue", 'echo "7_1|RUNNING|None"')
     answers = 'echo "7_1|COMPLETED"; echo "7_2|FAILED"; tr , "\\n" <<<"${@: -1}" | sed "s/$/|FAILED/"'
     calls = client("sacct", answers)
@@ -225,7 +225,7 @@ def test_accounting_is_asked_of_many_jobs_in_parts_and_of_an_arrays_elements_onc
 
 
 @pytest.mark.parametrize("does", ["exit 1", "exec sleep 60"])
-def test_accounting_that_fails_takes_nothing_from_what_else_is_known(client, monkeypatch, does):
+def test_accounting_that_fails_hides_nothing_else(client, monkeypatch, does):
     client("squeue", 'echo "4|RUNNING|None"')
     client("sacct", does)
     monkeypatch.setenv(status.PATIENCE, "1")
@@ -234,7 +234,7 @@ def test_accounting_that_fails_takes_nothing_from_what_else_is_known(client, mon
     assert silence == ("" if does == "exit 1" else "sacct gave no answer in 1 s")
 
 
-def test_a_silent_controller_delays_ended_runs_by_the_patience_alone(client, monkeypatch):
+def test_a_silent_controller_delays_ended_runs_by_patience_alone(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "0.2")
     early = []
@@ -320,7 +320,7 @@ def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
 
 
 @pytest.mark.parametrize(("resumed", "newest"), [(200.0, "30"), (50.0, "20")])
-def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, resumed, newest):
+def test_of_a_resume_and_a_plain_sbatch_the_newer_is_the_job(slurm_says, resumed, newest):
     run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
     run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
@@ -353,7 +353,7 @@ def test_a_local_run_lives_while_its_process_does():
     assert (row.state, row.cause) == ("pending", "runs on elsewhere, which is not visible from here")
 
 
-def test_the_last_step_comes_from_the_newest_attempt_that_has_one(slurm_says):
+def test_the_last_step_is_the_newest_attempts_that_has_one(slurm_says):
     slurm_says({"7": ("RUNNING", "None")})
     run = slurm_run()
     run.attempt(1).metrics.write_text('{"step": 8, "loss": 2.5, "tokens_per_s": 10.0}\n{"step": 9, "lo')
@@ -425,7 +425,7 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
     assert chain(4)[1].pace is None
 
 
-def test_a_pace_has_no_steps_to_come_if_more_are_trained_than_asked():
+def test_a_pace_has_no_steps_to_come_past_those_asked_for():
     row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
     assert "the other 6 steps take 3 s" in row.words(6)
     assert "the other" not in row.words(0)
@@ -450,7 +450,7 @@ def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
     )
 
 
-def test_the_pace_of_attempts_without_files_or_with_damaged_ones_is_none(slurm_says):
+def test_a_pace_of_absent_or_damaged_files_is_none(slurm_says):
     slurm_says({"4711": ("RUNNING", "None")})
     run = make_run(logs_dir(), "generic-slurm")
     for text in ("[]", '{"step": "a"}', "not json"):
@@ -475,7 +475,7 @@ def local_line(pid_start):
     return {"scheduler": "local", "job_id": "1", "host": platform.node(), "pid": os.getpid(), "pid_start": pid_start}
 
 
-def test_a_run_folder_that_was_moved_while_its_ranks_run_is_said_to_be():
+def test_a_folder_that_was_moved_under_its_ranks_is_said_to_be():
     run, old = moved_run(local_line(start_time(os.getpid())))
     row = read_status([run])[0]
     words = f"its folder was moved from {old}, where its ranks write"
@@ -486,7 +486,7 @@ def test_a_run_folder_that_was_moved_while_its_ranks_run_is_said_to_be():
     assert f"status   {words}\n" in in_process("why", run.path).stdout
 
 
-def test_a_run_that_ended_since_its_folder_was_moved_is_the_users_error_for_every_verb():
+def test_a_run_moved_before_its_end_is_every_verbs_user_error():
     run, old = moved_run(local_line("1"))
     words = f"its folder was moved from {old} while it ran"
     row = read_status([run])[0]
@@ -498,7 +498,7 @@ def test_a_run_that_ended_since_its_folder_was_moved_is_the_users_error_for_ever
     assert (record["ended"], record["cause"]) == ("user_error", words)
 
 
-def test_a_run_that_was_moved_after_its_end_or_moved_back_is_as_it_was():
+def test_a_run_moved_after_its_end_or_back_is_as_it_was():
     run, old = moved_run(local_line("1"), ended="nan")
     assert (read_status([run])[0].state, read_status([run])[0].cause) == ("nan", None)
     run, old = moved_run(local_line("1"))
@@ -527,7 +527,7 @@ def test_a_slurm_run_whose_folder_was_moved(slurm_says, slurm, state, says):
     assert in_process("why", run.path).stdout.startswith(f"{run.run_id} (demo): {state}")
 
 
-def test_why_has_the_attempt_and_the_line_of_what_slurm_says_has_failed(slurm_says):
+def test_why_has_the_attempt_and_line_that_slurm_says_failed(slurm_says):
     run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
     run.attempt(1).log.write_text(
         f"step 1\nrank 0: Error: cannot write {old}/metrics.jsonl: No such file or directory\n"
@@ -571,7 +571,7 @@ def test_why_does_not_wait_long_for_a_controller_that_hangs(client, monkeypatch)
     assert "squeue gave no answer in 0.2 s" in done.stderr
 
 
-def test_an_open_runs_json_and_a_request_to_an_ended_run_do_not_wait_long_or_silently(client, monkeypatch):
+def test_an_open_runs_json_and_a_late_request_do_not_wait_long(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "1")
     began = time.monotonic()
@@ -593,7 +593,7 @@ def test_a_request_is_written_before_slurm_is_asked_and_once(client, tmp_path, v
     assert [path.name for path in run.attempts()[0].asked.glob("*.json")] == [f"{verb}-1.json"]
 
 
-def test_what_only_looks_or_asks_waits_for_slurm_no_longer_than_the_user_allows(client, monkeypatch):
+def test_looks_and_requests_wait_for_slurm_as_long_as_allowed(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "0.6")
     run = slurm_run()
@@ -603,7 +603,7 @@ def test_what_only_looks_or_asks_waits_for_slurm_no_longer_than_the_user_allows(
         assert time.monotonic() - began < 20
 
 
-def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_folder(slurm_says):
+def test_a_failed_silent_job_asks_if_nodes_see_its_folder(slurm_says):
     run = slurm_run(attempt=False)
     slurm_says({"7": ("FAILED", "NonZeroExitCode")})
     assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
@@ -618,7 +618,7 @@ def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_fold
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_runs(code):
+def test_what_ranks_measure_after_the_end_is_waited_for(code):
     attempt = add_attempt(run := unsubmitted_run(), [])
     attempt.ranks.mkdir()
     (attempt.ranks / "0.json").write_text(json.dumps({"pid": 1, "exit_code": code}))
@@ -628,7 +628,7 @@ def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_r
     assert attempt.measured.exists() == (code is None)
 
 
-def test_a_run_whose_sbatch_got_no_answer_is_unknown_until_its_job_is_found(slurm_says):
+def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     run = unsubmitted_run("generic-slurm")
     line = {"scheduler": "slurm", "job_id": None, "refused": None, "script": str(run.job_script)}
     run.add_submission({**line, "lost": "Socket timed out on send/recv operation"})

@@ -87,7 +87,7 @@ def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:
     assert "vocab is 61 there, 64 here" in refusal(folder, replace(LLAMA, vocab=64))
 
 
-def test_a_tied_file_may_have_the_head_only_if_it_is_the_embedding(folder: Path) -> None:
+def test_a_tied_file_may_have_the_head_only_as_the_embedding(folder: Path) -> None:
     write_file(folder / "model.safetensors", stored_sizes(LLAMA) | {"lm_head.weight": (61, 32)})
     check_weights(read_folder(folder), LLAMA)
     file = folder / "model.safetensors"
@@ -126,7 +126,7 @@ def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
         read_folder(folder / "nowhere")
 
 
-def test_a_folder_of_another_format_is_refused_with_what_is_there(tmp_path: Path) -> None:
+def test_a_folder_of_another_format_is_refused_with_its_content(tmp_path: Path) -> None:
     for name in ("consolidated.00.pth", "params.json"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"has no config\.json, but consolidated\.00\.pth, params\.json$") as refused:
@@ -153,7 +153,7 @@ def test_a_shorter_sequence_takes_the_first_learned_positions(tmp_path: Path) ->
     )
 
 
-def test_a_folder_that_is_none_is_said_so_before_its_config_is_read(tmp_path: Path) -> None:
+def test_a_folder_that_is_none_is_said_so_before_its_config(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     for name, words in {"nowhere": "there is no such folder here", "mine.toml": "that is a file"}.items():
         file.write_text(f'[train]\ninit = "{name}"\n')

@@ -149,7 +149,7 @@ def raises(line: str) -> None:
     raise TypeError(f"not read: {line}")
 
 
-def test_a_fault_of_a_reader_neither_blocks_the_program_nor_loses_its_output(
+def test_a_readers_fault_neither_blocks_nor_loses_output(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     data = b"step 1 loss 2.0\n" * 10_000  # more than a pipe holds

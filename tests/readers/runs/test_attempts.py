@@ -75,7 +75,7 @@ def test_the_highest_memory_of_each_stage(tmp_path):
     assert read_metrics(path, 1).peaks == {"memory_allocated_gib": [2.0, 5.0]}
 
 
-def test_a_line_being_written_counts_as_damaged_and_the_rest_stands(tmp_path):
+def test_a_line_being_written_is_damaged_and_the_rest_stands(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(metrics_line(1)) + "\n" + json.dumps(metrics_line(2))[:40])
     metrics = read_metrics(path, 1)
@@ -104,7 +104,7 @@ def fields_of(metrics):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.lists(LINES, max_size=6), min_size=2, max_size=4), cut=st.integers(0, 20))
-def test_what_is_kept_and_what_was_appended_are_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
+def test_what_is_kept_and_appended_is_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
     folder = tmp_path_factory.mktemp("metrics")
     path = folder / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')

@@ -124,7 +124,7 @@ def test_a_record_of_a_log_is_json(tmp_path):
 
 
 @pytest.mark.parametrize(("every", "each_s"), [(1, 20.0), (1, 0.25), (10, 0.5)])
-def test_the_lines_times_of_day_tell_a_step_time_where_nothing_else_does(every, each_s):
+def test_times_of_day_give_a_step_time_where_nothing_else_does(every, each_s):
     lines = []
     for step in range(every, 400 * every, every):
         at = datetime.fromtimestamp(1.7e9 + int(step * each_s), UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -140,7 +140,7 @@ def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
     assert curve["tokens_per_s"].tolist() == [16 * 128 / 5] + [16 * 128] * 4
 
 
-def test_what_many_logs_have_alike_is_kept_once_and_nothing_of_a_record_changes(tmp_path, monkeypatch):
+def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch):
     """The numbers of their steps, the lines, marks and bars; of a record without its curves no learning rates."""
     for number in range(20):
         write_log(tmp_path / "logs" / f"exp{number}" / "train.log", dump(), iterations(1, 40, loss=9 - number / 7))

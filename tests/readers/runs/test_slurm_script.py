@@ -69,7 +69,7 @@ def test_what_only_a_shell_would_know_is_unknown(script):
     assert not list(script.parent.glob("executed*"))
 
 
-def test_it_is_weaker_than_the_log_and_fills_what_the_log_leaves_out(script, tmp_path):
+def test_it_is_weaker_than_the_log_and_fills_its_gaps(script, tmp_path):
     write_log(script.parent / "gpt2_perf_n16-12345.out", iterations(1, 20, batch=512))
     (run,) = gather_paths([str(script.parent)], tmp_path / "logs").runs
     record = run.record

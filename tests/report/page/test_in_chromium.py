@@ -177,7 +177,7 @@ def test_the_keyboard_sorts_filters_and_opens(browser, pages):
     assert browser.run("[...document.querySelectorAll('details.run')].filter((one) => one.open).length") == 1
 
 
-def test_all_that_can_be_used_is_reached_by_tab_and_shows_its_focus(browser, pages):
+def test_all_that_can_be_used_is_reached_by_tab_in_focus(browser, pages):
     browser.open(pages.usual)
     seen = set()
     for _ in range(300):
@@ -327,7 +327,7 @@ def read_end(browser, key: str, code: int) -> None:
     browser.press(key, code)
 
 
-def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, pages):
+def test_curves_are_chosen_and_read_by_pointer_and_keyboard(browser, pages):
     browser.open(pages.usual)
     assert browser.run(LABEL) == "Loss over steps of 3 runs", "one model's"
     choose(browser, GROUP, "124M parameters, sequence 1,024")
@@ -420,7 +420,7 @@ def test_a_chosen_run_of_three_steps_has_whole_steps_on_its_axis(browser, tmp_pa
     assert browser.run(f"{ticks}.map((one) => one.textContent)") == ["1", "2", "3"]
 
 
-def test_the_table_is_not_clipped_at_1280_and_all_columns_are_a_click_away(browser, pages):
+def test_the_table_fits_1280_and_all_columns_are_a_click_away(browser, pages):
     width = "(one => [one.scrollWidth, one.clientWidth])(document.querySelector('#runs .scroll'))"
     for page in (pages.usual, pages.long):
         browser.open(page, width=1280)

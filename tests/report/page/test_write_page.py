@@ -40,7 +40,7 @@ def test_a_folder_a_link_and_a_missing_folder_are_refused(tmp_path):
     assert failure.value.hint == f"make it: mkdir -p '{tmp_path}/a b'"
 
 
-def test_a_write_that_fails_leaves_the_page_before_it_and_nothing_beside(tmp_path):
+def test_a_write_that_fails_leaves_the_page_as_it_was(tmp_path):
     target = tmp_path / ("r" * 246 + ".html")  # so long that the file aside gets a name no system takes
     target.write_text(build_page([]), encoding="utf-8")
     before = target.read_bytes()

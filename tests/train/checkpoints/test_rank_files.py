@@ -32,7 +32,7 @@ def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_sums_are_the_files_and_a_view_is_written_without_what_it_is_of(tmp_path: Path, copied: bool) -> None:
+def test_sums_are_the_files_and_a_view_is_written_alone(tmp_path: Path, copied: bool) -> None:
     flat = torch.arange(1 << 20, dtype=torch.float32)
     files = RankFiles()
     files.put("a.pt", OrderedDict(part=flat[100:200], turned=flat[:6].view(2, 3).t()))
@@ -63,7 +63,7 @@ def test_a_view_without_gaps_is_written_from_where_it_lies() -> None:
     assert _compact(flat) is flat
 
 
-def test_pieces_are_planned_by_the_peers_and_over_no_group_of_the_device(tmp_path: Path) -> None:
+def test_pieces_are_planned_by_the_peers_over_no_device_group(tmp_path: Path) -> None:
     """There is none here."""
     files, weight = RankFiles(), torch.arange(6.0)
     put_sharded(files, "dcp", {"w": weight}, {"w": weight})

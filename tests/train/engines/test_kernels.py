@@ -208,7 +208,7 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
         ("2.11.0", True, "none", False),
     ],
 )
-def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
+def test_sequence_parallelism_is_not_compiled_by_a_wrong_torch(
     monkeypatch: pytest.MonkeyPatch, version: str, sequence_parallel: bool, mode: str, refused: bool
 ) -> None:
     engine = Engine(compile=mode, compile_backend="aot_eager", sequence_parallel=sequence_parallel)
@@ -222,7 +222,7 @@ def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
 
 
 @pytest.mark.parametrize(("version", "cp"), [("2.13.0", 2), ("2.11.0", 1), ("2.11.0", 2)])
-def test_parts_of_sequences_are_compiled_by_a_torch_that_was_tested(
+def test_parts_of_sequences_are_compiled_by_a_tested_torch(
     monkeypatch: pytest.MonkeyPatch, version: str, cp: int
 ) -> None:
     engine = Engine(compile="block", compile_backend="aot_eager")
