@@ -90,14 +90,7 @@ def add_checkpoint(run: RunFolder, step: int, damaged: bool = False) -> Path:
 
 # Settings of a run that offloads to NVMe, whose checkpoints no engine takes up.
 NVME = {
-    "engine__name": "deepspeed-zero",
-    "engine__zero_stage": 3,
-    "engine__offload": "full",
-    "engine__offload_path": "/nvme",
-    "layout__gpus": 2,
-    "layout__tp": None,
-    "layout__pp": None,
-    "layout__micro_batch": 2,
-    "layout__micro_batches": None,
-    "layout__global_batch": 8,
-}
+    "engine__name": "deepspeed-zero", "engine__zero_stage": 3, "engine__offload": "full",
+    "engine__offload_path": "/nvme", "layout__gpus": 2, "layout__tp": None, "layout__pp": None,
+    "layout__micro_batch": 2, "layout__micro_batches": None, "layout__global_batch": 8,
+}  # fmt: skip

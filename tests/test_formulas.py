@@ -157,17 +157,9 @@ def test_of_any_shape_it_is_passes_over_matrices_and_attention(name):
     for recompute, flops in per_token.items():
         expected = (shape.layers * flops + 6 * shape.hidden * shape.padded_vocab) * shape.seq * 4 / (8 * 1.5e12)
         found = tflops_hardware(
-            layers=shape.layers,
-            hidden=shape.hidden,
-            seq=shape.seq,
-            vocab=shape.padded_vocab,
-            global_batch=4,
-            gpus=8,
-            step_s=1.5,
-            recompute=recompute,
-            layer_weights=shape.layer_weights,
-            attention_width=shape.query_width,
-        )
+            layers=shape.layers, hidden=shape.hidden, seq=shape.seq, vocab=shape.padded_vocab, global_batch=4, gpus=8,
+            step_s=1.5, recompute=recompute, layer_weights=shape.layer_weights, attention_width=shape.query_width,
+        )  # fmt: skip
         assert found == pytest.approx(expected)
 
 

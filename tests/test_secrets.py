@@ -8,27 +8,11 @@ from hpc_gpt.secrets import hide_secrets, hide_values, is_secret, without_secret
 @pytest.mark.parametrize(
     "key",
     [
-        "password",
-        "DB_PASSWORD",
-        "hf_token",
-        "HF_TOKEN",
-        "hubToken",
-        "push_to_hub_token",
-        "wandb_api_key",
-        "api-key",
-        "AWS_SECRET_ACCESS_KEY",
-        "authToken",
-        "WANDBKey",
-        "train.hub_token",
-        "credentials",
-        "passphrase",
-        "PGPASSWORD",
-        "dbpasswd",
-        "MYSQL_PWD",
-        "X-Amz-Signature",
-        "token",
+        "password", "DB_PASSWORD", "hf_token", "HF_TOKEN", "hubToken", "push_to_hub_token", "wandb_api_key", "api-key",
+        "AWS_SECRET_ACCESS_KEY", "authToken", "WANDBKey", "train.hub_token", "credentials", "passphrase", "PGPASSWORD",
+        "dbpasswd", "MYSQL_PWD", "X-Amz-Signature", "token",
     ],
-)
+)  # fmt: skip
 def test_a_key_that_names_a_secret_is_one(key):
     assert is_secret(key, "abc")
 
@@ -36,24 +20,11 @@ def test_a_key_that_names_a_secret_is_one(key):
 @pytest.mark.parametrize(
     "key",
     [
-        "tokens",
-        "tokenizer_model",
-        "eos_token",
-        "pad_token_id",
-        "train_tokens",
-        "tokens_per_s",
-        "moe_token_dispatcher_type",
-        "json_keys",
-        "kv_channels",
-        "monkey",
-        "text_key",
-        "loss_per_token",
-        "wandb_project",
-        "PWD",
-        "OLDPWD",
-        "lr",
+        "tokens", "tokenizer_model", "eos_token", "pad_token_id", "train_tokens", "tokens_per_s",
+        "moe_token_dispatcher_type", "json_keys", "kv_channels", "monkey", "text_key", "loss_per_token",
+        "wandb_project", "PWD", "OLDPWD", "lr",
     ],
-)
+)  # fmt: skip
 def test_a_key_that_only_sounds_like_one_is_not(key):
     assert not is_secret(key, "abc")
 
@@ -122,9 +93,7 @@ def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):
 def test_a_secret_by_its_value_alone_is_cut_out_line_by_line():
     environment = {
         "DEPLOY": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
-        "UPSTREAM": "http://me:opensesame@proxy:3128",
-        "PASSWORD": "short",
-        "HOME": "/home/someone",
-    }
+        "UPSTREAM": "http://me:opensesame@proxy:3128", "PASSWORD": "short", "HOME": "/home/someone",
+    }  # fmt: skip
     said = hide_values("b3BlbnNzaC1rZXk via http://me:opensesame@proxy:3128 short /home/someone", environment)
     assert said == "[removed] via [removed] short /home/someone"

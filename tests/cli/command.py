@@ -25,15 +25,10 @@ class Done:
 def hpc_gpt(*arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Done:
     """`python -m hpc_gpt ARGUMENTS`; HPC_GPT_* are the test's own."""
     done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        [sys.executable, "-m", "hpc_gpt", *map(str, arguments)], cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -68,21 +63,8 @@ def without_slurm(tmp_path: Path) -> dict[str, str]:
     tools = tmp_path / "bin"
     tools.mkdir(exist_ok=True)
     for name in (
-        "bash",
-        "git",
-        "uname",
-        "nproc",
-        "mkdir",
-        "cat",
-        "ln",
-        "rm",
-        "cmp",
-        "date",
-        "env",
-        "sed",
-        "tail",
-        "stat",
-    ):
+        "bash", "git", "uname", "nproc", "mkdir", "cat", "ln", "rm", "cmp", "date", "env", "sed", "tail", "stat",
+    ):  # fmt: skip
         for folder in ("/bin", "/usr/bin"):
             if (Path(folder) / name).exists() and not (tools / name).exists():
                 (tools / name).symlink_to(Path(folder) / name)

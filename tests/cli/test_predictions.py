@@ -290,15 +290,12 @@ def test_no_prediction_leaves_no_file():
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "[]",
-        "{",
-        '{"memory_gib": 3, "step": []}',
+        "", "[]", "{", '{"memory_gib": 3, "step": []}',
         '{"memory_gib": {"stages": [{"allocated": NaN}, 3]}, "step": {"step_s": "1"}}',
         '{"memory_gib": {"stages": [{"allocated": -1}]}, "step": {"step_s": true}}',
         '{"memory_gib": {"stages": {"allocated": 1}}, "step": {"step_s": 1e999}}',
     ],
-)
+)  # fmt: skip
 def test_a_damaged_prediction_is_none(text):
     run = run_with_prediction("local")
     (run.path / PREDICTED).write_text(text)

@@ -134,14 +134,9 @@ def test_flat_gradients_are_averaged_where_they_lie(found: Found, count: int) ->
 
 # Over tp; what is not here is whole on every tp rank. Of that all ranks of dp hold their rows.
 SPLIT = {
-    "embedding.weight": 0,
-    "attention.qkv.weight": 0,
-    "attention.qkv.bias": 0,
-    "attention.projection.weight": 1,
-    "feed_forward.up.weight": 0,
-    "feed_forward.up.bias": 0,
-    "feed_forward.down.weight": 1,
-}
+    "embedding.weight": 0, "attention.qkv.weight": 0, "attention.qkv.bias": 0, "attention.projection.weight": 1,
+    "feed_forward.up.weight": 0, "feed_forward.up.bias": 0, "feed_forward.down.weight": 1,
+}  # fmt: skip
 
 
 def test_parameters_and_gradients_are_dtensors_placed_as_split(found: Found) -> None:

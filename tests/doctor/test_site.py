@@ -54,11 +54,8 @@ def test_a_profile_with_all_that_slurm_says(tmp_path):
     assert chosen is GPU, "the default partition has no GPUs"
     profile = loaded(tmp_path, profile_text(found, chosen))
     assert (profile.device, profile.gpus_per_node, profile.gpu_type, profile.cpus_per_node) == (
-        "a100-80g",
-        8,
-        "a100",
-        128,
-    )
+        "a100-80g", 8, "a100", 128,
+    )  # fmt: skip
     assert (profile.partition, profile.account, profile.qos) == ("gpu", "abc@a100", "gpu_normal")
     assert profile.constraint in ("a100", "a100_80gb"), "which the partition's V100 nodes do not have"
     assert (profile.time, profile.chain, profile.gpu_flag) == ("01:00:00", "requeue", "gres")

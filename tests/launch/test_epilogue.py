@@ -97,14 +97,9 @@ def end(tmp_path: Path):
         }  # fmt: skip
         (run / "resolved.json").write_text(resolved.to_json())
         done = subprocess.run(
-            ["bash", "-c", part_of(render_script(resolved))],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+            ["bash", "-c", part_of(render_script(resolved))], env=environment, cwd=tmp_path, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
         said = calls.read_text().splitlines() if calls.exists() else []
         changes = [line for line in said if " show " not in line and "--test-only" not in line]
         told = Path(f"{calls}.python")

@@ -142,11 +142,9 @@ def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
     (folder := tmp_path / "original" / "bin").mkdir(parents=True)
     (folder / "python").symlink_to(sys.executable)
     bodies = {
-        "torchrun": "#!/gone/env/bin/python3.11",
-        "pack": "#!/usr/bin/env python",
-        "of-the-system": "#!/usr/bin/python3",
-        "below-usr": "#!/usr/local/envs/gpt/bin/python3",
-    }
+        "torchrun": "#!/gone/env/bin/python3.11", "pack": "#!/usr/bin/env python",
+        "of-the-system": "#!/usr/bin/python3", "below-usr": "#!/usr/local/envs/gpt/bin/python3",
+    }  # fmt: skip
     for name, shebang in bodies.items():
         (folder / name).write_text(f"{shebang}\nprint(1)\n")
         (folder / name).chmod(0o755)

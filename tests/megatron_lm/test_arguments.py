@@ -117,14 +117,10 @@ def test_a_mixture_is_a_weight_and_a_prefix_for_each_source():
 
 
 @given(
-    tp=st.sampled_from([1, 2, 4, 8]),
-    pp=st.sampled_from([1, 2, 4]),
-    dp=st.integers(1, 4),
-    vocab=st.integers(300, 60000),
-    multiple=st.sampled_from([8, 64, 128]),
-    micro=st.integers(1, 4),
+    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), dp=st.integers(1, 4),
+    vocab=st.integers(300, 60000), multiple=st.sampled_from([8, 64, 128]), micro=st.integers(1, 4),
     count=st.integers(1, 6),
-)
+)  # fmt: skip
 def test_layout_batch_and_rows_are_the_runs_own(tp, pp, dp, vocab, multiple, micro, count):
     model = Model(hidden=64, layers=4, heads=8, vocab=vocab, seq=128, vocab_multiple=multiple)
     layout = {"tp": tp, "pp": pp, "dp": dp, "gpus": tp * pp * dp, "micro_batch": micro, "micro_batches": count}

@@ -73,15 +73,12 @@ def _layers(engine: Engine, data: Data = Data()) -> Resolved:  # noqa: B008
     """Sequences so long that what layers keep, with masks of documents a tenth, is all but 2 % of what is held."""
     return resolve(
         Experiment(
-            name="held",
-            model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512),
-            data=data,
-            engine=engine,
+            name="held", model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512), data=data, engine=engine,
             layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=4, micro_batches=2),
             train=Train(steps=3, dtype="fp32", eval_every=1, eval_batches=2),
         ),
         ClusterProfile(name="test", scheduler="local", gpus_per_node=1),
-    )
+    )  # fmt: skip
 
 
 CASES = {

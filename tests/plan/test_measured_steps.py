@@ -41,12 +41,8 @@ def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
     training = entry.training
     assert entry.id == "20261120-gpt2"
     assert (training.tp, training.pp, training.dp, training.engine, training.micro_batches) == (
-        4,
-        4,
-        1,
-        "deepspeed-3d",
-        4,
-    )
+        4, 4, 1, "deepspeed-3d", 4,
+    )  # fmt: skip
     assert entry.step_s == 1.4
     assert entry.machine.gpus_per_node == 4
 

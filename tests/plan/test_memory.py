@@ -23,15 +23,9 @@ from tests.plan.published.programs import PROGRAMS
 GIB = 2.0**30
 # Megatron-DeepSpeed's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
 MEGATRON_18B = Training(
-    ModelShape(6144, 40, 32, vocab=50688, seq=1024),
-    tp=4,
-    pp=4,
-    micro_batches=4,
-    recompute="full",
-    dtype="fp16",
-    engine="megatron-lm",
-    program_states=PROGRAMS["megatron-2021-fp16"],
-)
+    ModelShape(6144, 40, 32, vocab=50688, seq=1024), tp=4, pp=4, micro_batches=4, recompute="full", dtype="fp16",
+    engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"],
+)  # fmt: skip
 
 
 def peak(training: Training) -> float:
@@ -340,16 +334,9 @@ def test_a_published_stage() -> None:
 # what one micro-batch more in flight holds: 0.266, four layers' inputs and a quarter of the output; Megatron's by
 # 0.314, five.
 MEGATRON_52B = Training(
-    ModelShape(8192, 64, 32, vocab=50688, seq=1024),
-    tp=4,
-    pp=16,
-    micro_batch=4,
-    micro_batches=256,
-    recompute="full",
-    dtype="fp16",
-    engine="deepspeed-3d",
-    program_states=PROGRAMS["deepspeed-fp16"],
-)
+    ModelShape(8192, 64, 32, vocab=50688, seq=1024), tp=4, pp=16, micro_batch=4, micro_batches=256, recompute="full",
+    dtype="fp16", engine="deepspeed-3d", program_states=PROGRAMS["deepspeed-fp16"],
+)  # fmt: skip
 
 
 def test_the_published_stages_of_a_pipeline() -> None:
@@ -502,15 +489,9 @@ def test_13_billion_parameters_fit_one_gpu_and_its_host() -> None:
     """41 layers of 5120 with half of the optimizer's states on the host: 139 GiB on the GPU, 119 GiB there."""
     shape = ModelShape(5120, 41, 40, vocab=50304, seq=1024)
     training = Training(
-        shape,
-        engine="deepspeed-zero",
-        zero_stage=3,
-        offload="optimizer",
-        offload_ratio=0.5,
-        micro_batch=4,
-        recompute="full",
-        flash=True,
-    )
+        shape, engine="deepspeed-zero", zero_stage=3, offload="optimizer", offload_ratio=0.5, micro_batch=4,
+        recompute="full", flash=True,
+    )  # fmt: skip
     [stage] = predict_memory(training).stages
     assert stage_params(training, 0) > 13.0e9
     assert stage.nvidia_smi < 139

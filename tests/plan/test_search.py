@@ -42,11 +42,9 @@ def machine(memory_gib=40.0, host_memory_gib=None):
 
 def experiment(gpus=8, hidden=1024, layers=6, heads=8, batch=12, dtype="bf16", **engine):
     return Experiment(
-        model=Model(hidden=hidden, layers=layers, heads=heads, vocab=50257, seq=1024),
-        engine=Engine(**engine),
-        layout=LayoutRequest(gpus=gpus, global_batch=batch),
-        train=Train(dtype=dtype),
-    )
+        model=Model(hidden=hidden, layers=layers, heads=heads, vocab=50257, seq=1024), engine=Engine(**engine),
+        layout=LayoutRequest(gpus=gpus, global_batch=batch), train=Train(dtype=dtype),
+    )  # fmt: skip
 
 
 def with_layout(asked, run):
@@ -174,13 +172,9 @@ def test_nothing_that_fits_was_left_out_unasked(question):
 
 
 @given(
-    gpus=st.sampled_from([1, 2, 3, 4, 8, 12, 20]),
-    layers=st.integers(1, 9),
-    heads=st.sampled_from([1, 2, 3, 5, 6, 8]),
-    batch=st.integers(1, 60),
-    dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
-    gib=st.floats(1.5, 40),
-)
+    gpus=st.sampled_from([1, 2, 3, 4, 8, 12, 20]), layers=st.integers(1, 9), heads=st.sampled_from([1, 2, 3, 5, 6, 8]),
+    batch=st.integers(1, 60), dtype=st.sampled_from(["fp32", "fp16", "bf16"]), gib=st.floats(1.5, 40),
+)  # fmt: skip
 @settings(max_examples=30)
 def test_every_candidate_runs_whatever_the_model(gpus, layers, heads, batch, dtype, gib):
     asked = experiment(gpus=gpus, layers=layers, heads=heads, hidden=240 * heads, batch=batch, dtype=dtype)

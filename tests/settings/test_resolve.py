@@ -145,18 +145,11 @@ sizes = st.none() | st.integers(1, 9)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 @given(
     asked=st.builds(
-        LayoutRequest,
-        gpus=st.none() | st.integers(1, 64),
-        nodes=sizes,
-        tp=sizes,
-        pp=sizes,
-        dp=sizes,
-        micro_batch=sizes,
-        micro_batches=sizes,
-        global_batch=st.none() | st.integers(1, 64),
+        LayoutRequest, gpus=st.none() | st.integers(1, 64), nodes=sizes, tp=sizes, pp=sizes, dp=sizes,
+        micro_batch=sizes, micro_batches=sizes, global_batch=st.none() | st.integers(1, 64),
     ),
     per_node=st.integers(1, 8),
-)
+)  # fmt: skip
 def test_whatever_is_asked_is_settled_or_refused_with_a_hint(asked, per_node):
     shape = Model(hidden=96, layers=6, heads=12)
     try:

@@ -34,13 +34,10 @@ def settings(tokens: Path, layout: Mapping[str, int], engine: Engine | None = No
     """A tiny GPT on real text: 2 layers, hidden 32, 4 heads, windows of 32 bytes."""
     train = {"dtype": "fp32", "lr": 1e-3, "log_every": 1, "seed": 5, **train}
     experiment = Experiment(
-        name="tiny",
-        model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
-        data=Data(source="tokens", path=str(tokens)),
-        engine=engine or Engine(),
-        layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}),
-        train=Train(**train),
-    )
+        name="tiny", model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
+        data=Data(source="tokens", path=str(tokens)), engine=engine or Engine(),
+        layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}), train=Train(**train),
+    )  # fmt: skip
     return resolve(experiment, LOCAL)
 
 
@@ -147,13 +144,9 @@ def train_alone(run: RunFolder, *options: str, **environment: str) -> subprocess
     own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "HPC_GPT_RUN": str(run.path)}
     own["HPC_GPT_ATTEMPT"] = str(run.new_attempt().number)
     return subprocess.run(
-        [sys.executable, *options, "-m", "hpc_gpt.train"],
-        env=os.environ | own | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+        [sys.executable, *options, "-m", "hpc_gpt.train"], env=os.environ | own | environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
 
 
 def lines(run: RunFolder) -> list[dict[str, Any]]:

@@ -224,12 +224,10 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
 def gpt2(engine: Engine, mode: Any = None) -> Resolved:
     """GPT-124M in bf16, micro-batch 8."""
     experiment = Experiment(
-        name="memory",
-        model=Model(preset="gpt2", seq=1024),
-        engine=engine,
+        name="memory", model=Model(preset="gpt2", seq=1024), engine=engine,
         layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=8, micro_batches=1),
         train=Train(steps=10, dtype="bf16", optimizer_mode=mode),
-    )
+    )  # fmt: skip
     return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
 
 

@@ -44,10 +44,7 @@ LLAMA: dict[str, Any] = {
     "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_scaling": {
-        "factor": 8.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
         "rope_type": "llama3",
     },
     "rope_theta": 500000.0,
@@ -56,7 +53,7 @@ LLAMA: dict[str, Any] = {
     "transformers_version": "4.43.0.dev0",
     "use_cache": True,
     "vocab_size": 128256,
-}
+}  # fmt: skip
 LLAMA3 = LLAMA["rope_scaling"]
 
 

@@ -9,14 +9,9 @@ from hpc_gpt.readers.part_failures import one_a_line
 from tests.readers.reading import read_lines, specimen_of
 
 OURS = {
-    "collectives",
-    "gpu_faults",
-    "launchers",
-    "memory_exhausted",
-    "python_exceptions",
-    "slurm_words",
+    "collectives", "gpu_faults", "launchers", "memory_exhausted", "python_exceptions", "slurm_words",
     "training_stopped",
-}
+}  # fmt: skip
 
 
 def test_every_pattern_matches_a_line_of_its_specimen() -> None:

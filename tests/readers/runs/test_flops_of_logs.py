@@ -216,17 +216,11 @@ WHOLE = 22 * (2048 * 64 * (32 + 4 + 4 + 32) + 3 * 2048 * 5632 + 2 * 2048) + 2048
 def trainer_of(kind, trained, *more):
     lines = [line % kind if "%s" in line else line for line in CONFIG]
     return run_of(
-        lines,
-        "***** Running training *****",
-        "  Num examples = 4,096",
-        "  Instantaneous batch size per device = 4",
-        "  Total train batch size (w. parallel, distributed & accumulation) = 32",
-        "  Gradient Accumulation steps = 1",
-        "  Total optimization steps = 128",
-        f"  Number of trainable parameters = {trained:,}",
-        *more,
+        lines, "***** Running training *****", "  Num examples = 4,096", "  Instantaneous batch size per device = 4",
+        "  Total train batch size (w. parallel, distributed & accumulation) = 32", "  Gradient Accumulation steps = 1",
+        "  Total optimization steps = 128", f"  Number of trainable parameters = {trained:,}", *more,
         *(f"{{'loss': {5 - step / 100}, 'learning_rate': 1e-05, 'epoch': {step / 128:.4f}}}" for step in range(1, 9)),
-    ).record
+    ).record  # fmt: skip
 
 
 @pytest.mark.parametrize("trained", [WHOLE, WHOLE // 8, 4_505_600])
@@ -283,14 +277,11 @@ def test_rates_of_one_gpu_of_other_programs():
         line
         for step in range(1, 9)
         for line in (
-            f"[step={step}/2500,epoch=1,eta=1h12m]",
-            f"    train/CE loss=10.{20 - step}",
-            "    throughput/device/TPS=11,628",
-            "    throughput/device/TPS (actual avg)=9,628",
-            "    throughput/device/MFU=41.27",
-            "    throughput/device/flopsPS=408.1T",
+            f"[step={step}/2500,epoch=1,eta=1h12m]", f"    train/CE loss=10.{20 - step}",
+            "    throughput/device/TPS=11,628", "    throughput/device/TPS (actual avg)=9,628",
+            "    throughput/device/MFU=41.27", "    throughput/device/flopsPS=408.1T",
         )
-    ]
+    ]  # fmt: skip
     record = run_of(olmo).record
     assert (record.tokens_per_s_gpu, record.tflops_printed) == (11628, 408.1)
     assert record.mfu_printed == pytest.approx(0.4127)
@@ -329,13 +320,9 @@ def test_shapes_of_other_programs_configurations():
     tag = "06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:         "
     nanotron = [tag + "model_config=LlamaConfig(bos_token_id=1,"]
     names = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
         "vocab_size",
-    )
+    )  # fmt: skip
     nanotron += [f"{tag} {name}={value}," for name, value in zip(names, sizes.values(), strict=True)]
     nanotron += [f"{tag} tie_word_embeddings=False,"]
     yaml = ("hidden_size", "num_layers", "num_attention_heads", "num_query_groups", "ffn_hidden_size")

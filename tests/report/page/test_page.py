@@ -117,11 +117,9 @@ def test_no_secret_and_no_setting_is_on_the_page():
     secret = "hf_" + "Ab3" * 10
     record = megatron(
         settings={"environment": {"PLAIN_WORD": "swordfish"}},
-        cause=f"401 for https://me:{secret}@hub/x with api_key={secret}",
-        flags=[f"token {secret}"],
-        attempts=[{"attempt": 1, "cause": secret}, {"attempt": 2}],
-        sources={"tp": f"out:{secret}"},
-    )
+        cause=f"401 for https://me:{secret}@hub/x with api_key={secret}", flags=[f"token {secret}"],
+        attempts=[{"attempt": 1, "cause": secret}, {"attempt": 2}], sources={"tp": f"out:{secret}"},
+    )  # fmt: skip
     page = build_page([RunRead(record, failures=[Failure("error", f"password={secret}", Place("a", 1))])])
     assert secret not in page
     assert "swordfish" not in page

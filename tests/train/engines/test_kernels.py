@@ -54,17 +54,10 @@ def compiled(mode: Any, techniques: Techniques, backend: str = "aot_eager") -> t
         Techniques(tiles=2, recompute="full", activation_offload=True, loss_chunks=3),
     ],
     ids=[
-        "plain",
-        "one pass",
-        "one pass in chunks",
-        "bias gradients",
-        "selective",
-        "full",
-        "offload",
-        "chunks",
+        "plain", "one pass", "one pass in chunks", "bias gradients", "selective", "full", "offload", "chunks",
         "together",
     ],
-)
+)  # fmt: skip
 def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
     again, found = compiled(mode, techniques)
