@@ -79,8 +79,7 @@ def add_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> At
 
 def add_checkpoint(run: RunFolder, step: int, damaged: bool = False) -> Path:
     """A checkpoint of one file, complete; its file cut off if it is to be `damaged`."""
-    place = run.checkpoints / f"step-{step:08d}"
-    place.mkdir(parents=True)
+    (place := run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
     weights = b"weights" * 100
     files = {"weights": {"bytes": len(weights), "crc32": zlib.crc32(weights)}}
     (place / "weights").write_bytes(weights[: 300 if damaged else None])

@@ -84,8 +84,7 @@ def test_what_a_run_wrote_is_read_as_it_was(run: RunFolder) -> None:
 
 
 def test_a_byte_order_mark_is_no_part_of_a_toml_file(tmp_path):
-    file = tmp_path / "a.toml"
-    file.write_text('name = "é"\n', encoding="utf-8-sig")
+    (file := tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8-sig")
     assert file.read_bytes().startswith(b"\xef\xbb\xbf")
     assert read_toml(file) == {"name": "é"}
 

@@ -122,8 +122,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
         add_checkpoint(run, 10)
         add_checkpoint(run, 20)
     one, other = (run.path for run in runs)
-    tiny = logs.parent / "tiny.toml"
-    tiny.write_text(TINY)
+    (tiny := logs.parent / "tiny.toml").write_text(TINY)
     grid = ("submit", tiny, "--grid", "train.lr=1e-4,1.0", "--grid", "train.min_lr=0.0,0.5", "--skip-unfit")
     plan = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
     lines: list[tuple[Any, ...]] = [

@@ -27,16 +27,13 @@ def saved(*steps: int, ended: str | None = "done", **settings: object) -> RunFol
 
 def settings_of(*words: str) -> Resolved:
     """The settings that a dry run would submit."""
-    done = in_process("submit", *words, "--dry-run", "--script")
-    assert done.code == 0, done.stderr
-    text = done.stdout.partition("# --- settings: ")[2]
+    text = in_process("submit", *words, "--dry-run", "--script", code=0).stdout.partition("# --- settings: ")[2]
     return Resolved.from_json(text[text.index("\n{") : text.index("\n}\n") + 3])
 
 
 def test_both_schedules_are_printed_first():
     run = saved(4, 8, 20, **WSD)
-    done = in_process("submit", "--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run", code=0)
     up = "up to 0.001 in 2 steps, constant to step"
     assert done.stderr.splitlines()[:2] == [
         f"schedule of run {run.run_id}: wsd over 20 steps: {up} 16, then linear to 0 in the last 4; 0.001 in step 9",
@@ -50,8 +47,7 @@ def test_both_schedules_are_printed_first():
 
 def test_without_a_step_the_newest_checkpoint_is_meant():
     run = saved(4, 8, ended=None, **WSD)
-    done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12", code=0)
     assert f"branches from {run.run_id} after step 8, as " in done.stderr
 
 
@@ -135,8 +131,7 @@ def test_no_such_run_and_runs_whose_checkpoints_are_a_programs(tmp_path):
     program = unsubmitted_run(experiment=str(tmp_path / "own.toml"))
     megatron = unsubmitted_run(engine__name="megatron-lm", layout__pp=1)
     for run, name in ((program, "command"), (megatron, "megatron-lm")):
-        done = in_process("submit", "--branch", f"{run.run_id}@8")
-        assert done.code == 2
+        done = in_process("submit", "--branch", f"{run.run_id}@8", code=2)
         assert error_of(done)[0].startswith(f"run {run.run_id} is of engine {name}: its checkpoints are its program's")
 
 
@@ -144,8 +139,7 @@ def test_a_longer_wsd_resumes_if_no_trained_rate_changes():
     run = saved(8, 16, ended="stopped", **WSD)
     found = settings_of("--resume", run.run_id, "--until", "steps=40")
     assert (found.train.steps, found.train.decay_steps) == (40, 4)
-    done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
-    assert "rate differs" not in done.stderr
+    assert "rate differs" not in in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run").stderr
 
 
 def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
@@ -212,8 +206,7 @@ def test_a_stream_that_would_be_read_otherwise_is_refused(tmp_path):
     )
     for words in asked:
         stored.write_text(json.dumps(place))  # as earlier versions wrote it, which read a.json as text
-        done = in_process("submit", *words)
-        assert done.code == 2
+        done = in_process("submit", *words, code=2)
         assert "1 file of" in error_of(done)[0]
         assert "as a.json, would be read otherwise" in error_of(done)[0]
         stored.write_text(json.dumps({**place, "by_content": True}))

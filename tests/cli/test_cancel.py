@@ -70,8 +70,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 @pytest.mark.parametrize("again", [resume_run, resume_elsewhere])
 def test_a_run_whose_job_is_still_there_is_not_started_twice(monkeypatch, state, again):
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    (run := unsubmitted_run("generic-slurm")).add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     monkeypatch.setattr("hpc_gpt.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
     with pytest.raises(RunFolderError, match=f"is {state.lower()}") as refusal:
         again(run)

@@ -28,8 +28,7 @@ def running(waiting_process, made_run: RunFolder) -> RunFolder:
 
 @pytest.mark.parametrize("verb", ["stop", "save"])
 def test_a_running_run_is_asked_by_a_file(running, verb):
-    done = hpc_gpt(verb, running.run_id)
-    assert done.code == 0, done.stderr
+    done = hpc_gpt(verb, running.run_id, code=0)
     assert done.stdout.startswith(
         f"{running.run_id}: asked to save after this step and" if verb == "stop" else f"{running.run_id}: asked"
     )
@@ -81,8 +80,7 @@ def test_an_ended_run_is_refused_with_a_word(made_run, ended):
 
 
 def test_a_local_run_has_no_queue_to_go_back_to(running):
-    done = in_process("requeue", running.run_id)
-    assert done.code == 1
+    done = in_process("requeue", running.run_id, code=1)
     assert 'chain = "none" in profile local' in done.stderr
     assert "submit --resume" in done.stderr
 
@@ -114,8 +112,7 @@ def test_without_slurm_the_request_is_left_all_the_same(own_folders, tmp_path):
     """Where only the shared disk reaches: no squeue here, and nobody to ask."""
     run = _open(unsubmitted_run("generic-slurm"))
     for verb in VERBS:
-        done = in_process(verb, run.run_id, environment=without_slurm(tmp_path))
-        assert done.code == 0, done.stderr
+        done = in_process(verb, run.run_id, environment=without_slurm(tmp_path), code=0)
         assert "Slurm does not answer" in done.stdout
     assert {request.verb for request in open_requests(run.attempts()[0])} == set(VERBS)
 
@@ -129,9 +126,7 @@ def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_p
     squeue.write_text("#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
-    done = in_process("stop", run.run_id)
-    assert done.code == 0, done.stderr
-    assert "hpc-gpt cancel" in done.stdout
+    assert "hpc-gpt cancel" in in_process("stop", run.run_id, code=0).stdout
     assert sorted(path.name for path in run.path.glob("stop.*")) == ["stop.4711", "stop.4712"]
     for verb in ("save", "requeue"):
         done = in_process(verb, run.run_id)
@@ -142,8 +137,7 @@ def test_of_several_runs_those_that_can_are_asked(running):
     other = unsubmitted_run()
     other.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
     add_attempt(other, [], ended="done", job_id="7")
-    done = in_process("stop", running.run_id, other.run_id)
-    assert done.code == 0
+    done = in_process("stop", running.run_id, other.run_id, code=0)
     assert "asked to" in done.stdout
     assert "it ended as done" in done.stderr
 
@@ -193,8 +187,7 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
 def test_a_save_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
     (asked,) = ask_runs([running], "save")
     if saved is not None:
-        folder = running.checkpoints / f"step-{saved:08d}"
-        folder.mkdir(parents=True)
+        (folder := running.checkpoints / f"step-{saved:08d}").mkdir(parents=True)
         (folder / "complete.json").write_text(json.dumps({"step": saved}))
     running.attempts()[0].write_ended("done", None, 9)
     assert await_answer(asked) == (happened, words)

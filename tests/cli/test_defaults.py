@@ -156,13 +156,11 @@ def test_a_smoke_run_is_here_wherever_the_users_cluster_is():
 
 def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     def write(prepared, logs, parent):
-        run = submission.write_run(prepared, logs, {})
-        run.add_submission({"scheduler": "local", "job_id": None})
+        (run := submission.write_run(prepared, logs, {})).add_submission({"scheduler": "local", "job_id": None})
         return submission.SubmittedRun(run, "local", "7")
 
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
-    done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", code=0)
     dry = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", "--dry-run", "--script")
     about_data = [line for line in done.stderr.splitlines() if line.startswith(("data: ", "note: the data have "))]
     assert len(about_data) == 2
@@ -170,5 +168,4 @@ def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     (run,) = Path(os.environ["HPC_GPT_LOGS"]).glob("2x64/*/")
     assert (run / "experiment.toml").read_text().startswith("# No EXPERIMENT was named: the defaults")
     assert load_experiment(str(run / "experiment.toml")).model.hidden == 64
-    verified = in_process("verify", run, "--json")
-    assert "there is no file" in json.loads(verified.stdout)["not_checked"]["experiment"]
+    assert "there is no file" in json.loads(in_process("verify", run, "--json").stdout)["not_checked"]["experiment"]

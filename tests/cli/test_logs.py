@@ -251,8 +251,7 @@ def test_logs_f_of_a_folder_that_was_moved_says_so(made_run, scheduler_says):
 
 
 def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
-    done = hpc_gpt("logs", made_run.run_id, "-f")
-    assert done.code == 5
+    done = hpc_gpt("logs", made_run.run_id, "-f", code=5)
     assert error_of(done) == (
         f"run {made_run.run_id} ended without a log",
         f"hpc-gpt status {made_run.run_id} says how",

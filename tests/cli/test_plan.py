@@ -21,8 +21,7 @@ def test_it_is_the_first_verb():
 
 
 def test_a_short_table_best_first_and_the_next_command():
-    done = in_process("plan", *PUBLISHED_RUN)
-    assert done.code == 0, done.stderr
+    done = in_process("plan", *PUBLISHED_RUN, code=0)
     head, empty, headings, first, *rest = done.stdout.splitlines()
     assert head.startswith("48b (52.0e9 parameters) on 64 v100-32g (")
     assert "global batch 1024 x 1024 tokens, fp16" in head
@@ -78,8 +77,7 @@ def test_constants_are_the_profiles_or_a_named_others():
     assert slow["candidates"][0]["figures"]["step_s"] > 1.2 * usual["candidates"][0]["figures"]["step_s"]
     named = planned(*PUBLISHED_RUN, "--calibration", "mine")
     assert named["candidates"] == slow["candidates"]
-    done = in_process("plan", *PUBLISHED_RUN, "--calibration", "jean-zay-v100-16g")
-    assert done.code == 2
+    done = in_process("plan", *PUBLISHED_RUN, "--calibration", "jean-zay-v100-16g", code=2)
     assert error_of(done)[0] == "profile jean-zay-v100-16g has no [calibration]"
 
 
@@ -142,8 +140,7 @@ def test_an_experiment_gives_model_batch_and_engine_not_layout():
 
 
 def test_why_explains_one_layout_with_its_arithmetic():
-    done = in_process("plan", *PUBLISHED_RUN, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full")
-    assert done.code == 0, done.stderr
+    done = in_process("plan", *PUBLISHED_RUN, "--why", "tp4-pp16-dp1", "--mbs", "4", "--recompute", "full", code=0)
     text = done.stdout
     assert text.startswith("tp4-pp16-dp1 on 64 v100-32g, engine deepspeed-3d, ZeRO-1, recompute full")
     assert "tp 4 x pp 16 x dp 1 = 64" in text
@@ -251,8 +248,7 @@ def test_layers_of_llama_405b_are_split_over_16_stages():
 
 
 def test_why_explains_a_layout_that_does_not_fit():
-    done = in_process("plan", "--model", "48b", "--gpus", "28", "--why", "tp4-pp7-dp1", *JEAN_ZAY)
-    assert done.code == 0
+    done = in_process("plan", "--model", "48b", "--gpus", "28", "--why", "tp4-pp7-dp1", *JEAN_ZAY, code=0)
     assert "does not fit: " in done.stdout
     assert "time of a step" not in done.stdout
     assert not done.stderr
@@ -272,8 +268,7 @@ def test_a_terminal_gets_lines_that_fit_it(columns, more):
 
 
 def test_bars_are_ascii_where_nothing_else_can_be_shown():
-    done = hpc_gpt("plan", *PUBLISHED_RUN, environment={"PYTHONIOENCODING": "ascii"})
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("plan", *PUBLISHED_RUN, environment={"PYTHONIOENCODING": "ascii"}, code=0)
     assert done.stdout.isascii()
     assert "###" in done.stdout
 
@@ -340,10 +335,8 @@ def test_a_hosts_memory_that_is_not_known_is_no_reason_to_submit():
     explained = in_process("plan", *asked, "mine", "--why", need[1])
     assert "next: " not in explained.stderr
     assert f"host must hold {need[2]} GiB" in explained.stdout
-    known = in_process("plan", *asked, own_profile(host_memory_gib=500))
-    assert "engine.offload=full" in known.stderr
-    short = in_process("plan", *asked, "jean-zay-v100-16g")
-    assert short.code == 2
+    assert "engine.offload=full" in in_process("plan", *asked, own_profile(host_memory_gib=500)).stderr
+    short = in_process("plan", *asked, "jean-zay-v100-16g", code=2)
     assert error_of(short)[0].endswith(", offload full, needs 387 of 149 GiB of a host's memory")
 
 
@@ -358,8 +351,7 @@ def test_the_largest_model_with_offload_says_that_it_is_slow():
 
 @pytest.mark.parametrize("more", [(), ("--why", "tp1-pp1-dp8"), ("--max-model",)])
 def test_without_a_cluster_a_plan_is_for_nodes_of_a100(more):
-    done = in_process("plan", "--model", "gpt2", "--gpus", "8", *more)
-    assert done.code == 0, done.stderr
+    done = in_process("plan", "--model", "gpt2", "--gpus", "8", *more, code=0)
     first, last = done.stderr.splitlines()
     assert first.startswith("no cluster is chosen: planned for a100-80g-8, ")
     assert "hpc-gpt profile list" in first
@@ -367,14 +359,12 @@ def test_without_a_cluster_a_plan_is_for_nodes_of_a100(more):
     assert last.startswith("next: hpc-gpt plan " if more == ("--max-model",) else "next: hpc-gpt profile list")
     shown = in_process(*shlex.split(last.removeprefix("next: hpc-gpt ")))
     assert (shown.code, "a100-80g-8" in shown.stdout + shown.stderr) == (0, True)
-    there = in_process("plan", "--model", "gpt2", "--gpus", "8", *more, "--cluster", "a100-80g-8")
-    assert there.stdout == done.stdout
+    assert in_process("plan", "--model", "gpt2", "--gpus", "8", *more, "--cluster", "a100-80g-8").stdout == done.stdout
 
 
 def test_the_users_cluster_without_a_device_is_refused():
     profile_of("mine", 'partition = "gpu"\n', default=True)
-    done = in_process("plan", "--model", "gpt2", "--gpus", "8")
-    assert error_of(done)[0] == "profile mine names no device"
+    assert error_of(in_process("plan", "--model", "gpt2", "--gpus", "8"))[0] == "profile mine names no device"
 
 
 def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
@@ -383,16 +373,14 @@ def test_the_page_is_written_and_nothing_else_overwritten(tmp_path):
     assert file.read_text().startswith("<!DOCTYPE html>")
     assert in_process("plan", *PUBLISHED_RUN, "--html", file).code == 0
     file.write_text("mine")
-    done = in_process("plan", *PUBLISHED_RUN, "--html", file)
-    assert done.code == 2
+    done = in_process("plan", *PUBLISHED_RUN, "--html", file, code=2)
     assert "not a page of hpc-gpt plan" in error_of(done)[0]
     assert file.read_text() == "mine"
     assert not done.stdout
 
 
 def test_a_model_that_fits_nowhere_near_says_how_many_gpus_do():
-    done = in_process("plan", "--model", "48b", "--gpus", "16", "--offload", "none", *JEAN_ZAY)
-    assert done.code == 2
+    done = in_process("plan", "--model", "48b", "--gpus", "16", "--offload", "none", *JEAN_ZAY, code=2)
     said, hinted = error_of(done)
     assert "does not fit on 16 v100-32g: the nearest, " in said
     count = hinted.removeprefix("use --gpus ").partition(",")[0]

@@ -45,8 +45,7 @@ def run_with_prediction(cluster: str = "h100-80g-8", **overrides: object) -> Run
 
 
 def test_the_source_run_is_predicted_and_left_as_it_is():
-    done = in_process("render", "--gpus", "64", "--pp", "16", *PUBLISHED_CLUSTER)
-    assert done.code == 0
+    done = in_process("render", "--gpus", "64", "--pp", "16", *PUBLISHED_CLUSTER, code=0)
     took = r"no EXPERIMENT: takes gpt2-meg-ds-3d --row 48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
     line = (
         took + r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; (\d+) s a step, give or take \d+%\n"
@@ -69,8 +68,7 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     ],
 )
 def test_a_profile_that_does_not_tell_enough_is_gone_on_with(profile, reason):
-    done = in_process("render", "demo", "--cluster", profile_of("site", profile))
-    assert done.code == 0
+    done = in_process("render", "demo", "--cluster", profile_of("site", profile), code=0)
     assert done.stderr.startswith(f"not predicted: {reason}")
     assert done.stderr.count("\n") == 1
 
@@ -150,8 +148,7 @@ def test_what_would_not_fit_is_refused_and_the_hint_fits(asked):
     assert re.search(r"is predicted not to fit: stage \d+ needs [\d.]+ GiB, but a v100-32g has 31\.7", message)
     assert hint.endswith("or --force to run it anyway")
     flags, layout = re.fullmatch(r"use (.*) \((tp\d+-pp\d+-dp\d+): .*\), or --force to run it anyway", hint).groups()
-    taken = in_process("render", *asked, *shlex.split(flags), *PUBLISHED_CLUSTER)
-    assert taken.code == 0, taken.stderr
+    taken = in_process("render", *asked, *shlex.split(flags), *PUBLISHED_CLUSTER, code=0)
     assert f"predicted: {layout} needs" in taken.stderr
 
 
@@ -169,8 +166,7 @@ def test_what_a_host_must_hold_is_said_and_refused_beyond_it():
                      unknown.stderr)  # fmt: skip
     enough = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 120\n"))
     assert " of 120 GiB of a host; " in enough.stderr
-    short = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 100\n"))
-    assert short.code == 2
+    short = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 100\n"), code=2)
     message, hint = error_of(short)
     assert re.search(r"fit: a host must hold 11\d\.\d GiB of what its GPUs offload, but it has 100$", message)
     assert "engine.offload=none" in hint
@@ -178,16 +174,14 @@ def test_what_a_host_must_hold_is_said_and_refused_beyond_it():
 
 def test_activations_on_a_host_count_for_megatron_deepspeed_too(tmp_path):
     sweep = ("gpt2-meg-ds-zero", "--cluster", "jean-zay-v100-32g")
-    done = in_process("render", *sweep, "--sweep", "-o", tmp_path)
-    assert done.code == 0, done.stderr
+    done = in_process("render", *sweep, "--sweep", "-o", tmp_path, code=0)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("off-48b-tp4: ")]
     assert ", and 192.0 of 149 GiB of a host: does not fit; " in line
 
 
 def test_what_is_on_nvme_is_not_in_the_hosts_memory(tmp_path):
     nvme = ("--set", f"engine.offload_path={tmp_path}", "--engine", "deepspeed-zero", "--zero-stage", "3")
-    done = in_process("render", *OFFLOADED, *nvme, "--cluster", dark("[machine]\nhost_memory_gib = 1\n"))
-    assert done.code == 0, done.stderr
+    done = in_process("render", *OFFLOADED, *nvme, "--cluster", dark("[machine]\nhost_memory_gib = 1\n"), code=0)
     assert "of a host" not in done.stderr
 
 
@@ -341,8 +335,7 @@ def test_a_run_on_a_cpu_measures_no_prediction_for_a_gpu(two_runs):
 
 @pytest.mark.parametrize("form", ["table", "md", "csv"])
 def test_the_report_card_as_text(two_runs, form):
-    done = in_process("report", "--predictions", "--format", form)
-    assert done.code == 0
+    done = in_process("report", "--predictions", "--format", form, code=0)
     if form == "csv":
         (line,) = csv.DictReader(io.StringIO(done.stdout))
         assert float(line["step_error"]) == pytest.approx(-0.2)
@@ -373,8 +366,7 @@ def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
     done = in_process(*verb, *XL, "--pp", "16", environment=there)
     [note] = [line for line in done.stderr.splitlines() if "is predicted faster than tp1-pp16-dp4" in line]
     flags = note.partition("; use ")[2].split()
-    again = in_process("submit", "--dry-run", "--yes", *XL, *flags, environment=there)
-    assert again.code == 0, again.stderr
+    again = in_process("submit", "--dry-run", "--yes", *XL, *flags, environment=there, code=0)
     assert f"layout       {note.split()[1]}, 64 GPUs" in again.stdout
     assert "is predicted faster" not in again.stderr
 
@@ -397,8 +389,7 @@ def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches)
 
     monkeypatch.setattr("hpc_gpt.plan.search.search", counted)
     monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", math.inf)
-    done = in_process(*words, *XL, environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
+    in_process(*words, *XL, environment=without_slurm(tmp_path), code=0)
     assert len(asked) == searches
 
 
@@ -473,8 +464,7 @@ BLOCK = PLAIN | {"compile": "block"}
 def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, more, wanted):
     """As `render` has them and names them, and as `init` writes them, of the engine that is given."""
     words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster, *more)
-    done = in_process("render", *words, environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
+    done = in_process("render", *words, environment=without_slurm(tmp_path), code=0)
     carried = dict(re.findall(r'^  "([a-z_]+)": (.+?),?$', done.stdout, re.MULTILINE))
     assert {key: json.loads(carried[key]) for key in FAST} == wanted
     line = done.stderr.splitlines()[0]
@@ -483,8 +473,7 @@ def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, mo
         assert value or f"{key}, " not in line
     if not more or cluster == "generic-slurm":
         return
-    done = in_process("init", "mine", *words, cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = in_process("init", "mine", *words, cwd=tmp_path, code=0)
     written = tomllib.loads((tmp_path / "mine.toml").read_text())["engine"]
     assert {key: written.get(key, PLAIN[key]) for key in FAST} == wanted
     assert all(key not in written for key, value in PLAIN.items() if wanted[key] == value)
@@ -521,6 +510,4 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
 )
 def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
     monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", limit_s)
-    done = in_process(*words, environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
-    assert "is predicted faster" not in done.stderr
+    assert "is predicted faster" not in in_process(*words, environment=without_slurm(tmp_path), code=0).stderr

@@ -147,8 +147,7 @@ def test_rendering_needs_no_slurm(tmp_path):
 def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
     nvme = ["--engine", "deepspeed-zero", "--zero-stage", "3", "--tp", "1", "--pp", "1"]
     nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]
-    told = in_process("render", "demo", *nvme)
-    assert told.code == 0
+    told = in_process("render", "demo", *nvme, code=0)
     assert told.stderr == (
         "note: what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued\n"
         "not predicted: profile generic-slurm names no device\n"

@@ -40,8 +40,7 @@ log_every = 1
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.toml"
-    path.write_text(TABLE)
+    (path := tmp_path / "table.toml").write_text(TABLE)
     return path
 
 
@@ -112,8 +111,7 @@ def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
 
 def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):
     scripts = [in_process("render", table, "--row", row).stdout for row in ("bad", "good")]
-    path = tmp_path / "array.sh"
-    path.write_text(array_script("table", scripts))
+    (path := tmp_path / "array.sh").write_text(array_script("table", scripts))
     environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -123,8 +121,7 @@ def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):
 def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     text = "".join(line for line in TABLE.splitlines(keepends=True) if not line.startswith('"two"'))
     table.write_text(text)
-    done = hpc_gpt("submit", table, "--sweep", "--cluster", "local")
-    assert done.code == 3
+    done = hpc_gpt("submit", table, "--sweep", "--cluster", "local", code=3)
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["bad,", "good,"]
     assert "Error: 1 of 2 runs failed: bad\n" in done.stderr
     runs = json.loads(in_process("status", "--json").stdout)["runs"]
@@ -158,8 +155,7 @@ def test_rows_complete(table):
 
 
 def test_the_sweep_that_help_shows_is_one(tmp_path):
-    path = tmp_path / "shown.toml"
-    path.write_text(in_process("help", "sweeps").stdout)
+    (path := tmp_path / "shown.toml").write_text(in_process("help", "sweeps").stdout)
     assert [(row.name, row.impossible is None) for row in find_sweep(str(path)).rows] == [
         ("b1", True),
         ("b8", True),

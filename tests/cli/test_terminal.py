@@ -47,8 +47,7 @@ def test_a_command_that_never_shows_the_words_fails_its_test():
 
 
 def test_watch_ends_when_nothing_runs(made_run):
-    done = hpc_gpt("status", "--watch")
-    assert done.code == 0
+    done = hpc_gpt("status", "--watch", code=0)
     assert made_run.run_id in done.stdout
     assert "\x1b" not in done.stdout
 

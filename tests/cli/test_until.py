@@ -12,8 +12,7 @@ PUBLISHED_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 
 
 def test_a_predicted_chain(tmp_path):
-    done = in_process(*FAR, *PUBLISHED_CLUSTER, environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
+    done = in_process(*FAR, *PUBLISHED_CLUSTER, environment=without_slurm(tmp_path), code=0)
     steps = re.search(r"30,000,000,000 tokens are ([\d,]+) steps of (\d+) x (\d+)", done.stderr)
     assert steps
     each = int(steps[2]) * int(steps[3])
@@ -32,8 +31,7 @@ def test_a_predicted_chain(tmp_path):
 
 def test_a_singleton_chain_is_sent_as_often_as_was_forecast(tmp_path):
     profile_of("chained", 'extends = "jean-zay-v100-32g"\nchain = "singleton"\n')
-    done = in_process(*FAR, "--cluster", "chained", environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
+    done = in_process(*FAR, "--cluster", "chained", environment=without_slurm(tmp_path), code=0)
     assert "by singleton jobs" in done.stderr
     assert re.search(r"--job-name=…-RUN --dependency=singleton .* with HPC_GPT_RUN, \d+ times", done.stderr)
 
@@ -55,8 +53,7 @@ def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
 
 
 def test_render_says_nothing_of_it_and_takes_the_budget():
-    done = in_process("render", "demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3")
-    assert done.code == 0
+    done = in_process("render", "demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3", code=0)
     assert '"max_gpu_hours": 3.0' in done.stdout
     assert "forecast" not in done.stderr
 

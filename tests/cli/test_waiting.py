@@ -33,8 +33,7 @@ WAIT = (
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the two clients, first on PATH."""
-    folder = tmp_path / "clients"
-    folder.mkdir()
+    (folder := tmp_path / "clients").mkdir()
     for name, text in (("squeue", SQUEUE), ("scancel", SCANCEL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -44,8 +43,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(own_folders) -> RunFolder:
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    (run := unsubmitted_run("generic-slurm")).add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     return run
 
 

@@ -23,8 +23,7 @@ KEYS = {
 
 
 def submitted(cluster: str = "local") -> RunFolder:
-    run = unsubmitted_run(cluster)
-    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    (run := unsubmitted_run(cluster)).add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
     return run
 
 
@@ -227,9 +226,7 @@ def test_nothing_said_is_exit_1() -> None:
 
 
 def test_no_such_run_is_exit_5() -> None:
-    done = hpc_gpt("why", "20990101-000000-abcd")
-    assert done.code == 5
-    message, _ = error_of(done)
+    message, _ = error_of(hpc_gpt("why", "20990101-000000-abcd", code=5))
     assert "no run '20990101-000000-abcd'" in message
 
 
@@ -237,8 +234,7 @@ def test_no_such_run_is_exit_5() -> None:
 
 
 def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+    (folder := tmp_path / "theirs").mkdir()
     for rank in range(4):
         lines = [step(1), step(2), step(3)] if rank == 0 else []
         lines += [f"[rank{rank}]: {OOM}"] if rank == 3 else [timeout(rank)]
@@ -250,8 +246,7 @@ def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
 
 
 def test_the_rank_a_timeout_lacks_and_the_node_slurm_names(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+    (folder := tmp_path / "theirs").mkdir()
     for rank in range(4):
         lines = [WORLD, *(step(number) for number in range(1, 4))] if rank == 0 else [WORLD]
         (folder / f"rank_{rank}.log").write_text("\n".join([*lines, *([timeout(rank)] if rank != 2 else [])]) + "\n")
@@ -286,8 +281,7 @@ def test_a_failure_with_a_cure_of_its_own_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_what_is_only_an_exit_code_says_where_more_may_be(tmp_path: Path) -> None:
-    log = tmp_path / "gpt.err"
-    log.write_text("srun: error: n7: task 3: Exited with exit code 1\n")
+    (log := tmp_path / "gpt.err").write_text("srun: error: n7: task 3: Exited with exit code 1\n")
     found = why_json(log)
     assert (found["ended"], found["rank"], found["node"]) == ("error", 3, "n7")
     for place in ("srun --output", "dmesg", "sacct"):
@@ -314,15 +308,13 @@ def test_several_logs_of_one_run(tmp_path: Path, folder: str) -> None:
     assert "the log ends at step 3 of 1000" in why(out, code=1)
     err.write_text("")
     assert why_json(out, str(err), code=1)["cause"] == "the log ends at step 3 of 1000"
-    other = tmp_path / "B.out"
-    other.write_text("\n".join([step(1), step(2), step(3), ""]))
+    (other := tmp_path / "B.out").write_text("\n".join([step(1), step(2), step(3), ""]))
     assert "2 runs in" in error_of(hpc_gpt("why", str(out), str(other)))[0]
 
 
 @pytest.mark.parametrize("end", [TIME_LIMIT, "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 ***"])
 def test_advice_for_another_program_names_nothing_of_ours_alone(tmp_path: Path, end: str) -> None:
-    log = tmp_path / "gpt.out"
-    log.write_text("\n".join([step(1), step(2), end, ""]))
+    (log := tmp_path / "gpt.out").write_text("\n".join([step(1), step(2), end, ""]))
     found = why_json(log)
     assert found["ended"] in ("walltime", "cancelled")
     assert "resume it from its last checkpoint" in found["to_do"]
@@ -336,8 +328,7 @@ def test_a_node_without_gpus_is_at_fault_in_a_job_that_has_some(tmp_path: Path) 
     found = why_json(run.run_id)
     assert (found["ended"], found["failed_node"]) == ("node_failure", "n7")
     assert read_cause(attempt).node == "n7"
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+    (folder := tmp_path / "theirs").mkdir()
     (folder / "gpt.out").write_text(attempt.log.read_text())
     assert why_json(folder / "gpt.out")["ended"] == "user_error"
     (folder / "gpt.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --output=gpt.out\nsrun python t.py\n")
@@ -345,8 +336,7 @@ def test_a_node_without_gpus_is_at_fault_in_a_job_that_has_some(tmp_path: Path) 
 
 
 def test_a_log_that_ends_without_a_word_shows_its_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "gpt.out"
-    log.write_text("\n".join([step(1), step(2), "the last word", ""]))
+    (log := tmp_path / "gpt.out").write_text("\n".join([step(1), step(2), "the last word", ""]))
     shown = why(log, code=1)
     assert "the log ends at step 2 of 1000" in shown
     assert "  3 | the last word" in shown
@@ -369,8 +359,7 @@ def test_no_secret_and_no_control_character_is_shown(tmp_path: Path) -> None:
 
 
 def test_lines_around_a_line_of_a_long_log(tmp_path: Path) -> None:
-    log = tmp_path / "long.log"
-    log.write_text("".join(f"line {number}\n" for number in range(1, 900_001)))
+    (log := tmp_path / "long.log").write_text("".join(f"line {number}\n" for number in range(1, 900_001)))
     for line in (1, 2, 400_000, 899_999, 900_000):
         wanted = [(n, f"line {n}") for n in range(max(1, line - 2), min(900_000, line + 1) + 1)]
         assert lines_around(log, line, before=2, after=1) == wanted

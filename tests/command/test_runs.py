@@ -29,14 +29,12 @@ GPUS = {"layout": {"gpus": 2}}
 
 
 def start(path: Path, *more: object, **variables: str) -> RunFolder:
-    done = hpc_gpt("submit", path, "--cluster", "local", *more, environment=variables)
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", path, "--cluster", "local", *more, environment=variables, code=0)
     return newest()
 
 
 def resume(run: RunFolder, **variables: str) -> None:
-    done = hpc_gpt("submit", "--resume", run.run_id, environment=variables)
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", "--resume", run.run_id, environment=variables, code=0)
 
 
 def step(run: RunFolder, attempt: int = 1) -> int:
@@ -94,8 +92,7 @@ def test_stop_sends_the_signal_and_waits_for_the_programs_save(tmp_path: Path, s
     run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")
     wait_until(lambda: step(run) >= 3)
     assert "saves when it does by itself" in in_process("save", run.run_id).stderr
-    done = hpc_gpt("stop", run.run_id, "--wait")
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("stop", run.run_id, "--wait", code=0)
     assert f": asked to end by SIG{stop_signal}\n" in done.stdout
     end = run.attempt(1).ended()
     assert (end["ended"], end["cause"]) == ("stopped", "hpc-gpt stop; the program ended with exit code 3")
@@ -137,8 +134,7 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": "none"}, GPUS), STEPS="1000")
     wait_until(lambda: step(run) >= 1)
     for verb in ("stop", "save"):
-        done = in_process(verb, run.run_id)
-        assert done.code == 1
+        done = in_process(verb, run.run_id, code=1)
         assert ("stop_signal is none" if verb == "stop" else "saves when it does") in done.stdout + done.stderr
     mine = processes(run, "loop.sh")
     assert mine
@@ -198,8 +194,7 @@ def test_options_that_change_nothing_resume_the_run_itself(tmp_path: Path) -> No
         assert "its checkpoints stay with its run" not in done.stderr
         assert f"started {run.run_id} as process " in done.stdout
     assert len(run.attempts()) == 3
-    other = hpc_gpt("submit", "--resume", run.run_id, "--wait", "--gpus", 1)
-    assert (other.code, len(run.attempts())) == (2, 3)
+    assert (hpc_gpt("submit", "--resume", run.run_id, "--wait", "--gpus", 1).code, len(run.attempts())) == (2, 3)
 
 
 def test_the_environment_of_each_task(tmp_path: Path) -> None:
@@ -257,8 +252,7 @@ def test_a_run_keeps_its_folders_files_but_those_git_ignores(tmp_path: Path) -> 
     (work / "data").mkdir()
     (work / "data" / "big").write_text("data in place\n")
     (work / ".gitignore").write_text("data/\n")
-    done = hpc_gpt("render", path, "--cluster", "local")
-    assert done.code == 0
+    hpc_gpt("render", path, "--cluster", "local", code=0)
     shown = in_process("submit", path, "--cluster", "local", "--dry-run").stdout
     assert "not in the copy, as git ignores it: data 0.01 KiB" in shown
     assert '[command] link = ["data"]' in shown
@@ -266,9 +260,7 @@ def test_a_run_keeps_its_folders_files_but_those_git_ignores(tmp_path: Path) -> 
     (work / "note").write_text("edited later\n")
     assert ended(run).state == "done"
     log = run.attempt(1).log.read_text()
-    verified = hpc_gpt("verify", run.run_id)
-    assert verified.code == 1
-    assert "work/note" in verified.stdout
+    assert "work/note" in hpc_gpt("verify", run.run_id, code=1).stdout
     assert "as submitted" in log
     assert "tool ran" in log
     assert "data in place" in log
@@ -288,15 +280,13 @@ def test_a_folder_too_large_is_refused_with_its_largest_files(tmp_path: Path) ->
     largest = ", ".join(f"w{number}.bin {10 + number}.0 MiB" for number in (6, 5, 4, 3, 2))
     assert message.endswith(f"the largest: {largest}")
     assert ".gitignore" in hint
-    done = in_process("submit", path, "--cluster", "local", "--set", "command.snapshot=false", "--dry-run")
-    assert done.code == 0, done.stderr
+    in_process("submit", path, "--cluster", "local", "--set", "command.snapshot=false", "--dry-run", code=0)
 
 
 @pytest.mark.long
 def test_without_a_snapshot_it_runs_in_its_folder_with_no_past(tmp_path: Path) -> None:
     path = experiment(tmp_path, "loop", {"snapshot": False}, GPUS)
-    old = tmp_path / "work" / "out" / "ckpt-99"
-    old.mkdir(parents=True)
+    (old := tmp_path / "work" / "out" / "ckpt-99").mkdir(parents=True)
     (old / "step").write_text("99\n")
     (old / ".done").touch()
     for entry in (old, tmp_path / "work" / "out"):
@@ -309,9 +299,7 @@ def test_without_a_snapshot_it_runs_in_its_folder_with_no_past(tmp_path: Path) -
 
 
 def refused(*arguments: object) -> Done:
-    done = in_process(*arguments)
-    assert done.code == 2, done.stderr
-    return done
+    return in_process(*arguments, code=2)
 
 
 @pytest.mark.parametrize(
@@ -344,8 +332,7 @@ def test_a_sweep_of_commands_has_its_table_and_its_difference(tmp_path: Path) ->
     path = experiment(tmp_path, "loop", tables=GPUS)
     rows = '[rows]\n"three" = { train.steps = 3 }\n"four" = { command.run = "STEPS=4 bash loop.sh" }\n'
     path.write_text(path.read_text() + rows)
-    done = hpc_gpt("submit", path, "--sweep", "--cluster", "local", "--wait", environment={"STEPS": "3"})
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", path, "--sweep", "--cluster", "local", "--wait", environment={"STEPS": "3"}, code=0)
     three, four = (next((Path(os.environ["HPC_GPT_LOGS"]) / f"loop-{row}").iterdir()) for row in ("three", "four"))
     shown = in_process("report", path, "--json")
     assert [row["loss_last"] for row in json.loads(shown.stdout)["records"]] == [loss_of_loop(3), loss_of_loop(4)]

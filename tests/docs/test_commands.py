@@ -128,8 +128,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
 def test_it_does_what_the_page_says(words, place, tmp_path):
-    profiles = tmp_path / "config" / "clusters"
-    profiles.mkdir(parents=True)
+    (profiles := tmp_path / "config" / "clusters").mkdir(parents=True)
     for name in ("mine", "mysite"):
         (profiles / f"{name}.toml").write_text(blocks("docs/profiles.md", "toml")[0])
     runs = sorted(path.name for path in (place / "logs" / "demo").iterdir())

@@ -134,8 +134,7 @@ def test_what_is_no_hosts_name_is_never_on_the_list():
 
 
 def test_a_list_that_cannot_be_kept_stops_nobody(monkeypatch, tmp_path, capsys):
-    in_the_way = tmp_path / "a file"
-    in_the_way.write_text("")
+    (in_the_way := tmp_path / "a file").write_text("")
     monkeypatch.setenv("HPC_GPT_STATE", str(in_the_way))
     note("site", "n7", "died", "run-1", hours=1)
     assert listed("site") == {}

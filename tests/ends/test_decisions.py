@@ -53,8 +53,7 @@ def start(run: RunFolder, ended: str | None = None, saved: int = 0, job_id: str 
     """An attempt on 4 GPUs, at work unless it ended; with a checkpoint of step `saved`."""
     attempt = add_attempt(run, [metrics_line(5)], ended, job_id=job_id, node_list="n[3-4]", **more)
     if saved:
-        place = run.checkpoints / f"step-{saved:08d}"
-        place.mkdir(parents=True)
+        (place := run.checkpoints / f"step-{saved:08d}").mkdir(parents=True)
         (place / "complete.json").write_text(json.dumps({"step": saved}))
     return attempt
 
@@ -388,14 +387,12 @@ def test_after_a_cancel_only_what_is_submitted_later_starts(submitted: float, an
 
 
 def test_a_run_that_is_done_is_not_trained_again_its_links_end(monkeypatch) -> None:
-    run = slurm_run()
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+    (run := slurm_run()).add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
     run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None})
     first = start(run, "done")
     after(run, first)
     second = start(run, job_id="8")
-    output = run.path / "slurm-8.out"
-    output.write_text("run folder …, attempt 2\n")
+    (output := run.path / "slurm-8.out").write_text("run folder …, attempt 2\n")
     assert before(run, second) == ["stop", "0", "7,9"]
     assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"], "nothing is left of the second"
     assert output.read_text().endswith("not started: attempt 1 has finished the training\n")
@@ -426,8 +423,7 @@ def test_a_script_run_by_hand_finds_its_run_done(capsys) -> None:
 
 
 def test_a_chains_left_link_stays_off_a_new_submission_does_not() -> None:
-    run = slurm_run()
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": NOW - 1})
+    (run := slurm_run()).add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": NOW - 1})
     after(run, start(run, "nan"))
     left = start(run, job_id="8")
     assert before(run, left)[:2] == ["stop", "1"]

@@ -11,8 +11,7 @@ from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
 @pytest.mark.parametrize(("seconds", "listed"), [(0.0119, ["n3"]), (0.0115, [])])
 def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -> None:
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    (run := unsubmitted_run("generic-slurm")).add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
     attempt = add_attempt(run, [metrics_line(5)], "walltime", job_id="7", requeue=True)
     attempt.heartbeats.mkdir()
     for rank, probe_s in enumerate((0.01, 0.01, seconds)):

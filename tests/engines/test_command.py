@@ -102,8 +102,7 @@ def test_it_is_started_once_a_gpu_a_node_or_a_job(per: str, tasks: int) -> None:
 
 def test_the_work_folder_is_beside_the_experiment(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    file = tmp_path / "mine" / "e.toml"
-    file.write_text('engine.name = "command"\ncommand.run = "x"\n')
+    (file := tmp_path / "mine" / "e.toml").write_text('engine.name = "command"\ncommand.run = "x"\n')
     found = load_experiment(str(file))
     assert (found.command.workdir, found.train.steps) == (str(tmp_path / "mine"), 0)
     file.write_text('engine.name = "command"\ncommand = {run = "x", workdir = "src"}\ntrain.steps = 7\n')

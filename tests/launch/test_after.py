@@ -193,8 +193,7 @@ def test_the_checkpoints_of_a_program_are_followed(tmp_path):
 
 
 def _program(folder: Path) -> str:
-    file = folder / "mine.toml"
-    file.write_text('name = "mine"\n[layout]\ngpus = 1\n')
+    (file := folder / "mine.toml").write_text('name = "mine"\n[layout]\ngpus = 1\n')
     return str(file)
 
 

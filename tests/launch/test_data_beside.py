@@ -41,8 +41,7 @@ def make(folder: Path, text: str = TEXT) -> Path:
 
 
 def submitted(*arguments: object) -> RunFolder:
-    done = in_process("submit", *arguments, "--cluster", "local")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", *arguments, "--cluster", "local", code=0)
     return find_run(done.stdout.split()[1], Path(os.environ["HPC_GPT_LOGS"]))
 
 
@@ -74,9 +73,7 @@ def test_two_files_of_the_name_are_a_fault_that_names_both(folders):
     make(folders / "ex")
     make(folders / "here")
     for verb in ("render", "submit"):
-        done = in_process(verb, "../ex/base.toml", "--cluster", "local")
-        assert done.code == 2
-        message, hint = error_of(done)
+        message, hint = error_of(in_process(verb, "../ex/base.toml", "--cluster", "local", code=2))
         assert "data.path c.tokens is ambiguous: " in message
         assert "/ex/c.tokens" in message
         assert str(folders / "here/c.tokens") in message
@@ -135,8 +132,7 @@ def test_a_prefix_and_an_absolute_path(folders):
 
 def test_every_verb_that_looks_at_the_data_finds_them(folders):
     make(folders / "ex")
-    dry = in_process("submit", "../ex/base.toml", "--cluster", "local", "--dry-run", "--script")
-    assert dry.code == 0, dry.stderr
+    in_process("submit", "../ex/base.toml", "--cluster", "local", "--dry-run", "--script", code=0)
     run = submitted("../ex/base.toml")
     for asked in ("../ex/base.toml", run.run_id):
         assert "c.tokens is fit for the run" in in_process("doctor", asked, "--cluster", "local").stdout

@@ -77,8 +77,7 @@ def end(tmp_path: Path):
         **files: str,
     ) -> Left:
         run, clients, calls = disk / "a run", tmp_path / "clients", tmp_path / "calls"
-        attempt = run / "attempts" / "1"
-        attempt.mkdir(parents=True)
+        (attempt := run / "attempts" / "1").mkdir(parents=True)
         clients.mkdir()
         commands = {"scontrol": SCONTROL, "python": python} | dict.fromkeys(("sbatch", "scancel", "squeue"), OTHER)
         for name, text in (*commands.items(), ("sleep", "#!/bin/bash\n")):

@@ -29,8 +29,7 @@ class Script:
         keys = {"notify.command": ["true"]}
         resolved = resolve(load_experiment("demo", keys), replace(load_profile("generic-slurm"), chain=chain))
         self.text = render_script(resolved)
-        clients = tmp_path / "clients"
-        clients.mkdir()
+        (clients := tmp_path / "clients").mkdir()
         for name, text in {"python": PYTHON, **dict.fromkeys(("squeue", "sacct", "scancel"), "#!/bin/bash\n")}.items():
             (clients / name).write_text(text)
             (clients / name).chmod(0o755)
@@ -43,8 +42,7 @@ class Script:
     def run(self, *lines: str, **more: str) -> subprocess.CompletedProcess[str]:
         functions = self.text[self.text.index("# === ") : self.text.rindex("\nmain\n")]
         part = "\n".join(["set -o pipefail", functions, "python=(python)", *lines])
-        script = Path(self.environment["PATH"].partition(":")[0]) / "job.sh"
-        script.write_text(part)
+        (script := Path(self.environment["PATH"].partition(":")[0]) / "job.sh").write_text(part)
         return subprocess.run(
             ["bash", script], env=self.environment | more, capture_output=True, text=True, timeout=120, check=False
         )

@@ -116,8 +116,7 @@ def test_a_checkpoints_size_is_the_last_ones_else_the_engines(tmp_path):
     assert checkpoint_bytes(half) == 14 * resolved.model.params, "16-bit weights, fp32 weights, two moments"
     assert space_needed_gib(half, run)[0] * 2**30 == checkpoint_bytes(half)
     for step, size in ((10, 5), (20, 7)):
-        folder = run.checkpoints / f"step-{step:08d}"
-        folder.mkdir(parents=True)
+        (folder := run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
         files = {"a": {"bytes": size, "crc32": 0}, "b": {"bytes": 100, "crc32": 0}}
         (folder / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "files": files}))
     assert space_needed_gib(half, run)[0] * 2**30 == 107

@@ -69,8 +69,7 @@ def test_the_file_made_of_a_run_without_one_is_that_run(tmp_path):
     asks = {"model.preset": "7.5b", "layout.gpus": 64, "job.time": "20:00:00"}
     request = asked("gpt2-meg-ds-3d", "a100-80g-8", overrides=asks, names_experiment=False, until=Until(steps=5000))
     prepared = prepare(request)
-    path = tmp_path / "made.toml"
-    path.write_text(prepared.text)
+    (path := tmp_path / "made.toml").write_text(prepared.text)
     profile = load_profile("a100-80g-8")
     assert resolve(load_experiment(str(path)), profile) == prepared.resolved
     assert prepared.resolved.job.signal_lead_s != profile.signal_lead_s

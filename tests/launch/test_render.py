@@ -74,8 +74,7 @@ def test_any_comment_is_refused_or_stays_one_line(comment):
 
 class TestOwnTemplate:
     def render(self, tmp_path, text, name="mine.sh.j2"):
-        path = tmp_path / name
-        path.write_text(text)
+        (path := tmp_path / name).write_text(text)
         return render_script(resolved_demo(), path)
 
     def test_a_child_replaces_a_block_and_keeps_the_rest(self, tmp_path):

@@ -73,8 +73,7 @@ class Node:
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
     """Of an environment's content, with an odd path."""
-    folder = tmp_path_factory.mktemp("archive") / ODD
-    folder.mkdir()
+    (folder := tmp_path_factory.mktemp("archive") / ODD).mkdir()
     return make_archive(folder / "a b.tar.gz")
 
 

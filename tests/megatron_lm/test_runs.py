@@ -119,8 +119,7 @@ def test_cancelled_and_taken_up_again_it_goes_on_as_saved(submit):
         2,
         "engine megatron-lm runs a checkout of Megatron-LM, but neither MEGATRON_LM nor profile local names one",
     )
-    resumed = hpc_gpt("submit", "--resume", run.run_id, environment={"MEGATRON_LM": read_checkout(run)})
-    assert resumed.code == 0, resumed.stderr
+    hpc_gpt("submit", "--resume", run.run_id, environment={"MEGATRON_LM": read_checkout(run)}, code=0)
     status = ended(run)
     assert (status.state, status.step, status.attempts) == ("done", 20, 2)
     assert read_json(run.attempts()[1].folder / "trainer.json")["resumed_step"] == saved
@@ -259,8 +258,7 @@ def test_what_cannot_run_is_refused_before_a_folder_is_made(checkout, tmp_path):
 
 
 def test_a_script_without_a_checkout_ends_with_one_line(tmp_path):
-    rendered = in_process("render", *SMALL, environment={"MEGATRON_LM": ""})
-    assert rendered.code == 0
+    rendered = in_process("render", *SMALL, environment={"MEGATRON_LM": ""}, code=0)
     (tmp_path / "job.sh").write_text(rendered.stdout)
     environment = {name: value for name, value in os.environ.items() if name != "MEGATRON_LM"}
     done = subprocess.run(

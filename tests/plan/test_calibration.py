@@ -271,10 +271,8 @@ def test_a_file_that_is_no_toml_is_refused():
 
 
 def test_a_profile_by_path_is_written_where_it_is(tmp_path):
-    path = tmp_path / "site.toml"
-    path.write_text('device = "v100-32g"\n')
-    link = tmp_path / "link.toml"
-    link.symlink_to(path)
+    (path := tmp_path / "site.toml").write_text('device = "v100-32g"\n')
+    (link := tmp_path / "link.toml").symlink_to(path)
     assert store_calibration(str(link), FOUND) == path
     assert link.is_symlink()
     assert load_profile(str(path)).calibration.rows == 2

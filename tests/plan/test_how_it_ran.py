@@ -122,8 +122,7 @@ def test_what_no_run_has_is_refused_in_a_line_with_a_hint(fields: dict[str, Any]
 
 
 def test_a_row_with_an_unlisted_value_ends_the_benchmark_with_2(tmp_path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text('{"rows": [{"id": "a-1", "attention": "fa9"}]}')
+    (path := tmp_path / "rows.json").write_text('{"rows": [{"id": "a-1", "attention": "fa9"}]}')
     done = subprocess.run(
         [sys.executable, REPOSITORY / "tests" / "benchmarks" / "plan.py", "--rows", path],
         capture_output=True, text=True, check=False,

@@ -20,8 +20,7 @@ SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G"
 
 
 def write(folder: Path, text: str) -> str:
-    path = folder / "site.toml"
-    path.write_text(text)
+    (path := folder / "site.toml").write_text(text)
     return str(path)
 
 

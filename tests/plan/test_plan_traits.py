@@ -80,8 +80,7 @@ def test_overlapped_gradients_are_hidden_gathers_only_if_told():
 
 
 def planned(*words):
-    done = in_process("plan", *words, "--cluster", "h100-80g-8", "--json")
-    assert done.code == 0, done.stderr
+    done = in_process("plan", *words, "--cluster", "h100-80g-8", "--json", code=0)
     return json.loads(done.stdout)
 
 
@@ -110,8 +109,7 @@ def test_the_best_is_shown_again_with_hidden_communication():
 
 
 def test_init_names_them_in_a_comment(tmp_path):
-    done = in_process("init", "mine", *ASKED, "--cluster", "h100-80g-8", "-o", tmp_path)
-    assert done.code == 0, done.stderr
+    in_process("init", "mine", *ASKED, "--cluster", "h100-80g-8", "-o", tmp_path, code=0)
     text = (tmp_path / "mine.toml").read_text()
     assert '# "--overlap-grad-reduce", "--overlap-param-gather"' in text
 
@@ -131,14 +129,12 @@ global_batch = 512
 
 
 def experiment(tmp_path, more=""):
-    path = tmp_path / "mine.toml"
-    path.write_text(PROGRAM + more)
+    (path := tmp_path / "mine.toml").write_text(PROGRAM + more)
     return path
 
 
 def test_a_program_of_ones_own_is_planned_as_its_engine_like(tmp_path):
-    refused = in_process("plan", experiment(tmp_path), "--cluster", "h100-80g-8")
-    assert refused.code == 2
+    refused = in_process("plan", experiment(tmp_path), "--cluster", "h100-80g-8", code=2)
     assert "hpc-gpt help plan-traits" in error_of(refused)[1]
     like = '[plan]\nlike = "megatron-lm"\n'
     plain, told = (

@@ -26,8 +26,7 @@ COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 
 @pytest.fixture
 def figures(tmp_path):
-    folder = tmp_path / "figures"
-    folder.mkdir()
+    (folder := tmp_path / "figures").mkdir()
     (folder / "well").write_text(json.dumps(WELL))
     return folder
 

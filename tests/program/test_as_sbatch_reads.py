@@ -18,8 +18,7 @@ CHOSEN = {"HPC_GPT_CLUSTER": "generic-slurm"}  # there may be no sbatch here
 
 
 def script(folder: Path, text: str, name: str = "fit.slurm") -> Path:
-    path = folder / name
-    path.write_text(text)
+    (path := folder / name).write_text(text)
     return path
 
 
@@ -62,8 +61,7 @@ def test_a_directive_after_the_first_command_is_named(tmp_path: Path) -> None:
 def test_a_script_of_which_sbatch_would_read_nothing_is_refused(tmp_path: Path, text: str, said: str) -> None:
     script(tmp_path, text)
     for verb in (("submit",), ("submit", "--dry-run"), ("render",)):
-        done = in_process(*verb, "fit.slurm", cwd=tmp_path, environment=CHOSEN)
-        assert done.code == 2, done
+        done = in_process(*verb, "fit.slurm", cwd=tmp_path, environment=CHOSEN, code=2)
         assert said in done.stderr
         assert "--nodes=1" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["fit.slurm"]

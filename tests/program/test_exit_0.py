@@ -81,8 +81,7 @@ def test_the_class_is_the_failures_unless_the_last_step_was_made(
 
 
 def attempt_of(folder: Path, text: str) -> tuple[RunFolder, Attempt]:
-    script = folder / "fit.slurm"
-    script.write_text("#!/bin/bash\n#SBATCH -t 7\npython fit.py\n")
+    (script := folder / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\npython fit.py\n")
     prepared = prepare(Request(str(script), "generic-slurm", None, {}, script=ScriptRequest(script, (), ())))
     run = write_run(prepared, folder / "logs", {})
     attempt = run.new_attempt()
@@ -127,8 +126,7 @@ def test_a_script_that_asks_for_no_gpu_has_none_anywhere(tmp_path: Path) -> None
 def test_wait_fails_and_why_says_it(tmp_path: Path, last: str) -> None:
     fit = "fit() { printf 'step 1 loss 4.0\\nstep 2 loss 3.0\\n'; python3 -c 'import no_such_module'; }\n"
     (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{fit}{last}\n")
-    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
-    assert done.code == 3, done
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
     run = newest()
     assert ended(run).state == "user_error"
     said = in_process("why", str(run.path)).stdout
@@ -138,8 +136,7 @@ def test_wait_fails_and_why_says_it(tmp_path: Path, last: str) -> None:
 def test_a_program_of_ones_own_is_not_done_either(tmp_path: Path) -> None:
     lines = ["[engine]", 'name = "command"', "[command]", 'run = "python3 -c \\"import no_such_module\\"; echo end"']
     (tmp_path / "mine.toml").write_text("\n".join([*lines, 'per = "job"', "snapshot = false", ""]))
-    done = in_process("submit", "--cluster", "local", "--gpus", "1", "--wait", "mine.toml", cwd=tmp_path)
-    assert done.code == 3, done
+    done = in_process("submit", "--cluster", "local", "--gpus", "1", "--wait", "mine.toml", cwd=tmp_path, code=3)
     assert "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'" in done.stderr
 
 
@@ -165,8 +162,7 @@ def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     guard = f'#!/bin/bash\n#SBATCH -t 7\nif [ -z "$SLURM_JOB_ID" ]; then\n  {submits}\n  exit\nfi\npython3 fit.py\n'
     (tmp_path / "fit.slurm").write_text(guard)
-    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
-    assert done.code == 3, done
+    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
     job = "the script queued job 4711, and" if "parsable" not in submits else "line 4 of the script calls sbatch"
     assert f"exit code 0, but {job}" in done.stderr
 
@@ -176,5 +172,4 @@ def test_a_script_that_queues_another_job_is_done_here(tmp_path: Path, monkeypat
     (tmp_path / "sbatch").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho trained\nsbatch evaluate.slurm\n")
-    done = in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path)
-    assert done.code == 0, done
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=0)

@@ -31,8 +31,7 @@ SPECIMENS = Path(__file__).parents[1] / "specimens" / "adopted"
 
 
 def script(folder: Path, text: str | bytes = HEAD + BODY, name: str = "train.slurm") -> Path:
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (path := folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
@@ -57,8 +56,7 @@ def test_every_byte_of_the_script_is_at_the_end_of_job_sh(tmp_path: Path) -> Non
 def test_bash_and_shellcheck_take_the_job_sh(tmp_path: Path) -> None:
     script(tmp_path)
     for more in ((), ("--error=e", "--signal=B:USR1@60"), ("--cluster", "local", "--nodes=1")):
-        done = in_process("render", *more, "train.slurm", "it's", cwd=tmp_path)
-        assert done.code == 0, done.stderr
+        done = in_process("render", *more, "train.slurm", "it's", cwd=tmp_path, code=0)
         (tmp_path / "job.sh").write_text(done.stdout)
         checkers = [["bash", "-n"], *([["shellcheck", "-S", "warning"]] if shutil.which("shellcheck") else [])]
         for checker in checkers:
@@ -87,9 +85,7 @@ def test_what_cannot_run_as_it_is_is_refused_before_writing(
 ) -> None:
     script(tmp_path, text)
     chosen = {"HPC_GPT_CLUSTER": "generic-slurm"}  # there may be no sbatch here
-    done = in_process("submit", *words, "train.slurm", cwd=tmp_path, environment=chosen)
-    assert done.code == 2, done
-    assert said in error_of(done)[0]
+    assert said in error_of(in_process("submit", *words, "train.slurm", cwd=tmp_path, environment=chosen, code=2))[0]
     assert [path.name for path in tmp_path.iterdir()] == ["train.slurm"]
 
 
@@ -131,8 +127,7 @@ def test_a_secret_is_in_job_sh_alone_which_is_its_owners(tmp_path: Path) -> None
     run = ["submit", "--cluster", "local", "--wait", *around(told), "train.slurm", "--token", secret]
     text = f"#!/bin/bash\n#SBATCH -N1\necho got $1 of $#\n# {secret}\necho step 1 loss 2.5\necho step 2 loss 2.0\n"
     script(tmp_path, text)
-    done = in_process(*run, cwd=tmp_path, environment={"HPC_GPT_LOGS": str(tmp_path / "logs")})
-    assert done.code == 0, done.stderr
+    done = in_process(*run, cwd=tmp_path, environment={"HPC_GPT_LOGS": str(tmp_path / "logs")}, code=0)
     (folder,) = (tmp_path / "logs" / "train").iterdir()
     assert (folder / "attempts" / "1" / "log").read_text() == "got --token of 2\nstep 1 loss 2.5\nstep 2 loss 2.0\n"
     assert oct((folder / "job.sh").stat().st_mode)[-3:] == "600"
@@ -166,8 +161,7 @@ def test_lines_that_are_worth_a_look_are_named(tmp_path: Path) -> None:
 )
 def test_a_script_that_looks_itself_up_in_its_job_is_told(tmp_path: Path, line: str) -> None:
     script(tmp_path, HEAD + line + "\n")
-    done = in_process("submit", "--dry-run", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path)
-    assert done.code == 0, done
+    done = in_process("submit", "--dry-run", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path, code=0)
     assert f"note: train.slurm: line 4: {line.strip()[:20]}" in done.stderr
     assert "the job's command is the run's job.sh, not this script" in done.stderr
     script(tmp_path, HEAD + 'echo "$Command=x"; squeue -h -j "$SLURM_JOB_ID" -o "%i of %u"\n# Command=\n')
@@ -223,8 +217,7 @@ def test_the_fifth_time_limit_in_a_row_ends_a_silent_script(tmp_path: Path) -> N
 def test_checkpoints_may_be_named_by_a_whole_path(tmp_path: Path) -> None:
     script(tmp_path)
     asked = ("submit", "--cluster", "generic-slurm", "--dry-run")
-    done = in_process(*asked, "--checkpoints", "/scratch/me/step-*", "train.slurm", cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = in_process(*asked, "--checkpoints", "/scratch/me/step-*", "train.slurm", cwd=tmp_path, code=0)
     assert "the chain goes by its checkpoints, /scratch/me/step-*" in done.stdout + done.stderr
     assert in_process(*asked, "--checkpoints", "/scratch/../x", "train.slurm", cwd=tmp_path).code == 2
 
@@ -247,8 +240,7 @@ json.dump(min(log) / min(own), open("ratio.json", "w"))'
 
 def test_output_is_not_slowed(tmp_path: Path) -> None:
     script(tmp_path, OUTPUT)
-    done = in_process("submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    in_process("submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, code=0)
     assert (
         json.loads((tmp_path / "ratio.json").read_text()) < 10
     )  # 60 MB took 74 s through a pipe, a file less than one

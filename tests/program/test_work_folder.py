@@ -20,8 +20,7 @@ from hpc_gpt.settings.resolve import resolve
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    folder = tmp_path / "logs" / "mine" / "run [1]"
-    folder.mkdir(parents=True)
+    (folder := tmp_path / "logs" / "mine" / "run [1]").mkdir(parents=True)
     asked = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=1), command=Command(run="x"))
     (folder / "resolved.json").write_text(resolve(asked, ClusterProfile("one", gpus_per_node=1)).to_json())
     return RunFolder(folder)

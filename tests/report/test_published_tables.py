@@ -216,8 +216,7 @@ def test_a_run_whose_sweep_or_row_is_gone_prints_a_dash(logs):
 
 
 def test_ones_own_sweep_has_usual_columns_and_its_rows_keys(tmp_path, logs):
-    path = tmp_path / "mine.toml"
-    path.write_text(OWN)
+    (path := tmp_path / "mine.toml").write_text(OWN)
     lines = sweep_text(sweep_lines("mine", [], str(path)), "table").splitlines()
     assert [line.split()[0] for line in lines] == ["Row", "small", "large", "none"]
     assert "watts" in lines[0]

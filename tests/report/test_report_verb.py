@@ -218,8 +218,7 @@ def test_a_link_to_nothing_is_called_one(logs, tmp_path):
 
 
 def test_what_is_said_of_many_runs_is_said_once(logs, tmp_path):
-    folder = tmp_path / "lab"
-    folder.mkdir()
+    (folder := tmp_path / "lab").mkdir()
     line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): 500.0 | lm loss: {0}.0E+00 |\n"
     for name in "abcdef":
         (folder / f"{name}.out").write_text("".join(line.format(step) for step in (1, 2, 3)))
@@ -255,8 +254,7 @@ def test_no_format_gives_a_figure_without_its_flag(form, logs, tmp_path):
 
 
 def test_a_note_with_other_figures_in_each_run_is_said_once(logs, tmp_path):
-    folder = tmp_path / "lab"
-    folder.mkdir()
+    (folder := tmp_path / "lab").mkdir()
     line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): {1:.1f} | lm loss: {0}.0E+00 |\n"
 
     def notes(names):

@@ -88,8 +88,7 @@ def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     run = restarted_run(tmp_path / "logs")
     (path,) = write_events([run], out)
-    others = path.with_name("events.out.tfevents.1.host")
-    others.write_bytes(b"")
+    (others := path.with_name("events.out.tfevents.1.host")).write_bytes(b"")
     first = path.read_bytes()
     assert write_events([run, run], out) == [path]
     assert path.read_bytes() == first

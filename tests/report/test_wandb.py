@@ -90,8 +90,7 @@ def test_a_run_over_its_restarts_is_one_run_without_a_network(tmp_path, network)
 
 def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     run = restarted_run(tmp_path / "logs")
-    others = tmp_path / "out" / "wandb" / "offline-run-20200101_000000-theirs"
-    others.mkdir(parents=True)
+    (others := tmp_path / "out" / "wandb" / "offline-run-20200101_000000-theirs").mkdir(parents=True)
     (others / "run-theirs.wandb").write_bytes(b"theirs")
     first = write_offline_runs([run], tmp_path / "out")
     assert write_offline_runs([run], tmp_path / "out") == first

@@ -50,8 +50,7 @@ def test_a_pid_that_is_used_again_holds_nothing(run: RunFolder, other) -> None:
 
 @pytest.mark.parametrize("text", ['{"host": "gone-1", "pid": 7, "pid_start": "70"}\n', "{", ""])
 def test_one_that_cannot_be_asked_is_refused_with_the_remedy(run: RunFolder, text: str) -> None:
-    path = lock.lock_path(run)
-    path.write_text(text or " ")
+    (path := lock.lock_path(run)).write_text(text or " ")
     with pytest.raises(RunLocked) as held:
         lock.take(run, process_holder(os.getpid()))
     assert ("process 7 on gone-1, which cannot be asked from here" in str(held.value)) is (len(text) > 1)

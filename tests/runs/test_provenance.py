@@ -21,8 +21,7 @@ def test_the_experiment_resolves_to_the_same_again(tmp_path: Path, name: str, pr
     small = {"layout.gpus": 4, "model.preset": "gpt2", **{f"layout.{key}": size for key, size in sizes.items()}}
     fits = small if profile == "local" else {"job.comment": "a'\"b"}
     first = resolve(load_experiment(name, {**fits, "job.sbatch": ["--mail-user=é"]}), site)
-    path = tmp_path / "again.toml"
-    path.write_text(experiment_text(first, "again"), encoding="utf-8")
+    (path := tmp_path / "again.toml").write_text(experiment_text(first, "again"), encoding="utf-8")
     assert resolve(load_experiment(str(path)), site) == first
 
 

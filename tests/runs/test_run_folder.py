@@ -160,8 +160,7 @@ def test_find_by_id_prefix_folder_and_job_id(run, logs):
 
 
 def test_a_job_id_in_full_stands_before_a_prefix(run, logs, resolved):
-    other = create_run(logs, resolved, "", "", {})
-    other.add_submission({"job_id": run.run_id[:4]})
+    (other := create_run(logs, resolved, "", "", {})).add_submission({"job_id": run.run_id[:4]})
     assert find_run(run.run_id[:4], logs) == other
 
 

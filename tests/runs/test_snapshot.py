@@ -38,8 +38,7 @@ FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/train/a.py": b"", "template
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder whose archive is of FILES."""
-    folder = tmp_path / "run"
-    folder.mkdir()
+    (folder := tmp_path / "run").mkdir()
     snapshot = Snapshot(FILES)
     snapshot.place(folder)
     (folder / "provenance.json").write_text(f'{{\n "code_sha256": "{snapshot.sha256}"\n}}\n')
@@ -95,10 +94,8 @@ def test_what_is_unpacked_is_as_submitted_a_difference_set_aside(run: Path) -> N
 
 def plant_cache(code: Path, ran: Path) -> None:
     """A cache of a module's that Python takes without a look at the source."""
-    source = code.parent / "layout.py"
-    source.write_text(f"open({str(ran)!r}, 'w')")
-    cache = code / "hpc_gpt" / "settings" / "__pycache__"
-    cache.mkdir()
+    (source := code.parent / "layout.py").write_text(f"open({str(ran)!r}, 'w')")
+    (cache := code / "hpc_gpt" / "settings" / "__pycache__").mkdir()
     cached = cache / f"layout.{sys.implementation.cache_tag}.pyc"
     py_compile.compile(str(source), str(cached), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     source.unlink()
@@ -188,8 +185,7 @@ def test_what_is_written_keeps_the_umask(run: Path, mask: int) -> None:
 
 def test_job_sh_unpacks_the_same_way(tmp_path: Path) -> None:
     """Several starts at once, an edit, a file put beside, another sum: the part of a script that sees to the code."""
-    run = tmp_path / "a run"
-    run.mkdir()
+    (run := tmp_path / "a run").mkdir()
     begin(run)
     script = render_script(resolve(load_experiment("demo"), load_profile("generic-slurm")))
     part = re.search(r"^use_submitted_code\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)

@@ -215,8 +215,7 @@ def test_tp_across_nodes_with_the_flag():
 
 
 def test_not_utf8(tmp_path):
-    path = tmp_path / "e.toml"
-    path.write_bytes(b'name = "\xff"\n')
+    (path := tmp_path / "e.toml").write_bytes(b'name = "\xff"\n')
     with pytest.raises(ConfigError, match="not UTF-8"):
         load_experiment(str(path))
 

@@ -105,8 +105,7 @@ class Launcher:
     def _make_tokens(self, path: Path) -> None:
         from hpc_gpt.tokens.build import build_tokens
 
-        source = path.with_suffix(".txt")
-        source.write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        (source := path.with_suffix(".txt")).write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
         build_tokens(source, path)
 
     def run(self, *arguments: str, code: int = 0, cwd: Path | None = None, **more: str) -> tuple[str, str]:
@@ -141,8 +140,7 @@ class Launcher:
 
     def place(self, name: str) -> Path:
         """A folder of one story's own."""
-        path = self.folder / name
-        path.mkdir()
+        (path := self.folder / name).mkdir()
         return path
 
     def start(self, *arguments: str, until: str, **more: str) -> tuple[subprocess.Popen[str], str, re.Match[str]]:

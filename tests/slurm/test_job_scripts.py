@@ -102,8 +102,7 @@ SENT = {
 
 
 def folder_of(launcher: Launcher, name: str, **files: str) -> Path:
-    folder = launcher.folder / name
-    folder.mkdir()
+    (folder := launcher.folder / name).mkdir()
     for file, text in files.items():
         (folder / file.replace("_", ".")).write_text(text)
     return folder

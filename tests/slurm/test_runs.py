@@ -151,8 +151,7 @@ class ByHand(NamedTuple):
 @story
 def by_hand(teller: Teller) -> ByHand:
     """No submit before it, no HPC_GPT_LOGS: the script makes its own run folder beside itself, in an odd place."""
-    folder = teller.launcher.folder / 'it\'s a $HOME; `odd` "folder"'
-    folder.mkdir()
+    (folder := teller.launcher.folder / 'it\'s a $HOME; `odd` "folder"').mkdir()
     script, _ = teller.launcher.run("render", *SINGLE)
     (folder / "job.sh").write_text(script)
     environment = {key: text for key, text in teller.launcher.environment.items() if not key.startswith("HPC_GPT_")}
@@ -181,8 +180,7 @@ COMMENT = NAME + " \\ back\\slash %j"
 @story
 def hostile(teller: Teller) -> Hostile:
     folder = teller.launcher.folder / "hostile"
-    odd = folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j"
-    odd.mkdir(parents=True)
+    (odd := folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j").mkdir(parents=True)
     enclosing = {
         "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
         "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",

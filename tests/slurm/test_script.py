@@ -205,10 +205,8 @@ def test_an_empty_node_list_ends_the_job_a_taken_port_does_not(launcher, told, t
 
 
 def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(launcher.run("render")[0])
-    other = tmp_path / "other"
-    other.mkdir()
+    (script := tmp_path / "job.sh").write_text(launcher.run("render")[0])
+    (other := tmp_path / "other").mkdir()
     (other / "job.sh").write_text("#!/bin/bash\n")
     output = tmp_path / "out"
     done = subprocess.run(
@@ -221,8 +219,7 @@ def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_pat
 
 
 def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(launcher.run("render")[0])
+    (script := tmp_path / "job.sh").write_text(launcher.run("render")[0])
     output = tmp_path / "out"
     done = subprocess.run(
         ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],

@@ -66,8 +66,7 @@ echo "export TMPDIR=$TMPDIR/$SLURMD_NODENAME"
 @story
 def eight_ranks(teller: Teller) -> Staged:
     """On two nodes, which are probed first, by the same Python."""
-    prolog = teller.launcher.folder / "prolog"
-    prolog.write_text(PROLOG)
+    (prolog := teller.launcher.folder / "prolog").write_text(PROLOG)
     prolog.chmod(0o755)
     site = Site(teller, "staged-eight", f'preflight = true\nsrun = ["--task-prolog={prolog}"]\n')
     job = teller.launcher.submit(*site.words, *EIGHT, *STEPS, **site.environment)

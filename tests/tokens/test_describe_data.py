@@ -25,8 +25,7 @@ def run_of(**overrides):
 
 @pytest.fixture
 def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("abcdefgh" * 5000)
+    (path := tmp_path / "text.txt").write_text("abcdefgh" * 5000)
     return path
 
 

@@ -51,8 +51,7 @@ def test_any_cut_is_named(tmp_path_factory: Any, cut: int) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no token file .*missing\.tokens"):
         open_tokens(tmp_path / "missing.tokens")
-    text = tmp_path / "text.txt"
-    text.write_text("hello")
+    (text := tmp_path / "text.txt").write_text("hello")
     with pytest.raises(DataError, match="starts with b'hello', not b'HPCGPTTK'"):
         open_tokens(text)
     with pytest.raises(DataError, match="Is a directory"):

@@ -21,8 +21,7 @@ ALONE, SHARED = {"tp": 1, "pp": 1, "dp": 1}, {"tp": 1, "pp": 1, "dp": 1, "cp": 2
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This repository's own sources."""
-    folder = tmp_path_factory.mktemp("text") / "shards"
-    folder.mkdir()
+    (folder := tmp_path_factory.mktemp("text") / "shards").mkdir()
     sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens").glob("*.py"))
     for number, source in enumerate(sources[:6]):
         write_shard(folder / f"{number}.jsonl.gz", source.read_text())

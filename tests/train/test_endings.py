@@ -113,8 +113,7 @@ def test_a_checkpoint_of_other_arithmetic_is_refused(tmp_path: Path, tokens: Pat
 
 
 def test_a_truncated_token_file(tmp_path: Path, tokens: Path) -> None:
-    short = tmp_path / "short.tokens"
-    short.write_bytes(tokens.read_bytes()[:-5])
+    (short := tmp_path / "short.tokens").write_bytes(tokens.read_bytes()[:-5])
     launch = Launch(new_run(tmp_path, settings(short, DP2, steps=2)), 2)
     assert launch.wait() == [2, 2], launch.log
     assert launch.ended[0] == "data"

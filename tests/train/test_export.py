@@ -90,8 +90,7 @@ def test_transformers_computes_the_same_logits(runs, name, piece_bytes, tmp_path
 
 def test_the_verb_takes_a_run_and_a_step_and_says_what_it_wrote(runs, tmp_path, monkeypatch, capsys):
     run = runs["hf-deepspeed"]
-    done = hpc_gpt("export", run.path, "--step", 2, cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("export", run.path, "--step", 2, cwd=tmp_path, code=0)
     folder = tmp_path / f"{run.run_id}-hf"
     assert done.stdout.startswith(f"wrote {folder.name}: step 2 of run {run.run_id}, ")
     megabytes = float(done.stdout.split()[-4])

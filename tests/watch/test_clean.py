@@ -44,8 +44,7 @@ def files_of(run: RunFolder) -> dict[str, bytes]:
 
 
 def cleaned(*words: object) -> dict:
-    done = in_process("clean", *words, "--json")
-    assert done.code == 0, done.stderr
+    done = in_process("clean", *words, "--json", code=0)
     return json.loads(done.stdout)
 
 
@@ -57,8 +56,7 @@ def why_of(found: dict, run: RunFolder) -> dict[str, str]:
 def test_all_but_the_last_sound_checkpoint_go_with_yes_alone():
     run = ended_run(10, 20, 30, damaged=(40,))
     before = files_of(run)
-    listed = in_process("clean", run.path)
-    assert listed.code == 0
+    listed = in_process("clean", run.path, code=0)
     assert "  may go  step-00000020  " in listed.stdout
     assert "KiB: a newer sound one stays" in listed.stdout
     assert "  stays   step-00000030  " in listed.stdout
@@ -181,9 +179,7 @@ def test_what_another_may_be_starting_is_refused(monkeypatch):
     monkeypatch.setattr("hpc_gpt.watch.clean._REPORT_S", 0.1)
     run = ended_run(10, 20)
     lock.take(run, lock.Holder("gone-1", 7, "1"))
-    done = in_process("clean", run.path, "--yes")
-    assert done.code == 1
-    assert "held by process 7 on gone-1" in done.stderr
+    assert "held by process 7 on gone-1" in in_process("clean", run.path, "--yes", code=1).stderr
     assert steps_of(run) == [10, 20]
 
 
@@ -272,8 +268,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 @pytest.fixture
 def open_logs(monkeypatch):
     """Logs that every user may change."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o777)
+    (folder := Path(tempfile.mkdtemp())).chmod(0o777)
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder))
     monkeypatch.setenv("HPC_GPT_CACHE", "off")
     yield folder
@@ -310,8 +305,7 @@ def test_two_users_at_once_remove_it_once(open_logs):
 @needs_root
 def test_a_run_that_may_not_be_changed_is_a_line_and_exit_1(open_logs, tmp_path):
     run = ended_run(10, 20, logs=open_logs)
-    said = open_logs / "said"
-    said.touch(mode=0o666)
+    (said := open_logs / "said").touch(mode=0o666)
     said.chmod(0o666)
 
     def work() -> int:

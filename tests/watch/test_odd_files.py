@@ -106,8 +106,7 @@ def test_what_is_larger_than_any_of_ours_is_not_read(tmp_path: Path) -> None:
 @pytest.fixture
 def dead_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system whose server never answers: whoever looks into it waits until it is gone."""
-    folder = tmp_path / "dead"
-    folder.mkdir()
+    (folder := tmp_path / "dead").mkdir()
     try:
         number = os.open("/dev/fuse", os.O_RDWR)
     except OSError:
@@ -129,8 +128,7 @@ def test_a_run_on_a_host_that_does_not_answer_is_a_line(
 ) -> None:
     logs = tmp_path / "logs"
     sound = make_run(logs)
-    gone = sound.path.parent / "20990101-000000-dead"
-    gone.symlink_to(dead_disk / "run")
+    (gone := sound.path.parent / "20990101-000000-dead").symlink_to(dead_disk / "run")
     monkeypatch.setattr(files, "ANSWER_S", 1.0)
     looking = threading.Thread(target=lambda: found.append((runs := list_runs(logs), read_status(runs))), daemon=True)
     found: list[tuple[list[RunFolder], list[RunStatus]]] = []

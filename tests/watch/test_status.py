@@ -47,8 +47,7 @@ def slurm_says(monkeypatch):
 
 
 def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool = True, job_id: str = "7"):
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    (run := unsubmitted_run("generic-slurm")).add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
     if attempt:
         folder = run.new_attempt().folder
         (folder / "attempt.json").write_text(json.dumps({"job_id": job_id}))
@@ -156,8 +155,7 @@ def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
 @pytest.fixture
 def client(tmp_path, monkeypatch):
     """Puts a Slurm client on the PATH that notes how it is called and does this; returns the file of its calls."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    (folder := tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
@@ -587,8 +585,7 @@ def test_a_request_is_written_before_slurm_is_asked_and_once(client, tmp_path, v
     run = slurm_run()
     seen = tmp_path / "seen"
     client("squeue", f'ls {run.path}/attempts/1/asked >{seen}; echo "7|RUNNING|None"')
-    done = in_process(verb, run.path)
-    assert done.code == 0, done.stderr
+    in_process(verb, run.path, code=0)
     assert seen.read_text().split() == [f"{verb}-1.json"]
     assert [path.name for path in run.attempts()[0].asked.glob("*.json")] == [f"{verb}-1.json"]
 
@@ -607,8 +604,7 @@ def test_a_failed_silent_job_asks_if_nodes_see_its_folder(slurm_says):
     run = slurm_run(attempt=False)
     slurm_says({"7": ("FAILED", "NonZeroExitCode")})
     assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
-    output = run.path / "slurm-7.out"
-    output.write_text("nothing\n")
+    (output := run.path / "slurm-7.out").write_text("nothing\n")
     assert read_status([run])[0].cause == "Slurm says FAILED"
     output.write_text(f"Error: cannot write in {run.path}/attempts\n\nhint: is the disk full or read-only?\n")
     assert read_status([run])[0].cause == f"cannot write in {run.path}/attempts; Slurm says FAILED"

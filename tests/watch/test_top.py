@@ -149,8 +149,7 @@ def test_runs_of_earlier_versions_are_shown(tmp_path, monkeypatch):
         archive.extractall(tmp_path, filter="data")
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
     for path in (tmp_path / "logs").glob("*/*/resolved.json"):
-        said = in_process("top", path.parent)
-        assert said.code == 0, said.stderr
+        said = in_process("top", path.parent, code=0)
         assert re.search(r"^(done|stopped) ", said.stdout, re.M), said.stdout
         assert re.search(r" step \d to \d", said.stdout)
         assert " ago" not in said.stdout

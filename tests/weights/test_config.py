@@ -477,8 +477,7 @@ def test_model_takes_a_file_or_a_folder(write, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.toml").write_text('[model]\nhf = "../config.json"\nlayers = 4\n[engine]\nname = "fsdp"\n')
     monkeypatch.chdir("/")
-    done = in_process("render", str(tmp_path / "mine" / "run.toml"), "--cluster", "a100-80g-8", "--gpus", "8")
-    assert done.code == 0, done.stderr
+    done = in_process("render", str(tmp_path / "mine" / "run.toml"), "--cluster", "a100-80g-8", "--gpus", "8", code=0)
     assert '"kv_heads": 8' in done.stdout
     assert str(tmp_path) not in done.stdout
     write("{")

@@ -117,8 +117,7 @@ def test_a_rate_without_bounds_gives_no_steps(rate: str, tmp_path: Path) -> None
 
 def run_program(data: bytes, log: ForeignLog, folder: Path) -> int:
     """The exit code of a program that writes these bytes, whose log is followed; 60 s if it waits for good."""
-    file = folder / "output"
-    file.write_bytes(data)
+    (file := folder / "output").write_bytes(data)
     with subprocess.Popen(["cat", file], stdout=subprocess.PIPE) as program:
         try:
             log.follow(program)

@@ -28,8 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    path = tmp_path / "run.out"
-    path.write_bytes(LOG)
+    (path := tmp_path / "run.out").write_bytes(LOG)
     return path
 
 
@@ -132,14 +131,12 @@ def test_without_a_folder_to_write_it_works_without(log: Path, monkeypatch: pyte
 
 
 def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = tmp_path / "small.out"
-    small.write_bytes(MORE)
+    (small := tmp_path / "small.out").write_bytes(MORE)
     read_log(small)
     assert not cache.exists()
     monkeypatch.setattr(kept, "_MOST_BYTES", 1_000_000)
     for number in range(4):
-        log = tmp_path / f"{number}.out"
-        log.write_bytes(LOG)
+        (log := tmp_path / f"{number}.out").write_bytes(LOG)
         read_log(log)
         os.utime(next(iter(sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns))))
     assert 0 < sum(path.stat().st_size for path in cache.iterdir()) <= 1_000_000

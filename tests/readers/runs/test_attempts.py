@@ -90,8 +90,7 @@ def test_no_file_is_no_steps(tmp_path):
 
 @pytest.mark.parametrize("masks", [[True, False], [False, True]])
 def test_taking_some_keeps_their_places(tmp_path, masks):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
+    (path := tmp_path / "metrics.jsonl").write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
     taken = read_metrics(path, 4).steps.take(np.array(masks))
     assert taken.place(0) == f"attempts/4/metrics.jsonl:{1 + masks.index(True)}"
 
@@ -106,8 +105,7 @@ def fields_of(metrics):
 @given(pieces=st.lists(st.lists(LINES, max_size=6), min_size=2, max_size=4), cut=st.integers(0, 20))
 def test_what_is_kept_and_appended_is_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
     folder = tmp_path_factory.mktemp("metrics")
-    path = folder / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
+    (path := folder / "metrics.jsonl").write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
     monkeypatch.setattr(own_metrics, "_LEAST_KEPT", 1)
     for lines in pieces:
         text = ("\n".join(lines) + "\n").encode("utf-8", "replace")

@@ -26,8 +26,7 @@ def flags_with(run, words):
 
 def test_the_output_log_of_wandb_is_named_by_its_run(tmp_path):
     for run in ("run-20240305_101112-ab12cd34", "offline-run-20240306_091112-ef56ab78"):
-        folder = tmp_path / "wandb" / run / "files"
-        folder.mkdir(parents=True)
+        (folder := tmp_path / "wandb" / run / "files").mkdir(parents=True)
         folder.joinpath("output.log").write_text("".join(f"{line}\n" for line in iterations(1, 8)))
     records = gather_paths([str(tmp_path)], tmp_path).records
     assert [(record.run, record.name, record.job_id) for record in records] == [

@@ -138,8 +138,7 @@ def test_refused_in_sbatchs_own_words(logs):
 
 
 def test_refused_and_then_taken(logs):
-    run = make_run(logs, submit=False)
-    run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "no"})
+    (run := make_run(logs, submit=False)).add_submission({"scheduler": "slurm", "job_id": None, "refused": "no"})
     run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
     assert read_run(run).ended == "pending"
 

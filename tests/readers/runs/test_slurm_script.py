@@ -83,8 +83,7 @@ def test_it_is_weaker_than_the_log_and_fills_its_gaps(script, tmp_path):
 def test_which_script_a_log_is_of(tmp_path):
     scripts = []
     for name, more in (("a", ""), ("b", "#SBATCH -o logs/%j-%x.log\n"), ("ab", "")):
-        path = tmp_path / f"{name}.sh"
-        path.write_text(f"#!/bin/sh\n#SBATCH -J {name}\n{more}")
+        (path := tmp_path / f"{name}.sh").write_text(f"#!/bin/sh\n#SBATCH -J {name}\n{more}")
         scripts.append(read_script(path))
 
     def found(log):

@@ -21,8 +21,7 @@ def test_a_page_is_written_and_replaced_whole(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "my notes", "<!DOCTYPE html><html><title>mine</title></html>"])
 def test_what_is_no_page_of_ours_stays_as_it_is(tmp_path, text):
-    target = tmp_path / "thesis.html"
-    target.write_text(text)
+    (target := tmp_path / "thesis.html").write_text(text)
     with pytest.raises(ConfigError, match=r"thesis\.html exists and is not a page of hpc-gpt report") as failure:
         write_page(target, usual_runs())
     assert failure.value.hint == "give another FILE to --html"

@@ -83,8 +83,7 @@ def test_what_is_wrong_is_said_and_the_one_before_taken(tmp_path, capsys, damage
 
 def test_one_that_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys):
     checkpoints, engine = saved_twice(tmp_path)
-    link = tmp_path / "step-00000020" / "step"
-    link.unlink()
+    (link := tmp_path / "step-00000020" / "step").unlink()
     link.symlink_to(link)
     assert checkpoints.resume(engine, own=True).step == 10
     assert "step: Too many levels of symbolic links" in capsys.readouterr().out

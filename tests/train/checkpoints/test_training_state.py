@@ -67,8 +67,7 @@ def test_a_checkpoint_before_a_key_has_what_all_had_then(tmp_path: Path) -> None
 def test_cp_is_written_if_it_is_above_1_and_may_be_converted(tmp_path: Path) -> None:
     plain, wide = (replace(RESOLVED, layout=Layout(2, 1, 2, cp)) for cp in (1, 2))
     for saved, resumed, words in ((plain, wide, "is 1 there and 2 here"), (wide, plain, "is 2 there and 1 here")):
-        folder = tmp_path / str(saved.layout)
-        folder.mkdir()
+        (folder := tmp_path / str(saved.layout)).mkdir()
         write(folder, saved)
         assert ("layout.cp" in read_identity(folder)) == (saved is wide)
         assert check_identity(folder, saved) == frozenset()
