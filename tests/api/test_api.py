@@ -18,16 +18,14 @@ from hpc_gpt.api import Run, plan, read_runs, submit
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
 from hpc_gpt.files import logs_dir
 from tests.cli.command import in_process
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 from tests.test_imports import MODULES, imports_of, part_of
 
 SMALL = {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "layout.micro_batches": 1, "data.source": "random"}
 
 
 def done_run(steps: int = 6, **more):
-    run = make_run(logs_dir(), train__steps=steps)
-    add_attempt(run, [metrics_line(step) for step in range(1, steps + 1)], **more)
-    return run
+    return with_attempt(make_run(logs_dir(), train__steps=steps), steps, **more)
 
 
 def handlers():

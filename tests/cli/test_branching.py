@@ -11,7 +11,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.tokenizer import CharTokenizer
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_checkpoints
 
 WSD = {"train__decay": "wsd", "train__decay_steps": 4, "train__warmup_steps": 2, "train__lr": 1e-3}
 
@@ -20,9 +20,7 @@ def saved(*steps: int, ended: str | None = "done", **settings: object) -> RunFol
     """A run of 20 steps of random tokens with checkpoints of these."""
     run = unsubmitted_run(**{"train__steps": 20, "data__source": "random", "train__warmup_steps": 2, **settings})
     add_attempt(run, [metrics_line(steps[-1] if steps else 20)], ended)
-    for step in steps:
-        add_checkpoint(run, step)
-    return run
+    return with_checkpoints(run, *steps)
 
 
 def settings_of(*words: str) -> Resolved:

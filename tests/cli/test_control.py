@@ -16,7 +16,7 @@ from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.supervision.signals import Inbox
 from hpc_gpt.watch.control import ControlRequest, ask_runs, await_answer
 from tests.cli.command import hpc_gpt, in_process, without_slurm
-from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_run_without_its_last_save_ends_unsaved_in_words_too(own_folders, verb
 
 
 def _open(run: RunFolder) -> RunFolder:
-    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    with_job(run, "4711")
     add_attempt(run, [metrics_line(1)], ended=None)
     return run
 
@@ -120,7 +120,7 @@ def test_without_slurm_the_request_is_left_all_the_same(own_folders, tmp_path):
 def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_path, monkeypatch):
     run = unsubmitted_run("generic-slurm")
     for job_id in ("4711", "4712"):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+        with_job(run, job_id)
     squeue = tmp_path / "clients" / "squeue"
     squeue.parent.mkdir()
     squeue.write_text("#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n")

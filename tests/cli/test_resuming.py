@@ -4,7 +4,7 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run, with_attempt, with_checkpoints
 
 
 def trained(steps: int = 6, saved: int = 6, cause: str | None = None, **settings: object) -> RunFolder:
@@ -64,11 +64,8 @@ def test_another_model_than_the_checkpoints_is_refused():
 
 def stopped(*steps: int, damaged: tuple[int, ...] = ()) -> RunFolder:
     """A run of ten steps that was stopped, with checkpoints."""
-    run = unsubmitted_run(train__steps=10, train__warmup_steps=0, data__source="random")
-    add_attempt(run, [metrics_line(step) for step in range(1, 7)], "stopped")
-    for step in (*steps, *damaged):
-        add_checkpoint(run, step, step in damaged)
-    return run
+    run = with_attempt(unsubmitted_run(train__steps=10, train__warmup_steps=0, data__source="random"), 6, "stopped")
+    return with_checkpoints(run, *steps, damaged=damaged)
 
 
 @pytest.mark.parametrize("asked", [(), ("--dry-run",), ("--tp", "1"), ("--until", "steps=20", "--dry-run")])

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from tests.cli.command import hpc_gpt, in_process, profile_of, without_slurm
-from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run
+from tests.made_runs import make_run, unsubmitted_run, with_attempt
 
 FAR = ("submit", "--until", "tokens=30e9", "--gpus", "64", "--pp", "16", "--time", "20:00:00", "--dry-run", "--script")
 PUBLISHED_CLUSTER = ("--cluster", "jean-zay-v100-32g")
@@ -42,8 +42,7 @@ def test_a_sweep_says_what_each_row_takes_and_all_together(tmp_path):
         'extends = "demo"\n[rows]\n"a" = { layout.micro_batches = 1 }\n"b" = { layout.micro_batches = 2 }\n'
     )
     logs = Path(os.environ["HPC_GPT_LOGS"])
-    run = make_run(logs, "local", "demo", layout__micro_batches=1)
-    add_attempt(run, [metrics_line(step) for step in range(1, 30)])
+    with_attempt(make_run(logs, "local", "demo", layout__micro_batches=1), 29)
     done = in_process(
         "submit", sweep, "--sweep", "--until", "tokens=1e6", "--cluster", "local", "--dry-run", "--script"
     )

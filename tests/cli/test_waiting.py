@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import cancel_job
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import unsubmitted_run, with_job
 
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
 SQUEUE = """#!/bin/bash
@@ -43,8 +43,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(own_folders) -> RunFolder:
-    (run := unsubmitted_run("generic-slurm")).add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
-    return run
+    return with_job(unsubmitted_run("generic-slurm"), "7")
 
 
 def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) -> list[str]:

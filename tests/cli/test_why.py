@@ -13,7 +13,7 @@ from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 from tests.readers.made_logs import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
@@ -23,8 +23,7 @@ KEYS = {
 
 
 def submitted(cluster: str = "local") -> RunFolder:
-    (run := unsubmitted_run(cluster)).add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
-    return run
+    return with_job(unsubmitted_run(cluster), "4711")
 
 
 def why(name: object, *more: object, code: int = 0) -> str:
@@ -183,8 +182,7 @@ def test_a_node_that_slurm_names_goes_before_the_list() -> None:
 
 
 def test_a_job_that_died_before_its_first_attempt() -> None:
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "4711_3", "refused": None})
+    run = with_job(unsubmitted_run("generic-slurm"), "4711_3")
     (run.path / "slurm-4711_3.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")
     found = why_json(run.run_id)
     assert found["cause"] == "module: command not found"

@@ -25,7 +25,7 @@ from hpc_gpt.runs import lock
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch import status
 from hpc_gpt.watch.status import read_status
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.train.filling import fill
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin
@@ -45,7 +45,7 @@ def slurm_run(job_id: str = "7", chain: str | None = None, **settings: Any) -> R
         resolved = json.loads((run.path / "resolved.json").read_text())
         resolved["cluster"]["chain"] = chain
         replace_whole(run.path / "resolved.json", json.dumps(resolved))
-    run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    with_job(run, job_id)
     return run
 
 
@@ -303,7 +303,7 @@ def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
 def test_the_links_of_a_chain_are_named() -> None:
     run = slurm_run()
     for job_id in ("8", "9"):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+        with_job(run, job_id)
     assert after(run, start(run, "done"))[3] == "8,9"
 
 
@@ -381,14 +381,14 @@ def test_after_a_cancel_only_what_is_submitted_later_starts(submitted: float, an
     lost = start(run)
     run.cancelled_mark("7").touch()
     os.utime(run.cancelled_mark("7"), (NOW - 10, NOW - 10))
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": submitted})
+    with_job(run, "8", time=submitted)
     assert before(run, start(run, job_id="8"), "sacct 7 FAILED")[0] == answer
     assert lost.ended()["ended"] == lost.verdict()["ended"] == "cancelled"
 
 
 def test_a_run_that_is_done_is_not_trained_again_its_links_end(monkeypatch) -> None:
     (run := slurm_run()).add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
-    run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None})
+    with_job(run, "9")
     first = start(run, "done")
     after(run, first)
     second = start(run, job_id="8")
@@ -404,7 +404,7 @@ def test_a_run_that_is_done_is_not_trained_again_its_links_end(monkeypatch) -> N
 def test_a_job_after_a_done_runs_last_changes_nothing(monkeypatch) -> None:
     run = slurm_run()
     after(run, start(run, "done", cause="train.minutes = 5 are over"))
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+    with_job(run, "8")
     for slurm in ({}, {"8": ("COMPLETED", "")}, {"8": ("CANCELLED", "")}):
         monkeypatch.setattr(status, "_slurm_states", lambda *_, slurm=slurm: (slurm, ""))
         row = read_status([run])[0]
@@ -414,8 +414,7 @@ def test_a_job_after_a_done_runs_last_changes_nothing(monkeypatch) -> None:
 
 
 def test_a_script_run_by_hand_finds_its_run_done(capsys) -> None:
-    run = unsubmitted_run()
-    add_attempt(run, [metrics_line(5)], "done")
+    run = with_attempt(unsubmitted_run(), [metrics_line(5)], "done")
     assert by_hand.main([str(run.path)]) == 0
     assert capsys.readouterr().out == "not started: attempt 1 has finished the training\n"
     assert len(run.attempts()) == 1
@@ -429,7 +428,7 @@ def test_a_chains_left_link_stays_off_a_new_submission_does_not() -> None:
     assert before(run, left)[:2] == ["stop", "1"]
     assert left.verdict()["ended"] == "nan"
     assert left.ended()["ended"] == "refused"
-    run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None, "time": NOW + 1})
+    with_job(run, "9", time=NOW + 1)
     assert before(run, start(run, job_id="9"))[0] == "go"
 
 

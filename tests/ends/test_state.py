@@ -35,7 +35,7 @@ from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.watch import status
 from hpc_gpt.watch.status import NO_ANSWER, read_status
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt, with_job
 
 JOB = "7"
 # Of ended.json; the trainer's own, what Slurm's doing looks like from inside, and none.
@@ -66,9 +66,7 @@ def cases() -> Iterator[Case]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """One folder for all cases: rendering a script for each would take minutes."""
-    run = make_run(tmp_path_factory.mktemp("runs"), "generic-slurm", submit=False)
-    run.add_submission({"scheduler": "slurm", "job_id": JOB, "refused": None, "time": 1.0})
-    return run
+    return with_job(make_run(tmp_path_factory.mktemp("runs"), "generic-slurm", submit=False), JOB, time=1.0)
 
 
 @pytest.fixture
@@ -206,7 +204,7 @@ def test_an_older_job_that_was_requeued_by_hand_decides(tmp_path: Path, slurm_sa
     run = make_run(tmp_path, "generic-slurm", submit=False)
     now = time.time()
     for job_id, moment in (("7", now - 30), ("8", now - 20)):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None, "time": moment})
+        with_job(run, job_id, time=moment)
         add_attempt(run, [metrics_line(1)], "walltime", job_id=job_id, started=moment, time=moment + 5)
     add_attempt(run, [metrics_line(2)], None, job_id="7", started=now)
     slurm_says({"7": "RUNNING", "8": "COMPLETED"})
@@ -215,9 +213,8 @@ def test_an_older_job_that_was_requeued_by_hand_decides(tmp_path: Path, slurm_sa
 
 
 def test_a_done_run_stays_so_whatever_was_submitted_since(tmp_path: Path, slurm_says) -> None:
-    run = make_run(tmp_path, "generic-slurm", submit=False)
-    add_attempt(run, [metrics_line(1)], "done", job_id="7")
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+    run = with_attempt(make_run(tmp_path, "generic-slurm", submit=False), [metrics_line(1)], "done", job_id="7")
+    with_job(run, "8")
     for words in (None, {}, {"8": "COMPLETED"}, {"8": "CANCELLED"}):
         slurm_says(words)
         assert asked_of_status(run) == read_run(run).ended == "done"

@@ -22,7 +22,7 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
-from tests.made_runs import add_attempt, add_checkpoint, make_run
+from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.train.filling import fill
 
 
@@ -49,8 +49,7 @@ def steps(run: RunFolder) -> list[int]:
 
 def test_each_nth_checkpoint_gets_one_job_over_all_attempts(tmp_path):
     run = make_run(tmp_path, after__run="echo {step} >>{run}/ran", after__every=2)
-    for step in (10, 20, 30):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 10, 20, 30)
     follower_of(run).look()
     assert steps(run) == [20]
     add_checkpoint(run, 40)
@@ -66,8 +65,7 @@ def test_each_nth_checkpoint_gets_one_job_over_all_attempts(tmp_path):
 def test_beyond_most_a_checkpoint_gets_none_with_a_line(tmp_path, capfd):
     run = make_run(tmp_path, after__run="until [ -e {run}/go ]; do sleep 0.05; done; exit 3", after__most=2)
     follower = follower_of(run)
-    for step in (1, 2, 3):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 1, 2, 3)
     follower.look()
     assert steps(run) == [1, 2]
     assert capfd.readouterr().err == "after: step 3: it gets no job, as 2 jobs have not ended (after.most is 2)\n"
@@ -115,8 +113,7 @@ def test_what_is_refused_counts_for_nothing_and_is_tried_again(tmp_path, capfd):
 def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
     run = make_run(tmp_path, after__run="true", after__every=3)
     follower = follower_of(run)
-    for step in (1, 2):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 1, 2)
     Retention(keep_last=1).apply(run.checkpoints, 2)
     assert len(list(run.checkpoints.iterdir())) == 2
     follower.finish()
@@ -126,8 +123,7 @@ def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
 @pytest.mark.parametrize(("ended", "jobs"), [("done", [20]), ("error", []), ("stopped", [])])
 def test_of_every_zero_only_a_done_runs_last_checkpoint_has_one(tmp_path, ended, jobs):
     run = make_run(tmp_path, after__run="true", after__every=0)
-    for step in (10, 20):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 10, 20)
     follower = follower_of(run, ended)
     follower.look()
     assert steps(run) == []
@@ -156,8 +152,7 @@ def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("HPC_GPT_ATTEMPT", "1")
     given = ["python3", "-c", "import os, sys; print(sys.argv[1:], *sorted(os.environ))", "{checkpoint}", "$a {{step}}"]
-    run = make_run(tmp_path / "it's a $place", after__run=given)
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path / "it's a $place", after__run=given), 1)
     follower_of(run).look()
     wait_until(lambda: after_table(run.path)[0]["state"] == "done")
     (job,) = list_after(run.path)
@@ -169,8 +164,7 @@ def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypa
 
 
 def test_a_second_job_for_a_step_does_nothing(tmp_path):
-    run = make_run(tmp_path, after__run="echo once >>{run}/ran")
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path, after__run="echo once >>{run}/ran"), 1)
     follower_of(run).look()
     (job,) = list_after(run.path)
     wait_until(lambda: job.has_left)
@@ -260,8 +254,7 @@ def test_a_refused_job_is_a_line_and_the_next_attempt_submits_it(tmp_path):
 
 
 def test_one_that_waits_for_a_late_verdict_still_submits_its_job(tmp_path):
-    run = make_run(tmp_path / "logs", "generic-slurm", after__run="true", after__every=0)
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path / "logs", "generic-slurm", after__run="true", after__every=0), 1)
     (tmp_path / "allow").touch()
     # It is judged a minute later, by the script's clock, and sbatch takes its time.
     slow = SBATCH.replace("env >>", "sleep 4\nenv >>")
@@ -272,8 +265,7 @@ def test_one_that_waits_for_a_late_verdict_still_submits_its_job(tmp_path):
 
 
 def test_an_answer_without_a_line_break_is_one(tmp_path):
-    run = make_run(tmp_path / "logs", "generic-slurm", after__run="true")
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path / "logs", "generic-slurm", after__run="true"), 1)
     assert ask_script(run, tmp_path, sbatch='#!/bin/bash\nprintf "Submitted batch job 4242"\n') == ""
     assert after_table(run.path) == [{"step": 1, "job": "4242", "state": "pending", "code": None}]
 
@@ -284,8 +276,7 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
     for name in ("after", "after/step-1"):
         (run.path / name).mkdir()  # of an earlier attempt, which could not submit it
     (run.path / "after" / "step-1" / "job.sh").write_text(f"echo >{run.path}/ran\n")
-    add_checkpoint(run, 1)
-    add_checkpoint(run, 2)
+    with_checkpoints(run, 1, 2)
     filler = fill(small_disk)
     command = [sys.executable, "-m", "hpc_gpt.launch.after", str(run.path), str(attempt.number)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

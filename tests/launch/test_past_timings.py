@@ -8,7 +8,7 @@ import pytest
 from hpc_gpt.launch.past_timings import PastTimings, measure_run
 from hpc_gpt.runs.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.settings.resolved import speed_hash
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 
 def lines(first, last, at=STARTED + 60, evaluated=(), saved=(), step_s=0.5):
@@ -26,8 +26,7 @@ def lines(first, last, at=STARTED + 60, evaluated=(), saved=(), step_s=0.5):
 
 
 def test_seconds_of_steps_saves_evaluations_and_starts(tmp_path):
-    run = make_run(tmp_path, "generic-slurm")
-    add_attempt(run, lines(1, 40, evaluated=(10, 20, 30), saved=(20, 40)))
+    run = with_attempt(make_run(tmp_path, "generic-slurm"), lines(1, 40, evaluated=(10, 20, 30), saved=(20, 40)))
     found = measure_run(run)
     assert found is not None
     assert found.run == run.run_id
@@ -54,8 +53,7 @@ def test_a_save_in_the_background_holds_up_less_than_it_takes(tmp_path):
 
 
 def test_a_start_that_loads_a_checkpoint_is_the_later_links(tmp_path):
-    run = make_run(tmp_path, "generic-slurm")
-    add_attempt(run, lines(1, 20, saved=(20,)))
+    run = with_attempt(make_run(tmp_path, "generic-slurm"), lines(1, 20, saved=(20,)))
     add_attempt(run, lines(21, 40, at=STARTED + 300 + 90), started=STARTED + 300, resumed_step=20)
     found = measure_run(run)
     assert found is not None
@@ -64,8 +62,7 @@ def test_a_start_that_loads_a_checkpoint_is_the_later_links(tmp_path):
 
 @pytest.mark.parametrize("written", [[], lines(1, 2)])
 def test_a_run_that_has_hardly_begun_tells_nothing(tmp_path, written):
-    run = make_run(tmp_path, "generic-slurm")
-    add_attempt(run, written, ended=None)
+    run = with_attempt(make_run(tmp_path, "generic-slurm"), written, ended=None)
     assert measure_run(run) is None
 
 

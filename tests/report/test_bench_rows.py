@@ -14,7 +14,7 @@ from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.compare_text import as_tables, comparison_text
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from hpc_gpt.runs.record import Record
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
 
 
@@ -27,7 +27,7 @@ def logs(tmp_path):
 def bench(logs):
     """Two rows, with a run and a peer's log of theirs below."""
     folder = make_folder(logs, "gpt2")
-    add_attempt(make_run(folder.path), [metrics_line(step) for step in range(1, 11)])
+    add_attempt(make_run(folder.path), 10)
     write_log(folder.path / "peer-round1.log", dump(), iterations(1, 5))
     folder.write(
         [
@@ -55,7 +55,7 @@ def test_the_runs_of_its_rounds_are_read_where_they_are_named(bench, logs):
 
 
 def test_other_runs_are_beside_it(bench, logs):
-    add_attempt(make_run(logs), [metrics_line(step) for step in range(1, 11)])
+    add_attempt(make_run(logs), 10)
     assert len(gather_paths([str(logs)], logs).runs) == 3
     assert len(gather_paths([], logs).runs) == 3
 
@@ -173,8 +173,7 @@ def test_the_only_row_of_a_bench_by_its_file(logs):
 
 
 def test_a_report_of_that_name_hides_no_run(logs):
-    run = make_run(logs)
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    run = with_attempt(make_run(logs), 10)
     page = {"schema": 1, "records": [record.to_tables() for record in gather_paths([str(logs)], logs).records]}
     (logs / BENCH_FILE).write_text(json.dumps(page))
     assert [record.run for record in gather_paths([str(logs)], logs).records] == [run.run_id]

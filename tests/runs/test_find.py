@@ -21,7 +21,7 @@ from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.watch.control import cancel_run, wait_for_all
 from hpc_gpt.watch.status import count_states, fold, read_status
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import unsubmitted_run, with_job
 
 
 def prepared(row: str, **changes) -> PreparedRun:
@@ -39,7 +39,7 @@ def sweep() -> SubmittedSweep:
     """Three runs, of which the first two are an array's."""
     sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     for run, job_id in zip(sweep.runs, ("4711_0", "4711_1", "4712"), strict=True):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+        with_job(run, job_id)
     link_runs(sweep, 1, sweep.runs[:2])
     link_runs(sweep, 2, sweep.runs[2:])
     return sweep

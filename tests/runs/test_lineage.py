@@ -25,7 +25,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from tests.made_runs import add_checkpoint
+from tests.made_runs import add_checkpoint, with_checkpoints
 
 SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
 OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")
@@ -248,8 +248,7 @@ def test_an_engine_is_refused_what_its_checkpoints_cannot_become():
 def run_with(folder: Path, *steps: int, parent: RunFolder | None = None) -> RunFolder:
     """A run folder that holds complete checkpoints of these steps."""
     run = RunFolder(folder)
-    for step in steps:
-        add_checkpoint(run, step)
+    with_checkpoints(run, *steps)
     if parent is not None:
         write_once(run.path / RESUMED_FROM, json.dumps({"run": parent.run_id, "path": str(parent.path), "step": 1}))
     return run

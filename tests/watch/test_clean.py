@@ -23,15 +23,12 @@ from hpc_gpt.runs.lineage import RESUMED_FROM, Parent
 from hpc_gpt.runs.retention import rename_to_delete
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
+from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line, with_attempt, with_checkpoints
 
 
 def ended_run(*steps: int, damaged: tuple[int, ...] = (), ago_s: float = 0.0, logs: Path | None = None) -> RunFolder:
-    run = make_run(logs or logs_dir())
-    add_attempt(run, [metrics_line(1)], "done", time=time.time() - ago_s)
-    for step in (*steps, *damaged):
-        add_checkpoint(run, step, step in damaged)
-    return run
+    run = with_attempt(make_run(logs or logs_dir()), [metrics_line(1)], "done", time=time.time() - ago_s)
+    return with_checkpoints(run, *steps, damaged=damaged)
 
 
 def steps_of(run: RunFolder) -> list[int]:
@@ -107,11 +104,9 @@ def test_of_a_run_that_trains_waits_or_may_nothing_goes():
     trains.add_submission(line)
     add_attempt(trains, [metrics_line(1)], None, job_id="1")
     never, over = make_run(logs_dir(), submit=False), ended_run(1, 2)
-    of_slurm = make_run(logs_dir(), "generic-slurm")
-    add_attempt(of_slurm, [metrics_line(1)], "done")
+    of_slurm = with_attempt(make_run(logs_dir(), "generic-slurm"), [metrics_line(1)], "done")
     for run in (trains, never, of_slurm):
-        add_checkpoint(run, 1)
-        add_checkpoint(run, 2)
+        with_checkpoints(run, 1, 2)
         done = in_process("clean", run.path, "--yes", "--keep", "none")
         assert (done.code, len(error_of(done)[0].splitlines())) == (2, 1), done.stderr
         assert "nothing" not in done.stdout
@@ -215,9 +210,7 @@ def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
 
 def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
-    run = make_run(logs_dir())
-    add_attempt(run, [metrics_line(step) for step in range(1, 9000)], "done")
-    add_checkpoint(run, 10)
+    run = with_checkpoints(with_attempt(make_run(logs_dir()), 8999, "done"), 10)
     record = in_process("report", run.path, "--json").stdout
     [kept] = (tmp_path / "cache" / "report").iterdir()
     sizes = json.loads(in_process("status", run.path, "--sizes", "--json").stdout)["runs"][0]["sizes"]

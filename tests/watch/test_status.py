@@ -24,7 +24,7 @@ from hpc_gpt.watch.control import ask_runs, await_measurements
 from hpc_gpt.watch.restarts import Restarts
 from hpc_gpt.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt, with_job
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def slurm_says(monkeypatch):
 
 
 def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool = True, job_id: str = "7"):
-    (run := unsubmitted_run("generic-slurm")).add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    run = with_job(unsubmitted_run("generic-slurm"), job_id)
     if attempt:
         folder = run.new_attempt().folder
         (folder / "attempt.json").write_text(json.dumps({"job_id": job_id}))
@@ -98,10 +98,9 @@ def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slu
 
 def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
     """Half an hour into its attempt, 71 steps of half a second are left."""
-    run = unsubmitted_run("generic-slurm", train__steps=100)
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None, "time": time.time() - 7200})
+    run = with_job(unsubmitted_run("generic-slurm", train__steps=100), "7", time=time.time() - 7200)
     slurm_says({"7": ("RUNNING", "None")})
-    add_attempt(run, [metrics_line(step) for step in range(1, 30)], ended=None, job_id="7", started=time.time() - 1800)
+    add_attempt(run, 29, ended=None, job_id="7", started=time.time() - 1800)
     row = read_status([run])[0]
     assert (row.state, row.left_s) == ("running", pytest.approx(71 * 0.5))
     assert row.age_s == pytest.approx(7200, abs=60)
@@ -118,8 +117,7 @@ def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
 
 
 def test_a_run_that_is_over_ends_no_more(slurm_says):
-    run = unsubmitted_run()
-    add_attempt(run, [metrics_line(step) for step in range(1, 30)])
+    run = with_attempt(unsubmitted_run(), 29)
     row = read_status([run])[0]
     assert (row.left_s, row.gpu_hours) == (None, run.resolved().gpus)
     waiting = read_status([unsubmitted_run()])[0]
@@ -321,7 +319,7 @@ def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
 def test_of_a_resume_and_a_plain_sbatch_the_newer_is_the_job(slurm_says, resumed, newest):
     run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
-    run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
+    with_job(run, "30", time=resumed)
     slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
     row = read_status([run])[0]
     assert (row.job_id, row.state) == (newest, {"20": "unknown", "30": "pending"}[newest])

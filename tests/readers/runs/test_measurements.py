@@ -10,7 +10,7 @@ from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.settings.experiment_file import find_sweep
 from hpc_gpt.settings.resolved import config_hash
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 
 def slurm_run(logs, **more):
@@ -55,15 +55,14 @@ def test_an_unknown_device_has_no_mfu_but_a_flag(logs):
 
 
 def test_a_dtype_without_a_unit_has_no_mfu_but_a_flag(logs):
-    run = make_run(logs, "jean-zay-v100-32g", "gpt2-meg-ds-3d", train__dtype="bf16")
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    run = with_attempt(make_run(logs, "jean-zay-v100-32g", "gpt2-meg-ds-3d", train__dtype="bf16"), 10)
     record = read_run(run)
     assert record.mfu is None
     assert any("no dense bf16 peak known for device v100-32g" in flag for flag in record.flags)
 
 
 def test_on_a_cpu_there_is_no_device_and_ranks_cost_the_budget(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)], device="cpu", node_list="host")
+    add_attempt(run, 10, device="cpu", node_list="host")
     record = read_run(run)
     assert (record.device, record.mfu, record.memory_allocated_gib) == (None, None, None)
     assert record.gpu_hours == run.resolved().gpus
@@ -80,7 +79,7 @@ def test_gpu_time_of_an_endless_attempt_goes_to_its_last_step(logs):
 
 
 def test_what_an_attempt_measured_beside_its_steps(run):
-    attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
+    attempt = add_attempt(run, 8)
     write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
     measured = {"gpu_util_mean": 71.9, "gpu_util_spread": 22.0, "compile_s": 3.5, "power_w": None, "skipped_shards": 2}
     write_once(attempt.folder / "measured.json", json.dumps(measured))
@@ -104,7 +103,7 @@ def test_how_long_the_last_start_took(run):
 
 
 def test_the_kernel_that_ran_counts_another_choice_is_flagged(run):
-    attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
+    attempt = add_attempt(run, 8)
     write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
     write_once(attempt.folder / "measured.json", json.dumps({"attention_used": "math"}))
     record = read_run(run)

@@ -17,11 +17,11 @@ from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.resolved import config_hash
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt, with_job
 
 
 def test_a_finished_run(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 101)])
+    add_attempt(run, 100)
     record = read_run(run)
     assert (record.ended, record.cause) == ("done", None)
     assert (record.gpus, record.tp, record.pp, record.dp) == (4, 2, 2, 1)
@@ -38,8 +38,7 @@ def test_a_finished_run(run):
 
 
 def test_a_run_of_ours_has_its_cp_and_an_earlier_one_has_1(logs):
-    wide = make_run(logs, experiment="llama-tiny", layout__cp=2)
-    add_attempt(wide, [metrics_line(step) for step in range(1, 11)])
+    wide = with_attempt(make_run(logs, experiment="llama-tiny", layout__cp=2), 10)
     record = read_run(wide)
     assert (record.gpus, record.cp, record.dp, record.global_batch) == (2, 2, 1, 16)
     assert record.tokens_per_s == 16 * 128 / 0.5
@@ -49,7 +48,7 @@ def test_a_run_of_ours_has_its_cp_and_an_earlier_one_has_1(logs):
 
 
 def test_every_flops_figure_can_be_worked_out_from_the_record(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    add_attempt(run, 10)
     record = read_run(run)
     sizes = {"seq": record.seq, "global_batch": record.global_batch, "gpus": record.gpus, "step_s": record.step_s}
     shape = {"layers": record.layers, "hidden": record.hidden}
@@ -88,7 +87,7 @@ def test_the_zero_stage_is_the_one_that_ran(logs):
 
 
 def test_a_step_trained_again_counts_once_as_trained_last(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 31)], "walltime", requeue=True)
+    add_attempt(run, 30, "walltime", requeue=True)
     add_attempt(run, [metrics_line(step, loss=1.0) for step in range(21, 26)])
     record = read_run(run)
     assert record.tokens_total == 25 * 32 * 128
@@ -98,7 +97,7 @@ def test_a_step_trained_again_counts_once_as_trained_last(run):
 
 
 def test_what_a_resume_threw_away_and_trained_not_counts_not(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 31)], None)
+    add_attempt(run, 30, None)
     add_attempt(run, [], "error", resumed_step=20, cause="exit code 1")
     assert read_run(run).tokens_total == 20 * 32 * 128
 
@@ -139,7 +138,7 @@ def test_refused_in_sbatchs_own_words(logs):
 
 def test_refused_and_then_taken(logs):
     (run := make_run(logs, submit=False)).add_submission({"scheduler": "slurm", "job_id": None, "refused": "no"})
-    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    with_job(run, "4711")
     assert read_run(run).ended == "pending"
 
 
@@ -199,7 +198,7 @@ def test_in_the_queue_again_is_pending_cancelled_there_cancelled(run):
 
 def test_submitted_and_not_started_is_pending_after_any_end(run):
     add_attempt(run, [metrics_line(1)], "stopped", cause="Ctrl-C")
-    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None})
+    with_job(run, "4712")
     record = read_run(run)
     assert (record.ended, record.cause, record.job_id, record.ended_at) == ("pending", None, "4712", None)
     assert record.sources["ended"] == "submissions.jsonl: job 4712 has made no attempt yet"
@@ -213,7 +212,7 @@ def test_submitted_and_not_started_is_pending_after_any_end(run):
 def test_the_link_that_began_tells_how_a_chain_stands(logs):
     run = make_run(logs, submit=False)
     for number in (1, 2, 3):
-        run.add_submission({"scheduler": "slurm", "job_id": str(70 + number), "refused": None, "link": number})
+        with_job(run, str(70 + number), link=number)
     run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "too many jobs", "link": 4})
     record = read_run(run)
     assert (record.ended, record.job_id) == ("pending", "71")
@@ -228,9 +227,8 @@ def test_the_link_that_began_tells_how_a_chain_stands(logs):
     ("submitted", "ended", "job_id"), [(STARTED + 9, "pending", "4712"), (STARTED - 9, "stopped", "99")]
 )
 def test_a_run_of_plain_sbatch_is_pending_only_when_submitted(logs, submitted, ended, job_id):
-    run = make_run(logs, submit=False)
-    add_attempt(run, [metrics_line(1)], "stopped", job_id="99")
-    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None, "time": submitted})
+    run = with_attempt(make_run(logs, submit=False), [metrics_line(1)], "stopped", job_id="99")
+    with_job(run, "4712", time=submitted)
     record = read_run(run)
     assert (record.ended, record.job_id) == (ended, job_id)
     add_attempt(run, [metrics_line(2)], job_id="4712")
@@ -239,7 +237,7 @@ def test_a_run_of_plain_sbatch_is_pending_only_when_submitted(logs, submitted, e
 
 def test_an_attempt_without_a_word_is_not_pending_by_the_next(run):
     add_attempt(run, [metrics_line(1)], None)
-    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None})
+    with_job(run, "4712")
     assert [attempt["ended"] for attempt in read_run(run).attempts] == ["unknown"]
 
 
