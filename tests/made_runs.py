@@ -43,20 +43,10 @@ def unsubmitted_run(cluster: str = "local", **overrides) -> RunFolder:
 def metrics_line(step: int, **values) -> dict:
     """One line of metrics.jsonl: half a second a step, a loss that falls from 6 towards 2."""
     line = {
-        "step": step,
-        "loss": 2 + 4 / step,
-        "loss_eval": None,
-        "grad_norm": 1.0,
-        "lr": 1e-3,
-        "step_s": 5.0 if step == 1 else 0.5,
-        "tokens_per_s": 1.0,
-        "tokens": 4096,
-        "skipped": False,
-        "memory_allocated_gib": None,
-        "memory_reserved_gib": None,
-        "save_s": None,
-        "time": STARTED + step,
-    }
+        "step": step, "loss": 2 + 4 / step, "loss_eval": None, "grad_norm": 1.0, "lr": 1e-3,
+        "step_s": 5.0 if step == 1 else 0.5, "tokens_per_s": 1.0, "tokens": 4096, "skipped": False,
+        "memory_allocated_gib": None, "memory_reserved_gib": None, "save_s": None, "time": STARTED + step,
+    }  # fmt: skip
     return {**line, **values}
 
 

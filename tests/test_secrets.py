@@ -32,16 +32,11 @@ def test_a_key_that_only_sounds_like_one_is_not(key):
 @pytest.mark.parametrize(
     "value",
     [
-        "hf_" + "a1" * 17,
-        "sk-" + "b2" * 20,
-        "ghp_" + "c3" * 18,
-        "AKIA" + "ABCDEFGH12345678",
-        "https://user:pass@host/path",
-        "Bearer " + "d4" * 12,
-        "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20,
+        "hf_" + "a1" * 17, "sk-" + "b2" * 20, "ghp_" + "c3" * 18, "AKIA" + "ABCDEFGH12345678",
+        "https://user:pass@host/path", "Bearer " + "d4" * 12, "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20,
         "-----BEGIN OPENSSH PRIVATE KEY-----",
     ],
-)
+)  # fmt: skip
 def test_a_value_of_a_secrets_shape_is_one_whatever_its_key(value):
     assert is_secret("note", value)
     assert value not in str(without_secrets({"note": value, "notes": [value], "deep": {"note": value}}))
@@ -50,11 +45,8 @@ def test_a_value_of_a_secrets_shape_is_one_whatever_its_key(value):
 
 def test_nested_settings_keep_the_rest():
     given = {
-        "train": {"lr": 1e-4, "hub_token": "x"},
-        "eos_token": "</s>",
-        "wandb_key": "y",
-        "on": [1, {"password": 12}],
-    }
+        "train": {"lr": 1e-4, "hub_token": "x"}, "eos_token": "</s>", "wandb_key": "y", "on": [1, {"password": 12}],
+    }  # fmt: skip
     assert without_secrets(given) == {"train": {"lr": 1e-4}, "eos_token": "</s>", "on": [1, {}]}
 
 

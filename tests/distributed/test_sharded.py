@@ -146,11 +146,9 @@ def test_parameters_and_gradients_are_dtensors_placed_as_split(found: Found) -> 
         dim = SPLIT.get(name.split(".", 2)[-1] if name.startswith("blocks.") else name)
         placements = ["R" if dim is None else f"S({dim})", "S(0)"]
         assert one == {
-            "mesh": [["tp", "dp"], [[0, 2], [1, 3]]],
-            "placements": placements,
-            "gradient": placements,
+            "mesh": [["tp", "dp"], [[0, 2], [1, 3]]], "placements": placements, "gradient": placements,
             "as drawn": True,
-        }, name
+        }, name  # fmt: skip
 
 
 def test_a_checkpoints_metadata_are_read_once_for_all_weights(found, folder, monkeypatch):

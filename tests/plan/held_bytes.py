@@ -37,14 +37,9 @@ UPDATE = "update"
 _GPT2 = {"hidden": 256, "layers": 6, "heads": 8}
 # A head of keys for two of queries; the second one's heads are wider together than the model, and normed.
 _LLAMA = _GPT2 | {
-    "kv_heads": 4,
-    "ffn": 704,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-    "positions": "rope",
-    "bias": "none",
+    "kv_heads": 4, "ffn": 704, "mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none",
     "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 4),
-}
+}  # fmt: skip
 _QWEN3 = _LLAMA | {"head_dim": 48, "qk_norm": True, "rope_scaling": None}
 
 

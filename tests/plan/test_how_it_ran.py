@@ -107,13 +107,10 @@ def test_edges_take_the_place_of_layers() -> None:
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"matmul": "fp8"}, ConfigError),
-        ({"attention": "fa9"}, ConfigError),
-        ({"states": "half"}, ConfigError),
-        ({"cp": 3}, LayoutError),
-        ({"cp": 32, "cp_exchange": "heads"}, LayoutError),
+        ({"matmul": "fp8"}, ConfigError), ({"attention": "fa9"}, ConfigError), ({"states": "half"}, ConfigError),
+        ({"cp": 3}, LayoutError), ({"cp": 32, "cp_exchange": "heads"}, LayoutError),
     ],
-)
+)  # fmt: skip
 def test_what_no_run_has_is_refused_in_a_line_with_a_hint(fields: dict[str, Any], fault: type) -> None:
     with pytest.raises(fault) as raised:
         replace(LONG, **fields)

@@ -225,18 +225,11 @@ def test_tensor_parallel_parameters_are_closed_form_1() -> None:
 
 
 OTHERS = [
-    ("megatron-2021-fp16", 1, 0, False, 16, 22),
-    ("megatron", 1, 0, False, 18, 18),
-    ("megatron", 4, 0, True, 9, 9),
-    ("deepspeed-fp16", 1, 0, False, 16, 20),
-    ("deepspeed-fp16", 4, 1, False, 7, 8),
-    ("deepspeed-fp16", 4, 3, False, 4, 5),
-    ("bf16-optimizer", 4, 1, False, 11, 11),
-    ("nanotron", 1, 0, False, 18, 18),
-    ("ddp", 1, 0, False, 18, 18),
-    ("fsdp", 4, 0, False, 4, 4),
-    ("megatron-fsdp", 4, 0, False, 4, 4),
-]
+    ("megatron-2021-fp16", 1, 0, False, 16, 22), ("megatron", 1, 0, False, 18, 18), ("megatron", 4, 0, True, 9, 9),
+    ("deepspeed-fp16", 1, 0, False, 16, 20), ("deepspeed-fp16", 4, 1, False, 7, 8),
+    ("deepspeed-fp16", 4, 3, False, 4, 5), ("bf16-optimizer", 4, 1, False, 11, 11), ("nanotron", 1, 0, False, 18, 18),
+    ("ddp", 1, 0, False, 18, 18), ("fsdp", 4, 0, False, 4, 4), ("megatron-fsdp", 4, 0, False, 4, 4),
+]  # fmt: skip
 OURS = [
     ("megatron-lm", "bf16", 4, 0, True, 9, 9),
     ("megatron-lm", "fp32", 1, 0, False, 16, 16),
@@ -405,14 +398,11 @@ def test_a_mask_of_documents_is_held_for_each_batch_in_flight() -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "attention", "has"),
     [
-        ("a100-80g", "bf16", "auto", False),
-        ("h100-80g", "fp16", "flash", False),
-        ("a100-80g", "bf16", "efficient", True),
-        ("a100-80g", "fp32", "auto", True),
-        ("v100-32g", "fp16", "auto", True),
-        ("cpu", "bf16", "auto", True),
+        ("a100-80g", "bf16", "auto", False), ("h100-80g", "fp16", "flash", False),
+        ("a100-80g", "bf16", "efficient", True), ("a100-80g", "fp32", "auto", True),
+        ("v100-32g", "fp16", "auto", True), ("cpu", "bf16", "auto", True),
     ],
-)
+)  # fmt: skip
 def test_only_what_cannot_take_documents_in_a_row_has_a_mask(device, dtype, attention, has) -> None:
     engine, shape = Engine("ddp", attention=attention), replace(SMALL, heads=8)
     assert has_mask(Data(mask_documents=True), engine, shape, dtype, device) is has

@@ -286,19 +286,11 @@ def test_the_best_is_the_fastest_but_for_near_and_tight_ones():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("layout.tp", 2),
-        ("layout.pp", 2),
-        ("layout.dp", 4),
-        ("layout.micro_batch", 3),
-        ("layout.micro_batches", 2),
-        ("engine.zero_stage", 2),
-        ("engine.recompute", "full"),
-        ("engine.offload", "optimizer"),
-        ("engine.sequence_parallel", True),
-        ("engine.sharded_optimizer", True),
-        ("engine.name", "fsdp"),
+        ("layout.tp", 2), ("layout.pp", 2), ("layout.dp", 4), ("layout.micro_batch", 3), ("layout.micro_batches", 2),
+        ("engine.zero_stage", 2), ("engine.recompute", "full"), ("engine.offload", "optimizer"),
+        ("engine.sequence_parallel", True), ("engine.sharded_optimizer", True), ("engine.name", "fsdp"),
     ],
-)
+)  # fmt: skip
 def test_what_holds_is_not_searched(key, value):
     table, _, name = key.partition(".")
     asked = experiment()

@@ -47,13 +47,9 @@ def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment)
     attempt = run.new_attempt()
     start = command or [sys.executable, "-m", "hpc_gpt.preflight.probe", nodes, str(ranks_per_node)]
     own = {
-        "PYTHONPATH": str(REPOSITORY),
-        "HPC_GPT_RUN": str(run.path),
-        "HPC_GPT_ATTEMPT": str(attempt.number),
-        "HPC_GPT_MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
+        "PYTHONPATH": str(REPOSITORY), "HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": str(attempt.number),
+        "HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt.doctor.preflight", str(run.path), str(attempt.number), nodes, "--", *start]
         + ([] if command else ranks),

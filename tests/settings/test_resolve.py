@@ -78,15 +78,11 @@ def test_gpus_and_pp_alone_are_the_source_run():
 @pytest.mark.parametrize(
     ("gpus", "pp", "heads", "per_node", "layout"),
     [
-        (64, 16, 32, 4, "tp4-pp16-dp1"),
-        (64, 1, 32, 4, "tp4-pp1-dp16"),
-        (64, 1, 32, 8, "tp8-pp1-dp8"),
-        (8, 4, 32, 4, "tp2-pp4-dp1"),
-        (4, 1, 25, 4, "tp1-pp1-dp4"),
-        (10, 2, 25, 5, "tp5-pp2-dp1"),
+        (64, 16, 32, 4, "tp4-pp16-dp1"), (64, 1, 32, 4, "tp4-pp1-dp16"), (64, 1, 32, 8, "tp8-pp1-dp8"),
+        (8, 4, 32, 4, "tp2-pp4-dp1"), (4, 1, 25, 4, "tp1-pp1-dp4"), (10, 2, 25, 5, "tp5-pp2-dp1"),
         (3, 1, 32, 4, "tp1-pp1-dp3"),
     ],
-)
+)  # fmt: skip
 def test_default_tp(gpus, pp, heads, per_node, layout):
     shape = Model(hidden=heads * 128, layers=16, heads=heads, vocab_multiple=320)
     asked = Experiment(model=shape, layout=LayoutRequest(gpus=gpus, pp=pp))

@@ -57,12 +57,9 @@ class Launch:
         self.ranks = []
         for rank in range(ranks):
             own = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_RANK": str(rank),
-                "HPC_GPT_RUN": str(run.path),
+                "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "HPC_GPT_RUN": str(run.path),
                 "HPC_GPT_ATTEMPT": str(self.attempt.number),
-            }
+            }  # fmt: skip
             own |= {name: value.replace("{rank}", str(rank)) for name, value in environment.items()}
             process = FORKED.Process(target=run_rank, args=(own, str(self.log_path)), daemon=True)
             process.start()

@@ -58,13 +58,9 @@ LEVERS = Engine("ddp", compile="edges", one_pass_loss=True, keep_residuals=True)
 EVERY_LEVER = dataclasses.replace(LEVERS, fused_bias_gradients=True)
 OTHERS = [model for model in MODELS if model != "gpt2"]
 IN_EACH_DTYPE = [
-    DDP,
-    Engine("ddp", one_pass_loss=True),
-    Engine("ddp", fused_bias_gradients=True),
-    FSDP,
-    Engine("fsdp", one_pass_loss=True),
-    Engine(zero_stage=1),
-]
+    DDP, Engine("ddp", one_pass_loss=True), Engine("ddp", fused_bias_gradients=True), FSDP,
+    Engine("fsdp", one_pass_loss=True), Engine(zero_stage=1),
+]  # fmt: skip
 COMPILED = [
     DDP,
     Engine("ddp", compile="edges"),
@@ -106,16 +102,12 @@ CASES = [
     *(
         Case(ONE, engine, dtype, clip=0.25, micro_batches=4, model=model, documents=True)
         for engine in (
-            DDP,
-            Engine("ddp", compile="block"),
-            Engine("ddp", recompute="full", activation_offload=True),
-            FSDP,
-            Engine("deepspeed-zero", 3),
-            Engine(zero_stage=1, recompute="selective"),
+            DDP, Engine("ddp", compile="block"), Engine("ddp", recompute="full", activation_offload=True), FSDP,
+            Engine("deepspeed-zero", 3), Engine(zero_stage=1, recompute="selective"),
         )
         for model, dtype in (("gpt2", "bf16"), ("llama", "bf16"), ("llama", "fp32"))
     ),
-]
+]  # fmt: skip
 BEGINNINGS = [DDP, FSDP, Engine(zero_stage=1), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3)]
 
 
@@ -296,12 +288,9 @@ def start(run: RunFolder, ranks: int = 1) -> tuple[list[subprocess.Popen[bytes]]
     started = []
     for rank in range(ranks):
         own = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_RANK": str(rank),
-            "HPC_GPT_RUN": str(run.path),
+            "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "HPC_GPT_RUN": str(run.path),
             "HPC_GPT_ATTEMPT": str(attempt.number),
-        }
+        }  # fmt: skip
         with open(attempt.log, "ab") as log:
             command = [sys.executable, "-m", "hpc_gpt.train"]
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)

@@ -45,20 +45,12 @@ def test_every_class_is_a_records_and_every_failure_has_words() -> None:
 
 
 HOSTILE = [
-    " " * 60_000 + "rror",
-    "|" * 60_000 + "Error",
-    "a." * 30_000 + "Error",
-    "[x]" * 20_000 + "Error: ",
-    "1: " * 20_000 + "Exception",
-    "A" * 60_000 + "Error",
-    "x " * 30_000 + "No space left on device rror",
-    "4711|" + "a" * 60_000 + "TIMEOUT FAIL CANCELLED",
-    "NCCL WARN" * 6_000,
-    "(" * 60_000 + "rror NCCL exit ignal Kill host  (local_rank srun: : line NaN",
-    "host      " * 6_000,
-    "Assertion `" * 5_000,
-    "line 1: " * 8_000,
-]
+    " " * 60_000 + "rror", "|" * 60_000 + "Error", "a." * 30_000 + "Error", "[x]" * 20_000 + "Error: ",
+    "1: " * 20_000 + "Exception", "A" * 60_000 + "Error", "x " * 30_000 + "No space left on device rror",
+    "4711|" + "a" * 60_000 + "TIMEOUT FAIL CANCELLED", "NCCL WARN" * 6_000,
+    "(" * 60_000 + "rror NCCL exit ignal Kill host  (local_rank srun: : line NaN", "host      " * 6_000,
+    "Assertion `" * 5_000, "line 1: " * 8_000,
+]  # fmt: skip
 
 
 def test_a_hostile_line_is_read_in_a_moment() -> None:

@@ -192,15 +192,11 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("version", "sequence_parallel", "mode", "refused"),
     [
-        ("2.11.0+cu128", True, "block", True),
-        ("2.12.1", True, "whole", True),
-        ("2.13.0+cpu", True, "block", False),
-        ("2.14.0a0+git1234", True, "whole", False),
-        ("3.0.0", True, "block", False),
-        ("2.11.0", False, "block", False),
+        ("2.11.0+cu128", True, "block", True), ("2.12.1", True, "whole", True), ("2.13.0+cpu", True, "block", False),
+        ("2.14.0a0+git1234", True, "whole", False), ("3.0.0", True, "block", False), ("2.11.0", False, "block", False),
         ("2.11.0", True, "none", False),
     ],
-)
+)  # fmt: skip
 def test_sequence_parallelism_is_not_compiled_by_a_wrong_torch(
     monkeypatch: pytest.MonkeyPatch, version: str, sequence_parallel: bool, mode: str, refused: bool
 ) -> None:
