@@ -26,22 +26,11 @@ _OPEN = {
 }
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", tuple: "array", dict: "object"}
 TINY = """
-[model]
-hidden = 16
-layers = 1
-heads = 2
-vocab = 256
-seq = 16
-[data]
-source = "random"
-[engine]
-name = "ddp"
-[layout]
-gpus = 1
-[train]
-steps = 3
-dtype = "fp32"
-log_every = 1
+model = { hidden = 16, layers = 1, heads = 2, vocab = 256, seq = 16 }
+data = { source = "random" }
+engine = { name = "ddp" }
+layout = { gpus = 1 }
+train = { steps = 3, dtype = "fp32", log_every = 1 }
 """
 
 

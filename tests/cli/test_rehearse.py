@@ -17,26 +17,10 @@ from tests.conftest import REPOSITORY
 # As large as a rehearsal leaves a run, so that its few steps last until it is interrupted.
 EXPERIMENT = """
 name = "tiny"
-
-[model]
-hidden = 64
-layers = 2
-heads = 2
-vocab = 256
-seq = 64
-
-[engine]
-name = "ddp"
-
-[layout]
-gpus = 1
-micro_batch = 2
-micro_batches = 4
-
-[train]
-steps = 1000
-dtype = "fp32"
-save_every = 100
+model = { hidden = 64, layers = 2, heads = 2, vocab = 256, seq = 64 }
+engine = { name = "ddp" }
+layout = { gpus = 1, micro_batch = 2, micro_batches = 4 }
+train = { steps = 1000, dtype = "fp32", save_every = 100 }
 """
 BROKEN = """{% extends "base.sh.j2" %}
 {% block launch %}

@@ -11,30 +11,14 @@ from hpc_gpt.launch.render import array_script
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.settings.experiment_file import find_sweep
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.schemas import TINY
 from tests.cli.test_completion import offered
 
-TABLE = """
-[model]
-hidden = 16
-layers = 1
-heads = 2
-vocab = 256
-seq = 16
-[data]
-source = "random"
-[engine]
-name = "ddp"
-[layout]
-gpus = 1
-[train]
-steps = 3
-dtype = "fp32"
-log_every = 1
-[rows]
-"no" = { impossible = "it needs 2 GPUs, the row has 1" }
-"bad" = { train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1, train.steps = 50 }
-"two" = { layout.gpus = 2 }
-"good" = {}
+TABLE = f"""{TINY}[rows]
+"no" = {{ impossible = "it needs 2 GPUs, the row has 1" }}
+"bad" = {{ train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1, train.steps = 50 }}
+"two" = {{ layout.gpus = 2 }}
+"good" = {{}}
 """
 
 

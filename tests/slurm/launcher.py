@@ -50,32 +50,10 @@ HELD = ("--set", 'job.sbatch=["--begin=now+1hour"]')
 
 EXPERIMENT = """
 name = "tiny"
-
-[model]
-hidden = 32
-layers = 4
-heads = 4
-vocab = 256
-seq = 32
-
-[data]
-source = "tokens"
-path = "{tokens}"
-
-[layout]
-gpus = 4
-tp = 2
-pp = 2
-micro_batch = 2
-micro_batches = 4
-
-[train]
-steps = {steps}
-dtype = "fp32"
-lr = 1e-3
-warmup_steps = 4
-log_every = 1
-save_every = 10
+model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
+data = {{ source = "tokens", path = "{tokens}" }}
+layout = {{ gpus = 4, tp = 2, pp = 2, micro_batch = 2, micro_batches = 4 }}
+train = {{ steps = {steps}, dtype = "fp32", lr = 1e-3, warmup_steps = 4, log_every = 1, save_every = 10 }}
 """
 
 
