@@ -69,8 +69,7 @@ def test_keys():
 def test_values():
     assert offered("plan", "--engine", "deepspeed-") == ["deepspeed-3d", "deepspeed-zero"]
     assert offered("plan", "--recompute", "") == ["none", "selective", "full"]
-    assert offered("submit", "--model", "gpt2-x") == ["gpt2-xl"]
-    assert offered("submit", "--tp", "") == []
+    assert (offered("submit", "--model", "gpt2-x"), offered("submit", "--tp", "")) == (["gpt2-xl"], [])
     assert offered("bench", "--engines", "ddp,fs") == ["ddp,fsdp"]
 
 

@@ -95,8 +95,7 @@ def test_what_follows_a_run_ends_with_its_reader(made_run, waiting_process, word
     )
     assert command.stdout.readline()
     command.stdout.close()
-    assert command.wait(timeout=60) == 0
-    assert command.stderr.read() == b""
+    assert (command.wait(timeout=60), command.stderr.read()) == (0, b"")
     command.stderr.close()
     assert waiting_process.poll() is None
 

@@ -70,8 +70,7 @@ def test_json_is_one_object_with_every_figure():
 def test_constants_are_the_profiles_or_a_named_others():
     profile_of("mine", 'extends = "jean-zay-v100-32g"\n[calibration]\nconstants = { gemm = 0.4 }\n')
     slow = planned(*PUBLISHED_RUN[:-1], "mine")
-    assert slow["constants"]["source"] == "calibration of mine"
-    assert slow["constants"]["gemm"] == 0.4
+    assert (slow["constants"]["source"], slow["constants"]["gemm"]) == ("calibration of mine", 0.4)
     usual = planned(*PUBLISHED_RUN)
     assert usual["constants"]["source"] == "data sheets"
     assert slow["candidates"][0]["figures"]["step_s"] > 1.2 * usual["candidates"][0]["figures"]["step_s"]

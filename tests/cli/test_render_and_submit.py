@@ -115,8 +115,7 @@ def test_any_value_can_be_set_and_taken_back():
     settings = ("train.lr=2e-4", "job.time=90", 'job.sbatch=["--nice=5"]', "train.warmup_steps=")
     done = in_process("render", "demo", *(word for setting in settings for word in ("--set", setting)))
     resolved = resolved_of(done)
-    assert resolved["train"]["lr"] == 2e-4
-    assert resolved["train"]["warmup_steps"] == 0
+    assert (resolved["train"]["lr"], resolved["train"]["warmup_steps"]) == (2e-4, 0)
     assert resolved["job"]["time"] == "90"
     assert "#SBATCH --nice=5\n" in done.stdout
 

@@ -34,8 +34,7 @@ def why(name: object, *more: object, code: int = 0) -> str:
 
 def why_json(*names: object, code: int = 0) -> dict:
     found = json.loads(why(*names, "--json", code=code))
-    assert set(found) == KEYS
-    assert found["schema"] == 1
+    assert (set(found), found["schema"]) == (KEYS, 1)
     return found
 
 
@@ -371,8 +370,7 @@ def test_lines_around_a_line_of_a_long_log(tmp_path: Path) -> None:
 def test_lines_of_nothing(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.log").write_bytes(text)
     assert [shown for _, shown in lines_around(tmp_path / "a.log", 1) if shown] == []
-    assert last_lines(tmp_path / "a.log") == []
-    assert last_lines(tmp_path / "missing") == []
+    assert (last_lines(tmp_path / "a.log"), last_lines(tmp_path / "missing")) == ([], [])
 
 
 # --- the table of classes

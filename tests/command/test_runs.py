@@ -168,8 +168,7 @@ def test_a_cancel_that_ends_the_program_first_is_no_error(tmp_path: Path) -> Non
 def test_a_program_that_is_not_there_is_the_users_mistake(tmp_path: Path, command: Any, cause: str) -> None:
     run = start(experiment(tmp_path, "gone", {"run": command, "per": "job"}, GPUS))
     status = ended(run)
-    assert status.state == "user_error"
-    assert status.cause == f"rank 0: {cause}{platform.node()}"
+    assert (status.state, status.cause) == ("user_error", f"rank 0: {cause}{platform.node()}")
 
 
 @pytest.mark.long
@@ -235,8 +234,7 @@ def test_a_pattern_reads_any_program_and_a_model_gives_its_flops(tmp_path: Path)
     status = ended(run)
     assert (status.state, status.step, status.steps) == ("done", 6, 6)
     record = read_run(run)
-    assert record.step_s == pytest.approx(0.2)
-    assert record.tokens_per_s == pytest.approx(8 * 32 / 0.2)
+    assert (record.step_s, record.tokens_per_s) == (pytest.approx(0.2), pytest.approx(8 * 32 / 0.2))
     assert record.tokens_total == 6 * 8 * 32
     assert (record.tp, record.dp, record.params) == (2, 1, run.resolved().model.params)
     assert record.tflops_model > 0

@@ -53,8 +53,7 @@ def launches(folder: Path) -> Launches:
 @pytest.mark.parametrize("case", long(RESUMES, SHORT_RESUMES), ids=name_of)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, case: Any) -> None:
     found = launches["two"]["resumes"][name_of(case)]
-    assert found["step"] == SAVED
-    assert found["resumed"] == found["unbroken"]
+    assert (found["step"], found["resumed"]) == (SAVED, found["unbroken"])
     assert found["same_random"]
 
 

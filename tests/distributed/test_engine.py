@@ -23,8 +23,7 @@ WORLDS = [4, *(pytest.param(world, marks=pytest.mark.long) for world in (1, 2))]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
     found = launches(world).figures(f"resume {kind}")
-    assert found["step"] == SAVED
-    assert found["resumed"] == found["unbroken"]
+    assert (found["step"], found["resumed"]) == (SAVED, found["unbroken"])
     assert found["same_weights"]
     assert found["same_random"]
 
@@ -85,8 +84,7 @@ def test_fp16_halves_its_scale_after_overflows_and_skips(launches: Launches, wor
     skipped = [step for step, result in enumerate(found["results"]) if result[2]]
     kept = [step for step, result in enumerate(found["results"]) if result[3]]
     assert skipped == kept == [1, 2]
-    assert found["skipped"] == 2
-    assert found["step"] == STEPS
+    assert (found["skipped"], found["step"]) == (2, STEPS)
 
 
 @pytest.mark.scenario("fp16")
@@ -109,8 +107,7 @@ def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> No
 @pytest.mark.scenario("padding", world=2)
 def test_a_rank_may_hold_nothing_but_padding(launches: Launches) -> None:
     found = launches(2).figures("padding")
-    assert found["loss"] == pytest.approx(found["plain"], abs=1e-6)
-    assert found["padding_gradient"] == 0.0
+    assert (found["loss"], found["padding_gradient"]) == (pytest.approx(found["plain"], abs=1e-6), 0.0)
 
 
 @pytest.mark.scenario("other checkpoints", world=4)

@@ -80,8 +80,7 @@ def test_it_trains_like_one_plain_process(found: Found, folder: Path, world: int
 @pytest.mark.parametrize(("world", "name"), cases("resume", RESUMED))
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(found: Found, world: int, name: str) -> None:
     one = found[world][f"resume {name}"]
-    assert one["step"] == SAVED
-    assert one["resumed"] == one["unbroken"]
+    assert (one["step"], one["resumed"]) == (SAVED, one["unbroken"])
     assert one["same_weights"]
     assert one["same_scale"]
     assert one["same_random"]
@@ -200,8 +199,7 @@ def test_prefetch_gathers_the_next_block_before_a_gradient_goes(found: Found) ->
         calls = [letters.get(call.split()[0], "") for call in found[2][f"calls {name}"]]
         return "".join(calls)[GROUPS:]
 
-    assert backward("fsdp m1") == "ggrrr"
-    assert backward("fsdp without prefetch") == "grgrr"
+    assert (backward("fsdp m1"), backward("fsdp without prefetch")) == ("ggrrr", "grgrr")
 
 
 def test_checkpoints_of_others_are_refused(found: Found) -> None:

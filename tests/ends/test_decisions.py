@@ -83,8 +83,7 @@ def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
     assert verdict["gpu_hours"] == pytest.approx(run.resolved().gpus, rel=1e-3)
     second = start(run)
     assert after(run, second)[0] == "stop"
-    assert second.ended()["ended"] == "error"
-    assert second.verdict()["ended"] == "no_progress"
+    assert (second.ended()["ended"], second.verdict()["ended"]) == ("error", "no_progress")
 
 
 def test_progress_is_what_a_checkpoint_keeps() -> None:
@@ -102,8 +101,7 @@ def test_the_trainers_word_stands_and_slurms_beats_a_vague_one() -> None:
     killed.log.write_text("srun: error: Node failure on n4\n")
     answer = after(run, killed, "node_failure", "a node of the job died")
     assert answer == ["again", "30", "=n4", "-"]
-    assert killed.verdict()["attempt_ended"] == "node_failure"
-    assert killed.verdict()["exclude"] == ["n4"]
+    assert (killed.verdict()["attempt_ended"], killed.verdict()["exclude"]) == ("node_failure", ["n4"])
     assert bad_nodes.listed("generic-slurm")["n4"].times == 1
 
 
@@ -426,8 +424,7 @@ def test_a_chains_left_link_stays_off_a_new_submission_does_not() -> None:
     after(run, start(run, "nan"))
     left = start(run, job_id="8")
     assert before(run, left)[:2] == ["stop", "1"]
-    assert left.verdict()["ended"] == "nan"
-    assert left.ended()["ended"] == "refused"
+    assert (left.verdict()["ended"], left.ended()["ended"]) == ("nan", "refused")
     with_job(run, "9", time=NOW + 1)
     assert before(run, start(run, job_id="9"))[0] == "go"
 
@@ -476,8 +473,7 @@ def test_who_requeues_a_stopped_job_by_hand_wants_it_to_run() -> None:
     assert before(waited, start(waited))[0] == "stop"
     after(ran, start(ran, "stopped"))
     after(put_back, start(put_back, "stopped"), "requeued", "put back", put_back=True)
-    assert before(waited, start(waited))[0] == "go"
-    assert before(ran, start(ran))[0] == "go"
+    assert (before(waited, start(waited))[0], before(ran, start(ran))[0]) == ("go", "go")
     assert before(put_back, start(put_back))[0] == "stop", "Slurm does it by itself"
 
 

@@ -30,8 +30,7 @@ def test_every_row_resolves_to_the_gpus_it_names(name):
     for row in sweep(name).possible:
         for profile in PROFILES:
             run = settle(name, row.name, profile)
-            assert run.layout.gpus == run.gpus
-            assert run.name == f"{name}-{row.name}"
+            assert (run.layout.gpus, run.name) == (run.gpus, f"{name}-{row.name}")
 
 
 def test_the_six_impossible_rows_are_refused_by_our_rules():

@@ -97,14 +97,12 @@ def test_a_job_that_is_full_is_one_job(steps, jobs):
     """(1000 - 0) / 10 = 100 steps a job."""
     found = chain_length(steps, Pace(10.0), 1, 1000, 0)
     assert found is not None
-    assert found.jobs == jobs
-    assert found.total_s == 10 * steps
+    assert (found.jobs, found.total_s) == (jobs, 10 * steps)
 
 
 def test_tenths_do_not_cost_a_step():
     """0.3 / 0.1 is 2.999… in floating point."""
-    assert steps_of_job(Pace(0.1), 0.3, 0) == 3
-    assert steps_of_job(Pace(0.1), 0.7, 0) == 7
+    assert (steps_of_job(Pace(0.1), 0.3, 0), steps_of_job(Pace(0.1), 0.7, 0)) == (3, 7)
 
 
 def test_a_job_without_a_limit_does_all_a_too_short_one_nothing():
@@ -137,8 +135,7 @@ def test_measured_figures_by_hand():
     forecast = make_forecast(asked(), ForecastFacts(alike=ALIKE), lead_is_given=False, now=NOW)
     assert forecast.total is not None
     assert (forecast.total.jobs, forecast.total.job_steps, forecast.lead_s) == (8, 1332, 169)
-    assert forecast.total.total_s == 8 * 150 + 25_000
-    assert forecast.jobs == 8
+    assert (forecast.total.total_s, forecast.jobs) == (8 * 150 + 25_000, 8)
     first = forecast.lines[0]
     assert "8 jobs of 1:00:00 by requeue" in first
     assert f"{8 * 26_200 / 3600:,.4g} GPU-hours on 8 GPUs" in first

@@ -166,5 +166,4 @@ def test_what_is_ready_has_its_script_and_its_prediction():
     assert prepared.resolved == resolve(load_experiment(file), profile)
     assert prepared.messages[0].startswith("predicted: ")
     assert prepared.resolved.to_json() in prepared.script
-    assert prepared.text == file.text
-    assert prepared.jobs == 1
+    assert (prepared.text, prepared.jobs) == (file.text, 1)

@@ -264,6 +264,5 @@ def test_a_script_without_a_checkout_ends_with_one_line(tmp_path):
     done = subprocess.run(
         ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "Error: MEGATRON_LM is not set"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "Error: MEGATRON_LM is not set")
     assert not (tmp_path / "logs").exists()

@@ -225,10 +225,8 @@ def test_a_shipped_profile_gets_a_copy_that_extends_it():
     assert path == config_dir() / "clusters" / f"{NAME}.toml"
     assert shipped.read_bytes() == before
     profile = load_profile(NAME)
-    assert profile.gpus_per_node == 4
-    assert profile.calibration.constants["gemm"] == 0.512346
-    assert profile.calibration.rows == 2
-    assert profile.calibration.mean_error == pytest.approx(0.1155)
+    assert (profile.gpus_per_node, profile.calibration.constants["gemm"]) == (4, 0.512346)
+    assert (profile.calibration.rows, profile.calibration.mean_error) == (2, pytest.approx(0.1155))
     assert profile.calibration.residuals == FOUND.residuals
     assert stored_calibration(profile).constants.gemm == 0.512346
 

@@ -42,8 +42,7 @@ def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
     assert (training.tp, training.pp, training.dp, training.engine, training.micro_batches) == (
         4, 4, 1, "deepspeed-3d", 4,
     )  # fmt: skip
-    assert entry.step_s == 1.4
-    assert entry.machine.gpus_per_node == 4
+    assert (entry.step_s, entry.machine.gpus_per_node) == (1.4, 4)
 
 
 def test_settings_tell_the_switches(tmp_path, profile):
@@ -117,8 +116,7 @@ def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
     for place in ("a", "b", "sweep/c"):
         (logs / place).mkdir(parents=True)
         (logs / place / "record.json").write_text(RECORD.to_json())
-    assert len(rows(logs, profile)) == 3
-    assert len(rows(logs / "a", profile)) == 1
+    assert (len(rows(logs, profile)), len(rows(logs / "a", profile))) == (3, 1)
 
 
 def test_a_record_of_another_device_or_of_no_step_is_reported(tmp_path, profile):

@@ -38,9 +38,7 @@ def experiment(layout=None, engine=None, **train):
 def test_nothing_holds_unless_it_is_said_to():
     asked = experiment({"tp": 5, "pp": 2, "micro_batch": 4}, {"recompute": "full", "zero_stage": 1})
     question = question_of(asked, PROFILE)
-    assert question.fixed == {}
-    assert question.global_batch == 64
-    assert question.gpus == 16
+    assert (question.fixed, question.global_batch, question.gpus) == ({}, 64, 16)
     holds = {"layout.tp", "layout.micro_batch", "engine.recompute"}
     assert question_of(asked, PROFILE, holds).fixed == {"tp": 5, "micro_batch": 4, "recompute": "full"}
 

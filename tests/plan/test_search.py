@@ -181,8 +181,7 @@ def test_every_candidate_runs_whatever_the_model(gpus, layers, heads, batch, dty
     found = search(question_of(asked, PROFILE, engines=ENGINES), machine(gib))
     for candidate in found.candidates:
         assert training_of(resolve(with_layout(asked, candidate.training), PROFILE)) == candidate.training
-        assert candidate.training.gpus == gpus
-        assert candidate.training.global_batch == batch
+        assert (candidate.training.gpus, candidate.training.global_batch) == (gpus, batch)
         assert math.isfinite(candidate.tokens_per_s)
 
 

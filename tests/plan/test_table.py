@@ -85,8 +85,7 @@ def test_steps_of_other_sizes_are_compared_by_the_token():
 
 
 def test_bars_fill_what_they_stand_for():
-    assert time_bar(STEP, 20) == "ccccccccccccccrrttbd"
-    assert len(time_bar(STEP, 37)) == 37
+    assert (time_bar(STEP, 20), len(time_bar(STEP, 37))) == ("ccccccccccccccrrttbd", 37)
     assert sum(shares(STEP).values()) == pytest.approx(1)
     assert memory_bar(32, 32, 10, False) == "##########"
     assert memory_bar(0.1, 32, 10, True) == "█░░░░░░░░░"

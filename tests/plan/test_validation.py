@@ -67,8 +67,7 @@ def test_means_are_of_each_source_and_over_sources():
     assert [each.source for each in scores.sources] == ["a", "b"]
     assert scores.sources[0].time.mean == pytest.approx(0.1)
     assert scores.sources[1].time.mean == pytest.approx(0.25)
-    assert scores.time_mean == pytest.approx(0.175)
-    assert scores.time.within_15 == pytest.approx(1 / 3)
+    assert (scores.time_mean, scores.time.within_15) == (pytest.approx(0.175), pytest.approx(1 / 3))
 
 
 def test_wrong_fits_are_counted_by_which_way_they_are_wrong():

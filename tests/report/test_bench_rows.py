@@ -56,8 +56,7 @@ def test_the_runs_of_its_rounds_are_read_where_they_are_named(bench, logs):
 
 def test_other_runs_are_beside_it(bench, logs):
     add_attempt(make_run(logs), 10)
-    assert len(gather_paths([str(logs)], logs).runs) == 3
-    assert len(gather_paths([], logs).runs) == 3
+    assert (len(gather_paths([str(logs)], logs).runs), len(gather_paths([], logs).runs)) == (3, 3)
 
 
 def test_a_row_by_its_number(bench, logs):

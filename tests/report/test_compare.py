@@ -44,8 +44,7 @@ def words(a: RunRead, b: RunRead) -> str:
 
 def test_faster_in_plain_words():
     comparison = compare_runs(made(1), made(2, step_s=100 / 1.04))
-    assert comparison.verdict == "faster"
-    assert comparison.speeds[0].name == "step_s"
+    assert (comparison.verdict, comparison.speeds[0].name) == ("faster", "step_s")
     interval = comparison.speeds[0].interval
     assert interval.low < 4 < interval.high
     assert verdict_text(comparison, "A", "B").startswith("faster by 4.0 % (3.6")

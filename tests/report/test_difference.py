@@ -115,8 +115,7 @@ def test_rounding_widens_the_interval():
 
 def test_a_million_steps_are_as_many_blocks_as_a_hundred():
     series = series_of(np.random.default_rng(0).random(1_000_000))
-    assert len(series.blocks) == MOST_BLOCKS
-    assert series.middle == pytest.approx(0.5, abs=0.01)
+    assert (len(series.blocks), series.middle) == (MOST_BLOCKS, pytest.approx(0.5, abs=0.01))
 
 
 def test_steps_that_spread_have_an_interval_as_wide_as_blocks():

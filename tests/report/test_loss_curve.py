@@ -53,8 +53,7 @@ def test_a_long_line_is_thin_and_keeps_its_spike():
 
 def test_runs_beyond_the_colours_are_left_out():
     root = drawn(*((str(at), STEPS, STEPS) for at in range(20)))
-    assert len(lines(root)) == MOST_CURVES
-    assert lines(drawn()) == []
+    assert (len(lines(root)), lines(drawn())) == (MOST_CURVES, [])
     assert lines(drawn(("a", STEPS, np.full(100, np.nan)))) == []
 
 

@@ -33,8 +33,7 @@ def page(tmp_path_factory):
 def test_it_is_quiet_asks_for_nothing_and_runs_nothing(browser, page):
     for dark in (False, True):
         browser.open(page, dark=dark)
-        assert browser.console == []
-        assert browser.requests == [page.as_uri()]
+        assert (browser.console, browser.requests) == ([], [page.as_uri()])
         assert browser.run("typeof window.hacked") == "undefined"
     assert HOSTILE in browser.run("document.querySelector('h1').textContent")
     assert browser.run("document.scripts.length") == 0

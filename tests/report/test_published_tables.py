@@ -226,8 +226,7 @@ def test_ones_own_sweep_has_usual_columns_and_its_rows_keys(tmp_path, logs):
     assert call(str(path)).stdout.splitlines() == lines
     run = ran(logs, str(path), "small", step_s=0.25)
     (line,) = [line for line in call(str(path)).stdout.splitlines() if run.run_id in line]
-    assert line.split()[:3] == ["small", "1", "124M"]
-    assert line.split()[9:11] == ["0.250", "0.5"]
+    assert (line.split()[:3], line.split()[9:11]) == (["small", "1", "124M"], ["0.250", "0.5"])
 
 
 @pytest.mark.parametrize("width", [20, 60])

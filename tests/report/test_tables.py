@@ -44,10 +44,8 @@ def test_memory_and_printed_tflops_are_shown_where_known():
     assert "printed" not in records_text([PUBLISHED_RUN])
     run = replace(PUBLISHED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
     for text in (records_text([PUBLISHED_RUN, run]), records_text([run], "md")):
-        assert "Memory GiB" in text
-        assert "25.5" in text
-        assert "TFLOPs printed" in text
-        assert "40.9" in text
+        for words in ("Memory GiB", "25.5", "TFLOPs printed", "40.9"):
+            assert words in text
     assert "25.5 GiB allocated" in as_block(run)
     assert "40.9 TFLOP/s per rank  (as the program prints it)" in as_block(run)
 
@@ -96,11 +94,9 @@ def test_a_wide_terminal_gets_the_table():
 
 def test_csv_holds_figures_in_full_under_the_records_keys():
     (row,) = csv.DictReader(io.StringIO(records_text([PUBLISHED_RUN], "csv")))
-    assert float(row["step_s"]) == 146.0
-    assert float(row["step_s_p90"]) == 150.1
+    assert (float(row["step_s"]), float(row["step_s_p90"])) == (146.0, 150.1)
     assert int(row["params"]) == 51_970_000_000
-    assert row["loss_eval"] == ""
-    assert list(row)[:3] == ["gpus", "params", "tp"]
+    assert (row["loss_eval"], list(row)[:3]) == ("", ["gpus", "params", "tp"])
 
 
 def test_csv_of_an_odd_name():
@@ -157,8 +153,7 @@ def test_a_block_names_each_formula_and_omits_the_unknown():
 def test_print_record_writes_to_stdout(capsys):
     print_record(PUBLISHED_RUN)
     captured = capsys.readouterr()
-    assert captured.out == as_block(PUBLISHED_RUN)
-    assert captured.err == ""
+    assert (captured.out, captured.err) == (as_block(PUBLISHED_RUN), "")
 
 
 @pytest.mark.parametrize(

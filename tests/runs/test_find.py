@@ -50,10 +50,8 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
     logs, other = logs_dir(), unsubmitted_run()
     other.add_submission({"job_id": "47"})
     assert find_run("4711_1", logs) == b
-    assert named_runs("4711_1", logs) == [b]
-    assert named_runs("4711", logs) == [a, b]
-    assert named_runs("47", logs) == [other]
-    assert named_runs("4712", logs) == [c]
+    assert (named_runs("4711_1", logs), named_runs("4711", logs)) == ([b], [a, b])
+    assert (named_runs("47", logs), named_runs("4712", logs)) == ([other], [c])
     assert named_runs(sweep.id, logs) == named_runs(str(sweep.folder), logs) == [a, b, c]
     assert find_runs([sweep.id, b.run_id], logs) == [a, b, c]
     assert find_runs([str(sweep.folder)], logs) == find_runs([str(sweep.folder.parent)], logs) == [a, b, c]

@@ -47,8 +47,7 @@ def test_what_is_damaged_or_of_another_kind_is_left_out(tmp_path: Path) -> None:
         ({"rank": [1]}, {"host": [1]}, {"probe_s": "x"}, {"probe_s": math.nan}, {"step": None})
     ):
         (tmp_path / f"1{number}.json").write_text(json.dumps({**asdict(BEAT), **odd}))
-    assert list(read_heartbeats(tmp_path)) == [3]
-    assert read_heartbeats(tmp_path / "none") == {}
+    assert (list(read_heartbeats(tmp_path)), read_heartbeats(tmp_path / "none")) == ([3], {})
 
 
 def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> None:
@@ -57,8 +56,7 @@ def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> 
         file.write(b"Timeout (0:05:00)!\n")
     write_heartbeat(tmp_path, replace(BEAT, beat=2))
     assert read_heartbeats(tmp_path)[3].beat == 2
-    assert read_c_dump(tmp_path, 3) == "Timeout (0:05:00)!\n"
-    assert read_c_dump(tmp_path, 9) == ""
+    assert (read_c_dump(tmp_path, 3), read_c_dump(tmp_path, 9)) == ("Timeout (0:05:00)!\n", "")
 
 
 def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) -> None:

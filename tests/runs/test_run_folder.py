@@ -41,8 +41,7 @@ def run(logs, resolved):
 
 
 def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
-    assert run.path.parent == (logs / "demo").resolve()
-    assert run.resolved() == resolved
+    assert (run.path.parent, run.resolved()) == ((logs / "demo").resolve(), resolved)
     assert run.job_script.read_text() == "#!/bin/bash\n"
     assert (run.path / "experiment.toml").read_text() == "name = 'demo'\n"
     assert json.loads((run.path / "ds_config.json").read_text()) == {"train_batch_size": 32}
@@ -271,8 +270,7 @@ def test_appending_to_a_missing_folder_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\x00\x00"])
 def test_a_json_file_that_holds_no_object_reads_as_empty(tmp_path, text):
     (tmp_path / "file").write_text(text)
-    assert read_json(tmp_path / "file") == {}
-    assert read_json(tmp_path / "missing") == {}
+    assert (read_json(tmp_path / "file"), read_json(tmp_path / "missing")) == ({}, {})
 
 
 def chain_of(tmp_path, *lines):

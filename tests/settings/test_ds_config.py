@@ -32,8 +32,7 @@ def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) ->
 
 def test_the_batch_is_ours() -> None:
     config = ds_config_of(settings())
-    assert config["train_batch_size"] == 24
-    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert (config["train_batch_size"], config["train_micro_batch_size_per_gpu"]) == (24, 2)
     assert config["gradient_accumulation_steps"] == 6
 
 
@@ -73,9 +72,7 @@ def test_it_is_plain_json_and_deepspeed_reads_it(dtype: str) -> None:
     config = ds_config_of(settings(dtype, dp=1))
     assert json.loads(json.dumps(config)) == config
     read = DeepSpeedConfig(json.loads(json.dumps(config)))
-    assert read.gradient_clipping == 0.5
-    assert read.train_batch_size == 24
-    assert read.zero_config.stage == 1
+    assert (read.gradient_clipping, read.train_batch_size, read.zero_config.stage) == (0.5, 24, 1)
     assert read.float16_config.initial_scale_power == 16
     assert read.timers_config.enabled is False
 

@@ -81,8 +81,7 @@ def test_old_runs_are_of_no_sweep():
 
 
 def test_a_sweeps_folder_is_never_hidden_nor_outside():
-    assert folder_name("../../etc") == "_.._etc"
-    assert folder_name("...") == "experiment"
+    assert (folder_name("../../etc"), folder_name("...")) == ("_.._etc", "experiment")
 
 
 # --- the learning rate's schedule: what a shorter run cannot hold is cut

@@ -191,8 +191,7 @@ def test_a_python_without_torch_is_one_line_and_a_hint(tmp_path: Path) -> None:
 def test_who_a_rank_is() -> None:
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
     submitit = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_LOCALID": "1"}
-    assert identify(slurm) == RankIdentity(5, 8, 1)
-    assert identify(submitit) == RankIdentity(1, 2, 1)
+    assert (identify(slurm), identify(submitit)) == (RankIdentity(5, 8, 1), RankIdentity(1, 2, 1))
     assert identify({**slurm, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}) == RankIdentity(0, 4, 0)
     with pytest.raises(ConfigError, match="not a rank of a run"):
         identify({"RANK": "0"})

@@ -81,8 +81,7 @@ def test_the_order_is_this_one_for_good() -> None:
 
 
 def test_a_phase_begins_with_the_first_step_after_its_tokens() -> None:
-    assert phase_steps([], 100) == [0]
-    assert phase_steps([99, 100, 101, 200.5], 100) == [0, 1, 1, 2, 3]
+    assert (phase_steps([], 100), phase_steps([99, 100, 101, 200.5], 100)) == ([0], [0, 1, 1, 2, 3])
     assert phase_steps([30e9], 4 << 20) == [0, 7153]
 
 

@@ -66,8 +66,7 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:
     launch.ranks[0].join(PATIENCE_S)
     launch.signal(signal.SIGCONT, [1])
     assert launch.ranks[0].exitcode == 130, launch.log
-    assert launch.wait()[1] == 1
-    assert launch.ended[0] == "stopped"
+    assert (launch.wait()[1], launch.ended[0]) == (1, "stopped")
     assert "step-00000002" in checkpoints(run)
 
 

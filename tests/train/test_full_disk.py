@@ -49,8 +49,7 @@ def test_a_full_disk_stops_the_save_and_not_the_run(small_disk: Path, tokens: Pa
     assert [line["step"] for line in lines(run)] == list(range(1, step + 1))
     said = [int(line.split("/")[0][5:]) for line in launch.log.splitlines() if line.startswith("step ")]
     assert said == list(range(1, step + 1))
-    assert checkpoints(run)[-1] == f"step-{step:08d}"
-    assert len(checkpoints(run)) == 2
+    assert (checkpoints(run)[-1], len(checkpoints(run))) == (f"step-{step:08d}", 2)
     assert not (launch.attempt.folder / ".reserve").exists()
 
 

@@ -74,8 +74,7 @@ def test_each_source_is_evaluated_and_loss_eval_is_their_mean(unbroken: RunFolde
 def test_report_and_exports_have_them(unbroken: RunFolder) -> None:
     run = read_own(unbroken)
     last = lines(unbroken)[-1]
-    assert run.record.loss_eval == last["loss_eval"]
-    assert run.record.loss_eval_by == last["loss_eval_by"]
+    assert (run.record.loss_eval, run.record.loss_eval_by) == (last["loss_eval"], last["loss_eval_by"])
     assert losses_by_source(run.record) == ", ".join(
         f"{name} {loss:.3f}" for name, loss in last["loss_eval_by"].items()
     )
@@ -107,8 +106,7 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
     launch = train(run, 1)
     assert launch.ended == ("done", STEPS, False), launch.log
     for own, one in zip(lines(run), lines(unbroken)[HALF:], strict=True):
-        assert own["step"] == one["step"]
-        assert own["loss"] == pytest.approx(one["loss"], abs=2e-6)
+        assert (own["step"], own["loss"]) == (one["step"], pytest.approx(one["loss"], abs=2e-6))
         if one["loss_eval_by"]:
             assert own["loss_eval_by"] == pytest.approx(one["loss_eval_by"], abs=2e-6)
 

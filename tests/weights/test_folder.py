@@ -77,8 +77,7 @@ def test_what_differs_is_counted_and_five_are_named(folder: Path) -> None:
     assert lines[0] == "FOLDER has the weights of another model, in 6 points:"
     assert lines[1:3] == ["model.norm.weight is not there",
                           "model.layers.0.input_layernorm.weight is [40] there, [32] here"]  # fmt: skip
-    assert len(lines) == 7
-    assert lines[-1] == "and 1 more"
+    assert (len(lines), lines[-1]) == (7, "and 1 more")
 
 
 def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:

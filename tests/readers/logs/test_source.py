@@ -144,8 +144,7 @@ def test_a_file_that_may_not_be_read_is_refused(log: Path) -> None:
         "print(read_log(Path(sys.argv[1])).refused)\n"
     )
     done = subprocess.run([sys.executable, "-c", reading, log.name], cwd=log.parent, capture_output=True, text=True)
-    assert done.stderr == ""
-    assert done.stdout.strip() == "not readable"
+    assert (done.stderr, done.stdout.strip()) == ("", "not readable")
 
 
 def test_standard_input(log: Path) -> None:

@@ -54,8 +54,7 @@ def test_all_lines_at_once_give_what_each_alone_does(tmp_path_factory, lines, ch
     finally:
         own_metrics._CHUNK = before
     found, damaged = plainly(path.read_text(encoding="utf-8"))
-    assert metrics.damaged == damaged
-    assert metrics.steps["step"].tolist() == sorted(found)
+    assert (metrics.damaged, metrics.steps["step"].tolist()) == (damaged, sorted(found))
     assert metrics.steps.line.tolist() == [found[step][0] for step in sorted(found)]
     for key in KEYS:
         for step, value in zip(sorted(found), metrics.steps[KEYS[key]].tolist(), strict=True):

@@ -106,8 +106,7 @@ def test_the_median_is_of_the_steady_lines_whatever_their_order(seconds, every):
     lines = [iteration(index * every, 1000 * each) for index, each in enumerate(seconds, 1)]
     run = run_of(dump(log_interval=every), lines)
     steady = run.steps["step_s"][run.steps.steady]
-    assert run.record.step_s == pytest.approx(np.median(steady))
-    assert run.record.steps_used == len(steady)
+    assert (run.record.step_s, run.record.steps_used) == (pytest.approx(np.median(steady)), len(steady))
 
 
 def test_report_writes_nothing_beside_a_foreign_log(tmp_path):
@@ -160,8 +159,7 @@ def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch)
     assert mine["loss"] is not theirs["loss"]
     assert one.saves is other.saves
     bars = [(1.0, None, 3), (2.0, 4.5, 5)]
-    assert list(held_logs._Bars(bars)) == bars
-    assert held_logs._Bars(bars)[-1:] == bars[-1:]
+    assert (list(held_logs._Bars(bars)), held_logs._Bars(bars)[-1:]) == (bars, bars[-1:])
 
 
 def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):

@@ -25,12 +25,10 @@ def slurm_run(logs, **more):
 
 def test_the_source_run_on_its_own_device(logs):
     record = read_run(slurm_run(logs))
-    assert record.device == "v100-32g"
-    assert record.tflops_seed == pytest.approx(46.7, abs=0.1)
+    assert (record.device, record.tflops_seed) == ("v100-32g", pytest.approx(46.7, abs=0.1))
     assert record.mfu == pytest.approx(record.tflops_model / 125)
     assert record.hfu == pytest.approx(record.tflops_hardware / 125)
-    assert record.memory_allocated_gib == [20.0, 18.5]
-    assert record.gpu_hours == 64
+    assert (record.memory_allocated_gib, record.gpu_hours) == ([20.0, 18.5], 64)
     assert record.node_list == "r6i4n[0-15]"
 
 

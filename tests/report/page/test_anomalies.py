@@ -139,9 +139,7 @@ def test_earlier_failures_of_a_done_run_are_no_anomaly():
 def test_the_worst_runs_come_first_and_none_is_lost():
     runs = usual_runs()
     order = worst_first(runs, rank_anomalies(runs))
-    assert sorted(order) == list(range(len(runs)))
-    assert set(order[:2]) == {2, 3}
-    assert order[-2:] == [0, 6]
+    assert (sorted(order), set(order[:2]), order[-2:]) == (list(range(len(runs))), {2, 3}, [0, 6])
 
 
 FAILURES = ("refused", "no_progress", "gpu_memory", "host_memory", "collective_timeout", "hang", "node_failure", "nan",

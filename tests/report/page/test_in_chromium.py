@@ -111,8 +111,7 @@ SLOWEST_FIRST = ["meg_ds_3d_restarts", "meg_gpt2_perf_n16", "meg_nan", "hf_ds_gp
 def test_it_is_quiet_and_asks_for_nothing_but_itself(browser, pages):
     for page in (pages.usual, pages.hostile):
         browser.open(page)
-        assert browser.console == []
-        assert browser.requests == [page.as_uri()]
+        assert (browser.console, browser.requests) == ([], [page.as_uri()])
 
 
 def test_nothing_of_a_log_runs(browser, pages):
@@ -121,8 +120,7 @@ def test_nothing_of_a_log_runs(browser, pages):
         browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         browser.click(STEP)
         browser.click("table.runs tbody a")
-        assert browser.run("typeof window.hacked") == "undefined"
-        assert browser.dialogs == []
+        assert (browser.run("typeof window.hacked"), browser.dialogs) == ("undefined", [])
         assert browser.console == []
     text = browser.run("document.body.textContent")
     assert all(words in text for words in HOSTILE)
@@ -435,8 +433,7 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, tmp_path):
     texts = browser.run(
         "[...document.querySelectorAll('table.runs tbody tr')].map((line) => Number(line.cells[7].textContent))"
     )
-    assert len(texts) == 1000
-    assert texts == sorted(texts)
+    assert (len(texts), texts) == (1000, sorted(texts))
     browser.click("table.runs tbody a[href='#run-901']")
     browser.until("document.getElementById('run-901').checkVisibility()")
     browser.run("document.querySelector('#tools input').focus()")
