@@ -81,9 +81,7 @@ def test_what_is_written_later_of_a_lost_attempt_is_no_time(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("ran_s", "stopped_s", "is_spent"), [(90, 0, False), (700, 0, True), (700, 300, False)])
-def test_a_budget_is_spent_by_time_that_nobody_sets(
-    monkeypatch: pytest.MonkeyPatch, ran_s: float, stopped_s: float, is_spent: bool
-) -> None:
+def test_a_budget_is_spent_by_time_that_nobody_sets(monkeypatch, ran_s, stopped_s, is_spent):
     run = unsubmitted_run(job__max_gpu_hours=1.0, job__signal_lead_s=60)
     attempt = begun(run, ran_s, clock_s=HOUR)
     monkeypatch.setenv("HPC_GPT_STOP_AT", f"{attempt.started()['started'] + 600:.0f}")

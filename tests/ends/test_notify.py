@@ -144,9 +144,7 @@ def test_of_what_a_command_prints_the_end_is_kept_alone(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith("notify: ended: the command ended with exit code 3")
 
 
-def test_a_command_that_hangs_is_killed_with_what_it_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, capsys):
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     run = run_that_tells(f'{sys.executable} -c "{child}" & wait', timeout_s=5)
     send_event(run, run.resolved(), judged(run, "error"), "failed")

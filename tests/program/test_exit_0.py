@@ -74,9 +74,7 @@ FAILED = End("user_error", "ImportError: no name x")
         (8, 9, 1, "done", "9 of 9 steps"),
     ],
 )
-def test_the_class_is_the_failures_unless_the_last_step_was_made(
-    step: int, planned: int, spacing: int, ended: str, cause: str
-) -> None:
+def test_the_class_is_the_failures_unless_the_last_step_was_made(step, planned, spacing, ended, cause):
     assert end_of_exit_0(step, planned, spacing, "", FAILED) == End(ended, cause)
 
 
@@ -103,9 +101,7 @@ def attempt_of(folder: Path, text: str) -> tuple[RunFolder, Attempt]:
         ("loading\n", "done", "exit code 0, its log has no lines of steps"),
     ],
 )
-def test_a_script_that_exits_with_0_has_the_class_of_its_failure(
-    tmp_path: Path, text: str, ended: str, cause: str
-) -> None:
+def test_a_script_that_exits_with_0_has_the_class_of_its_failure(tmp_path, text, ended, cause):
     run, attempt = attempt_of(tmp_path, text)
     end_script(run, attempt, 0, "JobState=RUNNING Restarts=0", read_cause)
     assert attempt.ended()["ended"] == ended

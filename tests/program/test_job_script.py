@@ -80,9 +80,7 @@ def test_bash_and_shellcheck_take_the_job_sh(tmp_path: Path) -> None:
         ("#!/bin/bash\n# Rendered by hpc-gpt 0.1.0. It is complete\n", (), "is a script that hpc-gpt rendered"),
     ],
 )
-def test_what_cannot_run_as_it_is_is_refused_before_writing(
-    tmp_path: Path, text: str, words: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_run_as_it_is_is_refused_before_writing(tmp_path, text, words, said):
     script(tmp_path, text)
     chosen = {"HPC_GPT_CLUSTER": "generic-slurm"}  # there may be no sbatch here
     assert said in error_of(in_process("submit", *words, "train.slurm", cwd=tmp_path, environment=chosen, code=2))[0]

@@ -36,9 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rehearse F --cluster local", "rehearse --cluster local F", "rehearse F -- --cluster local"),
     ],
 )
-def test_a_verbs_option_after_the_script_is_refused_twice_put(
-    place: Path, line: str, of_verb: str, of_script: str
-) -> None:
+def test_a_verbs_option_after_the_script_is_refused_twice_put(place, line, of_verb, of_script):
     message, hint = error_of(in_process(*(word.replace("F", "a b.slurm") for word in line.split()), cwd=place, code=2))
     assert "is after a b.slurm, so it would go to the script: nothing was done" in message
     spelled = [f"hpc-gpt {each}".replace("F", "'a b.slurm'") for each in (of_verb, of_script)]

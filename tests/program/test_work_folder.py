@@ -149,9 +149,7 @@ def test_another_archive_than_the_submitted_one_is_refused(folder: Path, tmp_pat
         work.unpack_work(tmp_path / "run")
 
 
-def test_the_runs_below_a_folder_are_not_its_files(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runs_below_a_folder_are_not_its_files(folder, tmp_path, monkeypatch):
     (folder / "logs" / "a" / "b").mkdir(parents=True)
     (folder / "logs" / "a" / "b" / "resolved.json").write_text("{}")
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))

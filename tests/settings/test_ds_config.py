@@ -86,9 +86,7 @@ ZERO = {"name": "deepspeed-zero"}
     offload=st.sampled_from(["none", "optimizer", "full"]), path=st.sampled_from([None, "/nvme"]),
     ratio=st.sampled_from([1.0, 0.4]),
 )  # fmt: skip
-def test_deepspeed_reads_what_every_zero_setting_becomes(
-    stage: int, dtype: str, dp: int, offload: str, path: str | None, ratio: float
-) -> None:
+def test_deepspeed_reads_what_every_zero_setting_becomes(stage, dtype, dp, offload, path, ratio):
     from deepspeed.runtime.config import DeepSpeedConfig
 
     try:
@@ -141,9 +139,7 @@ def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:
     ("dtype", "stage", "offload", "checks"),
     [("bf16", 1, "none", False), ("bf16", 2, "none", True), ("bf16", 3, "none", False), ("bf16", 1, "optimizer", True)],
 )
-def test_a_bf16_step_not_finite_is_found_where_deepspeed_misses(
-    dtype: str, stage: int, offload: str, checks: bool
-) -> None:
+def test_a_bf16_step_not_finite_is_found_where_deepspeed_misses(dtype, stage, offload, checks):
     resolved = settings(dtype, stage, **ZERO, offload=offload)
     assert ds_config_of(resolved)["bf16"]["check_grad_overflow"] is checks
     assert shards_in_bf16_optimizer(resolved) is (stage == 1 and offload == "none")

@@ -66,9 +66,7 @@ def test_the_cluster_that_took_a_job_gets_every_command(far: Cluster, ledger_lau
 
 
 @pytest.mark.long
-def test_a_job_whose_sbatch_got_no_answer_is_found_there(
-    far: Cluster, ledger_launcher: Launcher, deaf: dict[str, str]
-) -> None:
+def test_a_job_whose_sbatch_got_no_answer_is_found_there(far, ledger_launcher, deaf):
     launcher = ledger_launcher
     (script := launcher.folder / "lost.slurm").write_text(SCRIPT)
     said, _ = launcher.run("submit", "-M", "far", "--hold", str(script), **deaf)

@@ -42,9 +42,7 @@ def run(path: Path | str, vocab: int = 256, **data: Any) -> Resolved:
     documents=st.lists(st.lists(st.integers(0, 100), max_size=9), min_size=1, max_size=6),
 )
 @settings(max_examples=60)
-def test_documents_come_out_in_a_row(
-    tmp_path_factory: pytest.TempPathFactory, code: int, documents: list[list[int]]
-) -> None:
+def test_documents_come_out_in_a_row(tmp_path_factory, code, documents):
     prefix = tmp_path_factory.getbasetemp() / "corpus.v1_text_document"
     write_as_megatron(prefix, documents, code)
     if not any(documents):

@@ -57,9 +57,7 @@ def test_after_any_number_of_samples_each_source_has_its_share(each: list[tuple[
 
 @given(each=mixtures, second=st.integers(0, 40), far=st.integers(0, 10**12))
 @settings(max_examples=60, deadline=None)
-def test_every_sample_of_a_source_comes_once_and_in_turn(
-    each: list[tuple[float, float]], second: int, far: int
-) -> None:
+def test_every_sample_of_a_source_comes_once_and_in_turn(each, second, far):
     """Also over a phase's begin, and from any number on, as a resume asks for it."""
     one = order(each, [0, second])
     for first in (0, far):

@@ -89,9 +89,7 @@ def test_an_epoch_has_every_sample_once_in_any_layout(folder: Path, layout: tupl
 
 @settings(max_examples=30)
 @given(layout=layouts.filter(lambda layout: layout[0] < 9), before=st.integers(0, 1300), after=st.integers(1, 200))
-def test_a_resume_in_the_same_layout_is_as_if_unbroken(
-    folder: Path, layout: tuple[int, int], before: int, after: int
-) -> None:
+def test_a_resume_in_the_same_layout_is_as_if_unbroken(folder, layout, before, after):
     dp, workers = layout
     whole = [Rank(folder, dp, workers, dp_rank, {}) for dp_rank in range(dp)]
     broken = [Rank(folder, dp, workers, dp_rank, {}) for dp_rank in range(dp)]
@@ -107,9 +105,7 @@ def test_a_resume_in_the_same_layout_is_as_if_unbroken(
 
 @settings(max_examples=40)
 @given(phases=st.lists(st.tuples(layouts.filter(lambda layout: layout[0] < 9), st.integers(0, 700)), max_size=5))
-def test_a_resume_in_another_layout_repeats_and_skips_none(
-    folder: Path, phases: list[tuple[tuple[int, int], int]]
-) -> None:
+def test_a_resume_in_another_layout_repeats_and_skips_none(folder, phases):
     positions: dict[int, Any] = {}
     taken: Counter[Sample] = Counter()
     for (dp, workers), count in [*phases, ((1, 0), 0)]:
@@ -274,9 +270,7 @@ def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> 
         ({"tokenizer": "char"}, "char needs its table", "vocab.json"),
     ],
 )
-def test_what_cannot_run_is_refused_with_the_nearest(
-    tmp_path: Path, settings: dict[str, Any], message: str, hint: str
-) -> None:
+def test_what_cannot_run_is_refused_with_the_nearest(tmp_path, settings, message, hint):
     folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
     with pytest.raises(DataError, match=message) as refused:
         ensure_data(streaming(folder, **settings))

@@ -167,9 +167,7 @@ def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> No
     ids=["json", "JSON", "array", "long", "none", "text", "jsonl"],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_json_without_documents_is_refused_with_its_keys(
-    tmp_path: Path, name: str, text: str, keys: str, suffix: str
-) -> None:
+def test_json_without_documents_is_refused_with_its_keys(tmp_path, name, text, keys, suffix):
     (path := tmp_path / f"{name}{suffix}").write_bytes(packed(text.encode(), suffix))
     with pytest.raises(DataError, match=keys):
         documents(path)

@@ -122,9 +122,7 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
         ("hf-deepspeed", {"tp": 1, "pp": 1, "dp": 2}, 3),
     ],
 )
-def test_every_engine_trains_and_evaluates_on_it(
-    unbroken: RunFolder, folder: Path, tmp_path: Path, engine: str, layout: dict[str, int], zero: int | None
-) -> None:
+def test_every_engine_trains_and_evaluates_on_it(unbroken, folder, tmp_path, engine, layout, zero):
     """The same seeds, the same samples: the same losses, but of transformers' own model."""
     run = new_run(tmp_path, mixing(folder, layout, engine, zero))
     launch = train(run, layout["tp"] * layout["pp"] * layout["dp"])
@@ -174,16 +172,12 @@ def by_one_rank(masked: Callable[..., list[float]]) -> list[float]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("held", HELD)
-def test_documents_of_a_mixture_are_kept_apart_in_every_engine(
-    held: str, masked: Callable[..., list[float]], by_one_rank: list[float]
-) -> None:
+def test_documents_of_a_mixture_are_kept_apart_in_every_engine(held, masked, by_one_rank):
     assert masked(*HELD[held]) == pytest.approx(by_one_rank, abs=4e-6)
 
 
 @pytest.mark.long
-def test_a_mixtures_documents_see_others_unless_masked(
-    masked: Callable[..., list[float]], by_one_rank: list[float]
-) -> None:
+def test_a_mixtures_documents_see_others_unless_masked(masked, by_one_rank):
     unmasked = masked({"tp": 1, "pp": 1, "dp": 1}, DDP, mask=False)
     assert all(abs(a - b) > 1e-4 for a, b in zip(by_one_rank, unmasked, strict=True))
 

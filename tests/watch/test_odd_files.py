@@ -123,9 +123,7 @@ def dead_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_run_on_a_host_that_does_not_answer_is_a_line(
-    tmp_path: Path, dead_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_host_that_does_not_answer_is_a_line(tmp_path, dead_disk, monkeypatch):
     logs = tmp_path / "logs"
     sound = make_run(logs)
     (gone := sound.path.parent / "20990101-000000-dead").symlink_to(dead_disk / "run")

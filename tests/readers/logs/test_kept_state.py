@@ -92,9 +92,7 @@ def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: py
     assert read_log(log).bytes >= len(LOG)
 
 
-def test_compressed_logs_are_kept_while_they_do_not_change(
-    cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_logs_are_kept_while_they_do_not_change(cache, log, monkeypatch):
     monkeypatch.setattr(kept, "LEAST_BYTES", 1000)
     log.write_bytes(gzip.compress(LOG + b" torn", 0))
     read_log(log)
@@ -151,9 +149,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
-def test_any_log_in_any_pieces(
-    cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch, logs: list[str], cut: int
-) -> None:
+def test_any_log_in_any_pieces(cache, log, monkeypatch, logs, cut):
     monkeypatch.setattr(kept, "LEAST_BYTES", 1)
     monkeypatch.setattr(source, "CHUNK", 2000)
     log.write_bytes(b"start\n")
