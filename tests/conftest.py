@@ -32,9 +32,11 @@ from tests.session import (  # noqa: F401  (hooks, found by name)
 
 # A time limit per example would fail on a busy machine; with CI=true the examples are the same each time.
 hypothesis.settings.register_profile(
-    "ours", deadline=None, derandomize=os.environ.get("CI") == "true",
+    "ours",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)  # fmt: skip
+)
 hypothesis.settings.load_profile("ours")
 
 # A shell's background job ignores Ctrl-C, and hands that on to every process that a test sends one.

@@ -43,10 +43,20 @@ def unsubmitted_run(cluster: str = "local", **overrides) -> RunFolder:
 def metrics_line(step: int, **values) -> dict:
     """One line of metrics.jsonl: half a second a step, a loss that falls from 6 towards 2."""
     line = {
-        "step": step, "loss": 2 + 4 / step, "loss_eval": None, "grad_norm": 1.0, "lr": 1e-3,
-        "step_s": 5.0 if step == 1 else 0.5, "tokens_per_s": 1.0, "tokens": 4096, "skipped": False,
-        "memory_allocated_gib": None, "memory_reserved_gib": None, "save_s": None, "time": STARTED + step,
-    }  # fmt: skip
+        "step": step,
+        "loss": 2 + 4 / step,
+        "loss_eval": None,
+        "grad_norm": 1.0,
+        "lr": 1e-3,
+        "step_s": 5.0 if step == 1 else 0.5,
+        "tokens_per_s": 1.0,
+        "tokens": 4096,
+        "skipped": False,
+        "memory_allocated_gib": None,
+        "memory_reserved_gib": None,
+        "save_s": None,
+        "time": STARTED + step,
+    }
     return {**line, **values}
 
 
@@ -102,7 +112,14 @@ def with_checkpoints(run: RunFolder, *steps: int, damaged: Collection[int] = ())
 
 # Settings of a run that offloads to NVMe, whose checkpoints no engine takes up.
 NVME = {
-    "engine__name": "deepspeed-zero", "engine__zero_stage": 3, "engine__offload": "full",
-    "engine__offload_path": "/nvme", "layout__gpus": 2, "layout__tp": None, "layout__pp": None,
-    "layout__micro_batch": 2, "layout__micro_batches": None, "layout__global_batch": 8,
-}  # fmt: skip
+    "engine__name": "deepspeed-zero",
+    "engine__zero_stage": 3,
+    "engine__offload": "full",
+    "engine__offload_path": "/nvme",
+    "layout__gpus": 2,
+    "layout__tp": None,
+    "layout__pp": None,
+    "layout__micro_batch": 2,
+    "layout__micro_batches": None,
+    "layout__global_batch": 8,
+}

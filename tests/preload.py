@@ -11,9 +11,13 @@ os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICE
 
 # The last two are what building an optimizer and initialising DeepSpeed import on the way.
 MODULES = (
-    "hpc_gpt.train.trainer", "hpc_gpt.train.engines.deepspeed_3d", "hpc_gpt.model.pipeline",
-    "deepspeed.runtime.pipe.topology", "deepspeed.runtime.zero.muon.muon_optimizer", "torch._dynamo",
-)  # fmt: skip
+    "hpc_gpt.train.trainer",
+    "hpc_gpt.train.engines.deepspeed_3d",
+    "hpc_gpt.model.pipeline",
+    "deepspeed.runtime.pipe.topology",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._dynamo",
+)
 with contextlib.redirect_stdout(io.StringIO()):
     for module in MODULES:
         importlib.import_module(module)

@@ -9,13 +9,17 @@ from tests.changed_gpu import changed_files, concerned
 
 MARK = "pytest.mark." + "gpu"
 FILES = {
-    "hpc_gpt/__init__.py": "", "hpc_gpt/kernel.py": "", "hpc_gpt/loop.py": "from hpc_gpt import kernel",
-    "hpc_gpt/apart.py": "", "tests/__init__.py": "", "tests/marks.py": f"marks = [{MARK}]",
+    "hpc_gpt/__init__.py": "",
+    "hpc_gpt/kernel.py": "",
+    "hpc_gpt/loop.py": "from hpc_gpt import kernel",
+    "hpc_gpt/apart.py": "",
+    "tests/__init__.py": "",
+    "tests/marks.py": f"marks = [{MARK}]",
     "tests/worker.py": "import hpc_gpt.apart",
     "tests/test_loop.py": f"import pytest\nimport hpc_gpt.loop\npytestmark = {MARK}",
     "tests/test_started.py": "from tests.marks import marks\nCOMMAND = ['-m', 'tests.worker']",
     "tests/test_cpu.py": "import hpc_gpt.kernel",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from hpc_gpt.settings.presets import PRESETS
 
 runs = st.fixed_dictionaries(
     {
-        "seq": st.integers(1, 8192), "global_batch": st.integers(1, 4096), "gpus": st.integers(1, 4096),
+        "seq": st.integers(1, 8192),
+        "global_batch": st.integers(1, 4096),
+        "gpus": st.integers(1, 4096),
         "step_s": st.floats(1e-3, 1e4),
     }
-)  # fmt: skip
+)
 shapes = st.fixed_dictionaries({"layers": st.integers(1, 128), "hidden": st.integers(8, 16384)})
 PUBLISHED_RUN = {"seq": 1024, "global_batch": 1024, "gpus": 64}
 
@@ -85,9 +87,11 @@ def test_all_source_cells_but_four_follow_from_its_formula(shared):
             off.append((row["GPUs"], row["Size"], seconds, printed))
     # design.md: four of its cells contradict its own formula. One is off by a factor of two.
     assert off == [
-        ("16", "18B", "177", "26.5"), ("64", "48B", "184", "34.99"), ("64", "48B", "171", "39.71"),
+        ("16", "18B", "177", "26.5"),
+        ("64", "48B", "184", "34.99"),
+        ("64", "48B", "171", "39.71"),
         ("16", "23B", "58.72", "25.66"),
-    ]  # fmt: skip
+    ]
 
 
 @given(runs, shapes, st.integers(1, 300_000))
@@ -153,9 +157,17 @@ def test_of_any_shape_it_is_passes_over_matrices_and_attention(name):
     for recompute, flops in per_token.items():
         expected = (shape.layers * flops + 6 * shape.hidden * shape.padded_vocab) * shape.seq * 4 / (8 * 1.5e12)
         found = tflops_hardware(
-            layers=shape.layers, hidden=shape.hidden, seq=shape.seq, vocab=shape.padded_vocab, global_batch=4, gpus=8,
-            step_s=1.5, recompute=recompute, layer_weights=shape.layer_weights, attention_width=shape.query_width,
-        )  # fmt: skip
+            layers=shape.layers,
+            hidden=shape.hidden,
+            seq=shape.seq,
+            vocab=shape.padded_vocab,
+            global_batch=4,
+            gpus=8,
+            step_s=1.5,
+            recompute=recompute,
+            layer_weights=shape.layer_weights,
+            attention_width=shape.query_width,
+        )
         assert found == pytest.approx(expected)
 
 
@@ -261,18 +273,37 @@ def test_an_unknown_device_has_no_peak(device):
 @pytest.mark.parametrize(
     ("product", "name"),
     [
-        ("Tesla V100-SXM2-16GB", "v100-16g"), ("NVIDIA A100-SXM4-80GB", "a100-80g"),
-        ("NVIDIA H100 80GB HBM3", "h100-80g"), ("NVIDIA H200", "h200"), ("NVIDIA GB200", "gb200"),
-        ("NVIDIA B200", "b200"), ("h200", "h200"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", "h100-nvl"),
-        ("NVIDIA H200 NVL", None), ("NVIDIA A100-PCIE-40GB", "a100-pcie-40g"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie-80g"), ("NVIDIA L40S", "l40s"), ("NVIDIA GH200 480GB", "gh200"),
-        ("AMD Instinct MI250X", "mi250x"), ("AMD Instinct MI300X OAM", "mi300x"), ("NVIDIA A100-SXM-64GB", "a100-64g"),
-        ("NVIDIA A10G", "a10g"), ("NVIDIA A10", "a10"), ("NVIDIA L4", "l4"), ("NVIDIA L40", None), ("Tesla T4", "t4"),
-        ("NVIDIA H20", "h20"), ("NVIDIA H800 PCIe", None), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"), ("NVIDIA GH200 144G HBM3e", "gh200-144g"),
+        ("Tesla V100-SXM2-16GB", "v100-16g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA H100 80GB HBM3", "h100-80g"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA B200", "b200"),
+        ("h200", "h200"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40g"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80g"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("NVIDIA A100-SXM-64GB", "a100-64g"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40", None),
+        ("Tesla T4", "t4"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H800 PCIe", None),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144g"),
         ("NVIDIA GeForce RTX 3090", None),
     ],
-)  # fmt: skip
+)
 def test_what_the_driver_calls_it(product, name):
     assert device_named(product) == name

@@ -60,11 +60,13 @@ def test_ranks_of_two_hosts_meet_over_interfaces_of_other_names(hosts: tuple[lis
     ranks = [
         subprocess.Popen(
             [*host, sys.executable, "-c", RANK],
-            env=environment(number, **({"NCCL_SOCKET_IFNAME": "ib0"} if number else {})), stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
+            env=environment(number, **({"NCCL_SOCKET_IFNAME": "ib0"} if number else {})),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for number, host in enumerate(hosts)
-    ]  # fmt: skip
+    ]
     said = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     node = platform.node()

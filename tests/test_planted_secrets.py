@@ -42,9 +42,15 @@ class Session:
 
     def run(self, *words: object) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "hpc_gpt", *map(str, words)], cwd=self.folder, env=self.environment,
-            capture_output=True, text=True, umask=self.mask, timeout=300, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "hpc_gpt", *map(str, words)],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            umask=self.mask,
+            timeout=300,
+            check=False,
+        )
         assert "Traceback" not in done.stderr, done.stderr
         self.said += done.stdout + done.stderr
 
@@ -72,8 +78,15 @@ def test_no_planted_secret_is_written_or_said(session: Session) -> None:
     files = [path for path in session.folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     wanted = {
-        "job.sh", "array.sh", "provenance.json", "resolved.json", "record.json", "metrics.jsonl", "log", CODE_ARCHIVE,
-    }  # fmt: skip
+        "job.sh",
+        "array.sh",
+        "provenance.json",
+        "resolved.json",
+        "record.json",
+        "metrics.jsonl",
+        "log",
+        CODE_ARCHIVE,
+    }
     assert wanted <= names, wanted - names
     assert not [path for path in files if MARK.encode() in path.read_bytes()]
     assert MARK not in session.said

@@ -8,11 +8,27 @@ from hpc_gpt.secrets import hide_secrets, hide_values, is_secret, without_secret
 @pytest.mark.parametrize(
     "key",
     [
-        "password", "DB_PASSWORD", "hf_token", "HF_TOKEN", "hubToken", "push_to_hub_token", "wandb_api_key", "api-key",
-        "AWS_SECRET_ACCESS_KEY", "authToken", "WANDBKey", "train.hub_token", "credentials", "passphrase", "PGPASSWORD",
-        "dbpasswd", "MYSQL_PWD", "X-Amz-Signature", "token",
+        "password",
+        "DB_PASSWORD",
+        "hf_token",
+        "HF_TOKEN",
+        "hubToken",
+        "push_to_hub_token",
+        "wandb_api_key",
+        "api-key",
+        "AWS_SECRET_ACCESS_KEY",
+        "authToken",
+        "WANDBKey",
+        "train.hub_token",
+        "credentials",
+        "passphrase",
+        "PGPASSWORD",
+        "dbpasswd",
+        "MYSQL_PWD",
+        "X-Amz-Signature",
+        "token",
     ],
-)  # fmt: skip
+)
 def test_a_key_that_names_a_secret_is_one(key):
     assert is_secret(key, "abc")
 
@@ -20,11 +36,24 @@ def test_a_key_that_names_a_secret_is_one(key):
 @pytest.mark.parametrize(
     "key",
     [
-        "tokens", "tokenizer_model", "eos_token", "pad_token_id", "train_tokens", "tokens_per_s",
-        "moe_token_dispatcher_type", "json_keys", "kv_channels", "monkey", "text_key", "loss_per_token",
-        "wandb_project", "PWD", "OLDPWD", "lr",
+        "tokens",
+        "tokenizer_model",
+        "eos_token",
+        "pad_token_id",
+        "train_tokens",
+        "tokens_per_s",
+        "moe_token_dispatcher_type",
+        "json_keys",
+        "kv_channels",
+        "monkey",
+        "text_key",
+        "loss_per_token",
+        "wandb_project",
+        "PWD",
+        "OLDPWD",
+        "lr",
     ],
-)  # fmt: skip
+)
 def test_a_key_that_only_sounds_like_one_is_not(key):
     assert not is_secret(key, "abc")
 
@@ -32,11 +61,16 @@ def test_a_key_that_only_sounds_like_one_is_not(key):
 @pytest.mark.parametrize(
     "value",
     [
-        "hf_" + "a1" * 17, "sk-" + "b2" * 20, "ghp_" + "c3" * 18, "AKIA" + "ABCDEFGH12345678",
-        "https://user:pass@host/path", "Bearer " + "d4" * 12, "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20,
+        "hf_" + "a1" * 17,
+        "sk-" + "b2" * 20,
+        "ghp_" + "c3" * 18,
+        "AKIA" + "ABCDEFGH12345678",
+        "https://user:pass@host/path",
+        "Bearer " + "d4" * 12,
+        "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20,
         "-----BEGIN OPENSSH PRIVATE KEY-----",
     ],
-)  # fmt: skip
+)
 def test_a_value_of_a_secrets_shape_is_one_whatever_its_key(value):
     assert is_secret("note", value)
     assert value not in str(without_secrets({"note": value, "notes": [value], "deep": {"note": value}}))
@@ -45,8 +79,11 @@ def test_a_value_of_a_secrets_shape_is_one_whatever_its_key(value):
 
 def test_nested_settings_keep_the_rest():
     given = {
-        "train": {"lr": 1e-4, "hub_token": "x"}, "eos_token": "</s>", "wandb_key": "y", "on": [1, {"password": 12}],
-    }  # fmt: skip
+        "train": {"lr": 1e-4, "hub_token": "x"},
+        "eos_token": "</s>",
+        "wandb_key": "y",
+        "on": [1, {"password": 12}],
+    }
     assert without_secrets(given) == {"train": {"lr": 1e-4}, "eos_token": "</s>", "on": [1, {}]}
 
 
@@ -85,7 +122,9 @@ def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):
 def test_a_secret_by_its_value_alone_is_cut_out_line_by_line():
     environment = {
         "DEPLOY": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
-        "UPSTREAM": "http://me:opensesame@proxy:3128", "PASSWORD": "short", "HOME": "/home/someone",
-    }  # fmt: skip
+        "UPSTREAM": "http://me:opensesame@proxy:3128",
+        "PASSWORD": "short",
+        "HOME": "/home/someone",
+    }
     said = hide_values("b3BlbnNzaC1rZXk via http://me:opensesame@proxy:3128 short /home/someone", environment)
     assert said == "[removed] via [removed] short /home/someone"

@@ -21,8 +21,17 @@ def run_session(folder: Path, source: str, ci: str, *options: str, which: str = 
     (folder / "test_it.py").write_text(source)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    shared: real files\n    long: long\n")
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "tests.session", "-p", "no:cacheprovider", *options, str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.session",
+        "-p",
+        "no:cacheprovider",
+        *options,
+        str(folder),
+    ]
     environment = {**os.environ, "CI": ci, "ALL_TESTS": which, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 

@@ -40,9 +40,12 @@ def test_help_loads_nothing_heavy(verb):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["submit", "demo", "--cluster", "local", "--dry-run"], ["report"], ["status"], ["profile", "list"],
+        ["submit", "demo", "--cluster", "local", "--dry-run"],
+        ["report"],
+        ["status"],
+        ["profile", "list"],
     ],
-)  # fmt: skip
+)
 def test_render_and_report_load_no_torch(arguments):
     assert not modules_after(*arguments) & HEAVY
 

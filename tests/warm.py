@@ -18,10 +18,15 @@ import types
 VARIABLE = "TESTS_PYTHON"  # its value is the program to run in the place of `python`
 # What tests and their ranks import beside tests.preload.
 _MODULES = (
-    "tests.preload", "torch._functorch.aot_autograd", "torch._inductor.decomposition", "torch.distributed.optim",
-    "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen3.modeling_qwen3", "tensorboard.backend.event_processing.event_accumulator",
-)  # fmt: skip
+    "tests.preload",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.decomposition",
+    "torch.distributed.optim",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+    "tensorboard.backend.event_processing.event_accumulator",
+)
 # A child's files get their numbers by way of numbers above this.
 _ABOVE = 500
 

@@ -27,10 +27,15 @@ def hpc_gpt(
 ) -> Done:
     """`python -m hpc_gpt ARGUMENTS`; HPC_GPT_* are the test's own. `code`: it must exit with that."""
     done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt", *map(str, arguments)], cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "hpc_gpt", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert code in (None, done.returncode), done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -70,8 +75,21 @@ def without_slurm(tmp_path: Path) -> dict[str, str]:
     tools = tmp_path / "bin"
     tools.mkdir(exist_ok=True)
     for name in (
-        "bash", "git", "uname", "nproc", "mkdir", "cat", "ln", "rm", "cmp", "date", "env", "sed", "tail", "stat",
-    ):  # fmt: skip
+        "bash",
+        "git",
+        "uname",
+        "nproc",
+        "mkdir",
+        "cat",
+        "ln",
+        "rm",
+        "cmp",
+        "date",
+        "env",
+        "sed",
+        "tail",
+        "stat",
+    ):
         for folder in ("/bin", "/usr/bin"):
             if (Path(folder) / name).exists() and not (tools / name).exists():
                 (tools / name).symlink_to(Path(folder) / name)

@@ -48,8 +48,12 @@ def test_peers_are_rows_among_ours_and_a_failed_one_stops_none(tmp_path, monkeyp
     rows = dict(zip([row["cell"] for row in page["rows"]], page["records"], strict=True))
     assert list(rows) == ["ddp", "nano", "broken", "quiet", "own"]
     assert {cell: row["rounds"] for cell, row in rows.items()} == {
-        "ddp": 2, "nano": 2, "broken": 0, "quiet": 0, "own": 2,
-    }  # fmt: skip
+        "ddp": 2,
+        "nano": 2,
+        "broken": 0,
+        "quiet": 0,
+        "own": 2,
+    }
     assert (rows["nano"]["dialect"], rows["nano"]["name"]) == ("nanogpt", "nano")
     assert rows["nano"]["tokens_per_s"] == pytest.approx(1024 / 0.051, rel=0.03)
     assert rows["own"]["tokens_per_s"] == 512
@@ -61,16 +65,24 @@ def test_peers_are_rows_among_ours_and_a_failed_one_stops_none(tmp_path, monkeyp
     assert SECRET not in (folder / "bench.json").read_text() + done.stdout + done.stderr
     # A failed one is not started again.
     assert {name: len(list((folder / name).iterdir())) for name in ("nano", "broken", "quiet", "own")} == {
-        "nano": 2, "broken": 1, "quiet": 1, "own": 2,
-    }  # fmt: skip
+        "nano": 2,
+        "broken": 1,
+        "quiet": 1,
+        "own": 2,
+    }
 
 
 @pytest.mark.long
 def test_ctrl_c_ends_a_peers_group_and_keeps_finished_rows(tmp_path):
     line = [sys.executable, "-m", "hpc_gpt", "bench", *SMALL, "--rounds", "1", "--json"]
     line += [
-        "--peer", "fast=echo 7 tok/s", "--peer", "slow=sleep 300 & echo $!; wait", "--peer-pattern", r"(\d+) tok/s",
-    ]  # fmt: skip
+        "--peer",
+        "fast=echo 7 tok/s",
+        "--peer",
+        "slow=sleep 300 & echo $!; wait",
+        "--peer-pattern",
+        r"(\d+) tok/s",
+    ]
     said = (tmp_path / "said").open("wb")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     bench = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=said)

@@ -35,11 +35,17 @@ def test_a_dry_run_lists_the_rows_with_predictions_and_their_sum(experiment, tmp
 def test_what_excludes_a_grid(experiment, tmp_path):
     (table := tmp_path / "table.toml").write_text(TABLE)
     for words in (
-        [table, *GRID], [experiment, *GRID, "--tp", "2"], [experiment, *GRID, "--set", "train.lr=1.0"],
-        [table, *GRID, "--sweep"], [experiment, *GRID, "--here"], ["--resume", "run", *GRID],
-        [experiment, "--grid", "train.lrr=1"], [experiment, "--grid", "train.lr="],
-        [experiment, "--grid", "train.lr=x"], [experiment, "--grid", "train.lr=1,1"],
-    ):  # fmt: skip
+        [table, *GRID],
+        [experiment, *GRID, "--tp", "2"],
+        [experiment, *GRID, "--set", "train.lr=1.0"],
+        [table, *GRID, "--sweep"],
+        [experiment, *GRID, "--here"],
+        ["--resume", "run", *GRID],
+        [experiment, "--grid", "train.lrr=1"],
+        [experiment, "--grid", "train.lr="],
+        [experiment, "--grid", "train.lr=x"],
+        [experiment, "--grid", "train.lr=1,1"],
+    ):
         done = in_process("submit", *words)
         assert (done.code, len(error_of(done)[0].splitlines())) == (2, 1), done.stderr
 

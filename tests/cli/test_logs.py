@@ -172,9 +172,11 @@ def test_what_is_written_while_the_tail_is_read_is_not_lost(made_run, scheduler_
 def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waiting_process, tmp_path):
     following = subprocess.Popen(
         [sys.executable, "-c", FOLLOW, "logs", made_run.run_id, "-f"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LOOKED": str(tmp_path / "looked")}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LOOKED": str(tmp_path / "looked")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     killer = threading.Timer(240, following.kill)
     killer.start()
     try:

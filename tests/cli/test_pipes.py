@@ -52,20 +52,45 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
     run.new_attempt().log.write_text("hello\n" * 20_000)
     name = run.run_id
     ends_well = [
-        ["--help"], ["--version"], ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8"],
-        ["doctor", "demo", "--cluster", "local", "--json"], ["init", "--help"], ["render", "demo"],
-        ["rehearse", "--help"], ["submit", "demo", "--cluster", "local", "--dry-run"], ["status"], ["logs", name],
-        ["stop", "--help"], ["save", "--help"], ["requeue", "--help"], ["cancel", "--help"], ["clean", "--help"],
-        ["top", name], ["shell", "--help"], ["report", "--format", "csv"], ["compare", str(run.path), str(run.path)],
-        ["bench", "--help"], ["why", name], ["verify", name], ["export", "--help"], ["data", "--help"],
-        ["profile", "show", "a100-80g-8"], ["completion", "bash"], ["help", "keys"],
-    ]  # fmt: skip
+        ["--help"],
+        ["--version"],
+        ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8"],
+        ["doctor", "demo", "--cluster", "local", "--json"],
+        ["init", "--help"],
+        ["render", "demo"],
+        ["rehearse", "--help"],
+        ["submit", "demo", "--cluster", "local", "--dry-run"],
+        ["status"],
+        ["logs", name],
+        ["stop", "--help"],
+        ["save", "--help"],
+        ["requeue", "--help"],
+        ["cancel", "--help"],
+        ["clean", "--help"],
+        ["top", name],
+        ["shell", "--help"],
+        ["report", "--format", "csv"],
+        ["compare", str(run.path), str(run.path)],
+        ["bench", "--help"],
+        ["why", name],
+        ["verify", name],
+        ["export", "--help"],
+        ["data", "--help"],
+        ["profile", "show", "a100-80g-8"],
+        ["completion", "bash"],
+        ["help", "keys"],
+    ]
     assert {words[0] for words in ends_well} >= set(verbs())
     others = [["requeue", name], ["render", "nosuch"], ["status", "nosuch"]]  # which keep their own codes
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([*ends_well, *others])], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, json.dumps([*ends_well, *others])],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     found = json.loads(done.stdout)
     assert [code for code, _ in found] == [0] * len(ends_well) + [1, 2, 5]
     for words, (_, said) in zip(ends_well, found, strict=False):
@@ -103,9 +128,12 @@ def test_what_follows_a_run_ends_with_its_reader(made_run, waiting_process, word
 def test_a_full_disk_is_an_error_without_a_traceback():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "hpc_gpt", "help", "keys"], stdout=full, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "hpc_gpt", "help", "keys"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
     assert done.returncode == 1
     assert done.stderr == "Error: the output: No space left on device\n\nhint: --debug shows where\n"
 

@@ -85,9 +85,12 @@ def test_a_script_that_fails_is_caught_with_its_cause(tiny: Path, scratch: Path,
 def test_ctrl_c_ends_all_of_it(tiny: Path, scratch: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "hpc_gpt", "rehearse", str(tiny)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(scratch)}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, process_group=0,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
     assert process.stdout is not None
     said = ""
     while " started " not in said:

@@ -80,12 +80,22 @@ def taken(monkeypatch):
 @pytest.mark.parametrize(
     "given",
     [
-        ("--yes",), ("--gpus", "64", "--pp", "16"), ("-G", "64"), ("-N", "16"), ("--tp", "4"), ("--pp", "16"),
-        ("--dp", "1"), ("--model", "gpt2"), ("--row", "48b"), ("--smoke",), ("--set", "layout.micro_batch=2"),
-        ("--set", "model.seq=512"), ("demo",),
+        ("--yes",),
+        ("--gpus", "64", "--pp", "16"),
+        ("-G", "64"),
+        ("-N", "16"),
+        ("--tp", "4"),
+        ("--pp", "16"),
+        ("--dp", "1"),
+        ("--model", "gpt2"),
+        ("--row", "48b"),
+        ("--smoke",),
+        ("--set", "layout.micro_batch=2"),
+        ("--set", "model.seq=512"),
+        ("demo",),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_what_is_named_is_not_asked_about(taken, given):
     assert taken(in_process("submit", *JEAN_ZAY, *given))
 

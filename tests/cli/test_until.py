@@ -60,9 +60,15 @@ def test_a_dry_run_of_a_resumption_starts_nothing(tmp_path):
     run = unsubmitted_run("generic-slurm")
     steps = run.resolved().train.steps
     done = hpc_gpt(
-        "submit", "--resume", run.path, "--until", f"steps={steps}", "--dry-run", "--script",
+        "submit",
+        "--resume",
+        run.path,
+        "--until",
+        f"steps={steps}",
+        "--dry-run",
+        "--script",
         environment=without_slurm(tmp_path),
-    )  # fmt: skip
+    )
     assert done.code == 0, done.stderr
     assert done.stderr.endswith("dry run: nothing was written or submitted\n")
     assert f"would run: the run's own {run.job_script}" in done.stderr

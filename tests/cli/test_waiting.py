@@ -50,9 +50,13 @@ def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) ->
     """What was called from the first squeue to the end of a wait that Ctrl-C ended."""
     (clients / "squeue.queue").write_text(f"7|{state}|None\n")
     done = subprocess.run(
-        [sys.executable, "-c", WAIT, str(run.path)], env={**os.environ, "CTRL_C": ctrl_c, **more}, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", WAIT, str(run.path)],
+        env={**os.environ, "CTRL_C": ctrl_c, **more},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert "KeyboardInterrupt" in done.stderr.splitlines()[-1], done.stderr
     return (clients / "squeue.calls").read_text().splitlines()
 

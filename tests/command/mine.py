@@ -18,7 +18,10 @@ PROGRAMS = Path(__file__).parent / "programs"
 _MEETING = "--nnodes={nodes} --nproc-per-node=$GPUS_PER_NODE --node-rank=$NODE_RANK --master-addr=$MASTER_ADDR"
 COMMANDS: dict[str, dict[str, Any]] = {
     "loop": {
-        "run": "bash loop.sh", "per": "job", "resume": "{checkpoint}", "checkpoints": "out/ckpt-*",
+        "run": "bash loop.sh",
+        "per": "job",
+        "resume": "{checkpoint}",
+        "checkpoints": "out/ckpt-*",
         "complete": "{checkpoint}/.done",
     },
     "nano": {
@@ -38,7 +41,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "checkpoints": "{run}/checkpoints/checkpoint-*",
         "complete": "{checkpoint}/trainer_state.json",
     },
-}  # fmt: skip
+}
 
 
 def experiment(

@@ -59,8 +59,12 @@ def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -
     assert run.attempt(2).trainer()["resumed_step"] in (10, 20)
     record = read_run(run)
     assert (record.engine, record.gpus, record.tp, record.global_batch, record.params) == (
-        "command", 2, None, None, None,
-    )  # fmt: skip
+        "command",
+        2,
+        None,
+        None,
+        None,
+    )
     assert 0.04 < record.step_s < 5
     assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
     wait_until(lambda: told.read_text().count("\n") == 4)
@@ -354,8 +358,10 @@ def test_a_script_says_what_it_starts_and_plain_bash_runs_it(tmp_path: Path) -> 
     done = subprocess.run(
         ["bash", str(tmp_path / "job.sh")],
         env={**os.environ, "STEPS": "3", "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done at step 3" in done.stdout
     assert sorted(losses(newest())) == [1, 2, 3]

@@ -110,7 +110,12 @@ class Case:
             Experiment(
                 name="equality",
                 model=Model(
-                    layers=LAYERS, heads=4, vocab=VOCAB, seq=SEQ, tied=self.tied, pad_token=PAD if self.pad else None,
+                    layers=LAYERS,
+                    heads=4,
+                    vocab=VOCAB,
+                    seq=SEQ,
+                    tied=self.tied,
+                    pad_token=PAD if self.pad else None,
                     **MODELS[self.model],
                 ),
                 data=Data(mask_documents=True, end_token=END) if self.documents else Data(),
@@ -119,13 +124,19 @@ class Case:
                     **asdict(layout), gpus=layout.gpus, micro_batches=self.micro_batches, global_batch=GLOBAL_BATCH
                 ),
                 train=Train(
-                    steps=STEPS, dtype=self.dtype, matmul=self.matmul, optimizer=self.optimizer,
-                    optimizer_mode=self.optimizer_mode, lr=5e-4 if self.optimizer == "adamw" else 0.5, min_lr=1e-4,
-                    warmup_steps=2, clip=self.clip,
+                    steps=STEPS,
+                    dtype=self.dtype,
+                    matmul=self.matmul,
+                    optimizer=self.optimizer,
+                    optimizer_mode=self.optimizer_mode,
+                    lr=5e-4 if self.optimizer == "adamw" else 0.5,
+                    min_lr=1e-4,
+                    warmup_steps=2,
+                    clip=self.clip,
                 ),
             ),
             PROFILE,
-        )  # fmt: skip
+        )
 
     def without(self, mutation: str) -> Case:
         """The same, broken."""
@@ -265,8 +276,15 @@ CONTEXT = [
 _TP2, _PP2, _DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
 MUTATIONS = {
     Case(_TP2, zero(0)): [
-        "the embedding's sum", "the head's backward sum", "qkv's backward sum", "up's backward sum",
-        "the projection's sum", "down's sum", "the loss's maximum", "the loss's sum", "the norm's sum",
+        "the embedding's sum",
+        "the head's backward sum",
+        "qkv's backward sum",
+        "up's backward sum",
+        "the projection's sum",
+        "down's sum",
+        "the loss's maximum",
+        "the loss's sum",
+        "the norm's sum",
         "the right gradient scale",
     ],
     Case(_PP2, zero(0)): ["the tied gradients' sum", "the norm's sum", "the right gradient scale"],
@@ -279,8 +297,11 @@ MUTATIONS = {
     Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1), optimizer_mode="foreach"): ["the tensor-parallel marks"],
     Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1)): ["the owner of what is whole"],
     Case(_TP2, Engine(name="deepspeed-zero", zero_stage=1, sequence_parallel=True)): [
-        "the norms' gradient sum", "the biases' gradient sum", "the position gradients' sum",
-        "the rank's own positions", "the scattered sums",
+        "the norms' gradient sum",
+        "the biases' gradient sum",
+        "the position gradients' sum",
+        "the rank's own positions",
+        "the scattered sums",
     ],
     Case(_TP2, Engine(name="fsdp")): ["qkv's backward sum", "the norm's sum"],
     Case(_DP2, Engine(name="fsdp")): ["the mean of the sum", "the norm's sum", "the accumulation's divisor"],
@@ -288,7 +309,7 @@ MUTATIONS = {
     Case(_DP2, Engine(name="ddp", sharded_optimizer=True)): ["the exchange of what each rank updated"],
     Case(_DP2, Engine(name="hf-deepspeed")): ["the right gradient scale", "the padding's mask"],
     **{case: ["the pad token's row"] for case in PADDED},
-}  # fmt: skip
+}
 # What every engine must have, for those not named above.
 _BROKEN_ENGINES = {case.engine.name for case in MUTATIONS}
 MUTATIONS |= {

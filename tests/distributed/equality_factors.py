@@ -22,17 +22,35 @@ ENGINES = tuple(name for name, facts in engines().items() if not facts.is_progra
 
 # The plainest value first.
 FACTORS = {
-    "engine": ENGINES, "tp": (1, 2), "pp": (1, 2), "dp": (1, 2, 4), "cp": (1, 2), "zero_stage": (0, 1, 2, 3),
-    "offload": ("none", "optimizer", "full"), "recompute": ("none", "selective", "full"),
-    "compile": ("none", "block", "edges", "whole"), "sharded_optimizer": (False, True),
-    "sequence_parallel": (False, True), "cp_exchange": ("heads", "keys"),
-    "partition": ("layers", "parameters", (1, LAYERS - 1)), "attention": ("auto", "math"), "tiles": (1, 2),
-    "activation_offload": (False, True), "loss_chunks": (1, 2), "one_pass_loss": (False, True),
-    "fused_bias_gradients": (False, True), "prefetch": (True, False), "reshard": (True, False),
-    "optimizer": ("adamw", "sgd"), "optimizer_mode": (None, "fused", "foreach", "for-loop"),
-    "micro_batches": (2, 1, 8), "clip": (0.0, CLIP), "tied": (True, False), "model": ("gpt2", "llama", "qwen3"),
+    "engine": ENGINES,
+    "tp": (1, 2),
+    "pp": (1, 2),
+    "dp": (1, 2, 4),
+    "cp": (1, 2),
+    "zero_stage": (0, 1, 2, 3),
+    "offload": ("none", "optimizer", "full"),
+    "recompute": ("none", "selective", "full"),
+    "compile": ("none", "block", "edges", "whole"),
+    "sharded_optimizer": (False, True),
+    "sequence_parallel": (False, True),
+    "cp_exchange": ("heads", "keys"),
+    "partition": ("layers", "parameters", (1, LAYERS - 1)),
+    "attention": ("auto", "math"),
+    "tiles": (1, 2),
+    "activation_offload": (False, True),
+    "loss_chunks": (1, 2),
+    "one_pass_loss": (False, True),
+    "fused_bias_gradients": (False, True),
+    "prefetch": (True, False),
+    "reshard": (True, False),
+    "optimizer": ("adamw", "sgd"),
+    "optimizer_mode": (None, "fused", "foreach", "for-loop"),
+    "micro_batches": (2, 1, 8),
+    "clip": (0.0, CLIP),
+    "tied": (True, False),
+    "model": ("gpt2", "llama", "qwen3"),
     "pad": (False, True),
-}  # fmt: skip
+}
 # Those whose whole product is tried: every engine in every layout. The others are drawn in it.
 _LEADING = ("engine", "tp", "pp", "dp", "zero_stage")
 _SWITCHES = [entry.name for entry in fields(Engine) if entry.name in FACTORS]

@@ -25,11 +25,15 @@ from tests.distributed.equality_factors import ENGINES, PAIRWISE, combination_of
 OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
 ONE_PASS = [
     Case(
-        Layout(1, 1, dp), Engine(name="ddp", compile_backend="aot_eager"), dtype="bf16", clip=CLIP,
-        optimizer_mode="compiled", micro_batches=count,
+        Layout(1, 1, dp),
+        Engine(name="ddp", compile_backend="aot_eager"),
+        dtype="bf16",
+        clip=CLIP,
+        optimizer_mode="compiled",
+        micro_batches=count,
     )
     for dp, count in ((1, 1), (1, 2), (2, 1))
-]  # fmt: skip
+]
 NEAR = BF16 + ONE_PASS + [Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP) for name in OTHERS]
 NEAR += [
     Case(Layout(1, 1, 2), Engine(name=name), dtype="bf16", clip=CLIP, model=model)

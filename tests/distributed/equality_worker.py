@@ -68,10 +68,17 @@ def run(case: Case, folder: Path, number: int) -> tuple[dict[str, Any], dict[str
     loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
     kept += kept_outputs(engine)
     figures = {
-        "losses": losses, "norms": norms, "lrs": lrs, "skipped": skipped, "loss_eval": loss_eval, "step": engine.step,
-        "parameters": count_parameters(engine), "initial": initial.sums,
-        "apart": [*initial.apart, *digest(engine).apart], "kept_outputs": kept,
-    }  # fmt: skip
+        "losses": losses,
+        "norms": norms,
+        "lrs": lrs,
+        "skipped": skipped,
+        "loss_eval": loss_eval,
+        "step": engine.step,
+        "parameters": count_parameters(engine),
+        "initial": initial.sums,
+        "apart": [*initial.apart, *digest(engine).apart],
+        "kept_outputs": kept,
+    }
     weights = saved_weights(engine, resolved, folder / f"{number}.checkpoint")
     return figures | {"seconds": time.monotonic() - started}, weights
 

@@ -128,9 +128,12 @@ def not_finite(case: Case, folder: Path) -> dict[str, Any]:
     hook.remove()
     after = _digest(engine)
     return {
-        "good": good, "bad": bad, "weights_kept": before == after, "then": train(engine, resolved, range(3, 5)),
+        "good": good,
+        "bad": bad,
+        "weights_kept": before == after,
+        "then": train(engine, resolved, range(3, 5)),
         "step": engine.step,
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager

@@ -47,9 +47,13 @@ COMPILED = partial(DDP, mode="compiled", compile_backend="aot_eager")  # which n
 # What each world size trains for all steps, to be held against the reference.
 TRAININGS: dict[int, dict[str, Resolved]] = {
     1: {
-        "ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16", 4), "ddp fp16": DDP(DP1, "fp16"),
-        "ddp bf16 compiled": COMPILED(DP1, "bf16", 1), "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
-        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1), "fsdp": FSDP(DP1),
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16", 4),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP1, "bf16", 1),
+        "ddp bf16 compiled m4": COMPILED(DP1, "bf16", 4),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+        "fsdp": FSDP(DP1),
     },
     2: {
         "ddp": DDP(DP2),
@@ -67,17 +71,20 @@ TRAININGS: dict[int, dict[str, Resolved]] = {
         "fsdp tp": FSDP(TP2),
     },
     4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2, reshard=False), "fsdp tp bf16": FSDP(TP2_DP2, "bf16")},
-}  # fmt: skip
+}
 # Saved half-way and continued on the same ranks.
 RESUMED: dict[int, dict[str, Resolved]] = {
     1: {"ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp bf16 compiled": COMPILED(DP1, "bf16", 1)},
     2: {
-        "ddp sharded": DDP(DP2, sharded_optimizer=True), "ddp fp16": DDP(DP2, "fp16"),
-        "ddp fp16 compiled": COMPILED(DP2, "fp16"), "fsdp": FSDP(DP2), "fsdp fp16": FSDP(DP2, "fp16"),
+        "ddp sharded": DDP(DP2, sharded_optimizer=True),
+        "ddp fp16": DDP(DP2, "fp16"),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16"),
+        "fsdp": FSDP(DP2),
+        "fsdp fp16": FSDP(DP2, "fp16"),
         "fsdp offload": FSDP(DP2, offload="full"),
     },
     4: {"fsdp": FSDP(DP4), "fsdp tp": FSDP(TP2_DP2)},
-}  # fmt: skip
+}
 # Continued on another layout: (world and name of the checkpoint, the run that loads it).
 MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
     1: {
@@ -97,19 +104,27 @@ MOVED: dict[int, dict[str, tuple[str, Resolved]]] = {
 # A rank's gradient that is not finite.
 BROKEN: dict[int, dict[str, Resolved]] = {
     1: {
-        "ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp fp16": DDP(DP1, "fp16"),
-        "ddp bf16 compiled": COMPILED(DP1, "bf16"), "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16"),
+        "ddp fp16": DDP(DP1, "fp16"),
+        "ddp bf16 compiled": COMPILED(DP1, "bf16"),
+        "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
     },
     2: {
-        "ddp fp16": DDP(DP2, "fp16"), "ddp fp16 compiled": COMPILED(DP2, "fp16"), "fsdp": FSDP(DP2),
-        "fsdp fp16": FSDP(DP2, "fp16"), "fsdp tp fp16": FSDP(TP2, "fp16"),
+        "ddp fp16": DDP(DP2, "fp16"),
+        "ddp fp16 compiled": COMPILED(DP2, "fp16"),
+        "fsdp": FSDP(DP2),
+        "fsdp fp16": FSDP(DP2, "fp16"),
+        "fsdp tp fp16": FSDP(TP2, "fp16"),
     },
     4: {},
-}  # fmt: skip
+}
 # Steps whose collectives are listed.
 LISTED: dict[int, dict[str, Resolved]] = {
     1: {
-        "ddp": DDP(DP1), "ddp bf16": DDP(DP1, "bf16"), "ddp fp16": DDP(DP1, "fp16"),
+        "ddp": DDP(DP1),
+        "ddp bf16": DDP(DP1, "bf16"),
+        "ddp fp16": DDP(DP1, "fp16"),
         "ddp fp16 compiled": COMPILED(DP1, "fp16", 1),
     },
     2: {
@@ -123,7 +138,7 @@ LISTED: dict[int, dict[str, Resolved]] = {
         "fsdp without prefetch": FSDP(DP2, count=1, prefetch=False),
     },
     4: {},
-}  # fmt: skip
+}
 
 # What is trained in every run of the tests: each engine, switch and dtype once. Graphs take most of the time.
 SHORT = {
@@ -201,9 +216,12 @@ def break_gradient(resolved: Resolved) -> dict[str, Any]:
     bad = train(engine, resolved, range(2, 3))
     engine._update.apply = apply
     found = {
-        "good": good, "bad": everyone(bad), "weights_kept": before == _digest(engine),
-        "moments_kept": moments == _moments(engine), "scales": everyone(engine._scaler.read().get("scale")),
-    }  # fmt: skip
+        "good": good,
+        "bad": everyone(bad),
+        "weights_kept": before == _digest(engine),
+        "moments_kept": moments == _moments(engine),
+        "scales": everyone(engine._scaler.read().get("scale")),
+    }
     return {**found, "then": train(engine, resolved, range(3, 5)), "step": engine.step}
 
 

@@ -28,9 +28,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, table: Cal
     compiler = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.loss_on_text", "--json", folder / "rows", *ENGINES, *IN_FP8, CONTROL],
-        env={**os.environ, **compiler, "HPC_GPT_DATA": str(data_folder)}, cwd=HERE.parent.parent, capture_output=True,
+        env={**os.environ, **compiler, "HPC_GPT_DATA": str(data_folder)},
+        cwd=HERE.parent.parent,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ["loss on text, 200 steps, beside a plain autocast run:", *done.stdout.splitlines()]:
         table(line)

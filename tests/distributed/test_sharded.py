@@ -133,9 +133,14 @@ def test_flat_gradients_are_averaged_where_they_lie(found: Found, count: int) ->
 
 # Over tp; what is not here is whole on every tp rank. Of that all ranks of dp hold their rows.
 SPLIT = {
-    "embedding.weight": 0, "attention.qkv.weight": 0, "attention.qkv.bias": 0, "attention.projection.weight": 1,
-    "feed_forward.up.weight": 0, "feed_forward.up.bias": 0, "feed_forward.down.weight": 1,
-}  # fmt: skip
+    "embedding.weight": 0,
+    "attention.qkv.weight": 0,
+    "attention.qkv.bias": 0,
+    "attention.projection.weight": 1,
+    "feed_forward.up.weight": 0,
+    "feed_forward.up.bias": 0,
+    "feed_forward.down.weight": 1,
+}
 
 
 def test_parameters_and_gradients_are_dtensors_placed_as_split(found: Found) -> None:
@@ -145,9 +150,11 @@ def test_parameters_and_gradients_are_dtensors_placed_as_split(found: Found) -> 
         dim = SPLIT.get(name.split(".", 2)[-1] if name.startswith("blocks.") else name)
         placements = ["R" if dim is None else f"S({dim})", "S(0)"]
         assert one == {
-            "mesh": [["tp", "dp"], [[0, 2], [1, 3]]], "placements": placements, "gradient": placements,
+            "mesh": [["tp", "dp"], [[0, 2], [1, 3]]],
+            "placements": placements,
+            "gradient": placements,
             "as drawn": True,
-        }, name  # fmt: skip
+        }, name
 
 
 def test_a_checkpoints_metadata_are_read_once_for_all_weights(found, folder, monkeypatch):

@@ -87,11 +87,16 @@ LAUNCHES = {
     "two again": (
         2,
         [
-            staged(0, tp=2), zero(1, dp=2), zero(3, tp=2, tiles=2), staged(1, pp=2), staged(1, dp=2), zero(0, dp=2),
+            staged(0, tp=2),
+            zero(1, dp=2),
+            zero(3, tp=2, tiles=2),
+            staged(1, pp=2),
+            staged(1, dp=2),
+            zero(0, dp=2),
         ],
         [],
     ),
-}  # fmt: skip
+}
 # What every run of the tests has of each.
 SHORT_RESUMES = [hf(), zero(3, dp=2, offload="full"), zero(1, dp=2, dtype="bf16"), zero(3, tp=2, dtype="bf16")]
 SHORT_LAUNCHES = {

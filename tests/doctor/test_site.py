@@ -53,8 +53,11 @@ def test_a_profile_with_all_that_slurm_says(tmp_path):
     assert chosen is GPU, "the default partition has no GPUs"
     profile = loaded(tmp_path, profile_text(found, chosen))
     assert (profile.device, profile.gpus_per_node, profile.gpu_type, profile.cpus_per_node) == (
-        "a100-80g", 8, "a100", 128,
-    )  # fmt: skip
+        "a100-80g",
+        8,
+        "a100",
+        128,
+    )
     assert (profile.partition, profile.account, profile.qos) == ("gpu", "abc@a100", "gpu_normal")
     assert profile.constraint in ("a100", "a100_80gb"), "which the partition's V100 nodes do not have"
     assert (profile.time, profile.chain, profile.gpu_flag) == ("01:00:00", "requeue", "gres")
@@ -109,12 +112,18 @@ def test_names_that_would_break_the_file_do_not(tmp_path):
 @pytest.mark.parametrize(
     ("gpu_type", "features", "devices"),
     [
-        ("a100", (), ["a100-40g", "a100-80g", "a100-64g"]), ("a100_80gb", (), ["a100-80g"]),
-        ("a100", ("gpu-80g",), ["a100-80g"]), (None, ("v100-16g",), ["v100-16g"]), ("h200", (), ["h200"]),
-        ("nvidia_h100_80gb_hbm3", (), ["h100-80g"]), ("nvidia_h100_nvl", (), ["h100-nvl"]),
-        ("nvidia_a100_80gb_pcie", (), ["a100-pcie-80g"]), ("tesla", ("ib",), []), (None, (), []),
+        ("a100", (), ["a100-40g", "a100-80g", "a100-64g"]),
+        ("a100_80gb", (), ["a100-80g"]),
+        ("a100", ("gpu-80g",), ["a100-80g"]),
+        (None, ("v100-16g",), ["v100-16g"]),
+        ("h200", (), ["h200"]),
+        ("nvidia_h100_80gb_hbm3", (), ["h100-80g"]),
+        ("nvidia_h100_nvl", (), ["h100-nvl"]),
+        ("nvidia_a100_80gb_pcie", (), ["a100-pcie-80g"]),
+        ("tesla", ("ib",), []),
+        (None, (), []),
     ],
-)  # fmt: skip
+)
 def test_devices_are_guessed_from_type_and_features(gpu_type, features, devices):
     assert guess_device(NodeKind(4, gpu_type, 8, 1000, features)) == devices
 
@@ -122,10 +131,14 @@ def test_devices_are_guessed_from_type_and_features(gpu_type, features, devices)
 @pytest.mark.parametrize(
     ("gres", "gpus", "gpu_type"),
     [
-        ("gpu:4(S:0-1)", 4, None), ("gpu:a100:8(S:0,1)", 8, "a100"), ("gpu:a100:3,gpu:t4:1", 3, "a100"),
-        ("craynetwork:4,gpu:2", 2, None), ("(null)", 0, None), ("gpu:1g.5gb:7", 7, "1g.5gb"),
+        ("gpu:4(S:0-1)", 4, None),
+        ("gpu:a100:8(S:0,1)", 8, "a100"),
+        ("gpu:a100:3,gpu:t4:1", 3, "a100"),
+        ("craynetwork:4,gpu:2", 2, None),
+        ("(null)", 0, None),
+        ("gpu:1g.5gb:7", 7, "1g.5gb"),
     ],
-)  # fmt: skip
+)
 def test_gres_as_sinfo_prints_it(gres, gpus, gpu_type):
     kind = site._kind("96+", "1031000+", gres, "(null)")
     assert (kind.gpus, kind.gpu_type, kind.cpus, kind.memory_mib, kind.features) == (gpus, gpu_type, 96, 1031000, ())

@@ -498,10 +498,15 @@ def test_a_budget_is_checked_before_every_link() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"pause_s": [1]}, {"pause_s": float("inf")}, {"pause_s": "x"}, {"exclude": True},
-        {"exclude": ["n1 n2", "--user=root", "\nn3", ["n4"]]}, {"node": "-rf x"}, {"attempt_ended": [1]},
+        {"pause_s": [1]},
+        {"pause_s": float("inf")},
+        {"pause_s": "x"},
+        {"exclude": True},
+        {"exclude": ["n1 n2", "--user=root", "\nn3", ["n4"]]},
+        {"node": "-rf x"},
+        {"attempt_ended": [1]},
     ],
-)  # fmt: skip
+)
 def test_anothers_verdict_neither_breaks_the_script_nor_gets_out(odd: dict[str, Any]) -> None:
     run = slurm_run()
     attempt = start(run, "error", saved=5)

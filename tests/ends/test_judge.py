@@ -180,10 +180,16 @@ def test_progress_keeps_it_going_and_the_pause_short(history: list[EndedAttempt]
 @pytest.mark.parametrize(
     ("ends", "goes_on"),
     [
-        ("w" * 4, True), ("w" * 5, False), ("we", True), ("wewe", False), ("ewwe", False), ("ewwww", False),
-        ("ww+w", True), ("wwww+w", True),
+        ("w" * 4, True),
+        ("w" * 5, False),
+        ("we", True),
+        ("wewe", False),
+        ("ewwe", False),
+        ("ewwww", False),
+        ("ww+w", True),
+        ("wwww+w", True),
     ],
-)  # fmt: skip
+)
 def test_a_script_that_shows_nothing_is_retried_within_bounds(ends: str, goes_on: bool) -> None:
     """w: its time limit, with nothing to show how far it came; e: an exit code; +: a step at last."""
     made, saved = [], 0

@@ -166,7 +166,12 @@ def test_the_script_waits_while_the_command_has_the_first_step(tmp_path: Path) -
     python.chmod(0o755)
     steps = [*functions, f"python=({python})", "start_notifier", "send_event after", "[ -e sent ] && echo sent"]
     done = subprocess.run(
-        ["bash", "-c", "\n".join(steps)], env={**os.environ, "HPC_GPT_RUN": "/run", "n": "1"}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        ["bash", "-c", "\n".join(steps)],
+        env={**os.environ, "HPC_GPT_RUN": "/run", "n": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == ("sent\n", "")

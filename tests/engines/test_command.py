@@ -21,9 +21,13 @@ from hpc_gpt.settings.sized import known_batch, known_shape, shown_layout
 
 PROFILE = ClusterProfile("test", gpus_per_node=4)
 SOUND = Command(
-    run="python train.py --out {run}/out --gpus {gpus}", resume="--resume {checkpoint}", checkpoints="out/ckpt-*",
-    complete="{checkpoint}/.done", pattern=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)", hang_s=60.0,
-)  # fmt: skip
+    run="python train.py --out {run}/out --gpus {gpus}",
+    resume="--resume {checkpoint}",
+    checkpoints="out/ckpt-*",
+    complete="{checkpoint}/.done",
+    pattern=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)",
+    hang_s=60.0,
+)
 
 
 def experiment(command: Command = SOUND, **tables: object) -> Experiment:

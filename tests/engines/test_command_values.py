@@ -31,9 +31,14 @@ def file(tmp_path: Path) -> Path:
 
 def test_rows_set_them_and_the_program_gets_them_quoted(file: Path, tmp_path: Path) -> None:
     done = hpc_gpt(
-        "submit", file, "--sweep", "--cluster", "local", cwd=tmp_path,
+        "submit",
+        file,
+        "--sweep",
+        "--cluster",
+        "local",
+        cwd=tmp_path,
         environment={"HPC_GPT_LOGS": str(tmp_path / "logs")},
-    )  # fmt: skip
+    )
     assert done.code == 0, done.stderr
     said = {path.parents[1].name: path.read_text() for path in (tmp_path / "logs").glob("mine-*/*/said")}
     assert said == {"mine-low": "lr 0.0001 name=a b's x {lr}\n", "mine-high": "lr 2 name=a b's x {lr}\n"}

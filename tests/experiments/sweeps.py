@@ -8,9 +8,15 @@ from hpc_gpt.settings.sweep_rows import SweepRow
 
 # Rows of each folder: as many as its published tables have, and those that the source names without a figure.
 COUNTS = {
-    "gpt2-meg": 29, "gpt2-meg-ds-3d": 1, "gpt2-meg-ds-zero": 8 + 2, "gpt2-hf-ds": 6, "mingpt-fsdp": 11,
-    "colab-ladder": 9 + 3, "training-parallelism": 3 + 4, "memory-ladder": 7,
-}  # fmt: skip
+    "gpt2-meg": 29,
+    "gpt2-meg-ds-3d": 1,
+    "gpt2-meg-ds-zero": 8 + 2,
+    "gpt2-hf-ds": 6,
+    "mingpt-fsdp": 11,
+    "colab-ladder": 9 + 3,
+    "training-parallelism": 3 + 4,
+    "memory-ladder": 7,
+}
 # Clusters of nodes with 4 GPUs, as the sources' were.
 PROFILES = ("generic-slurm", "jean-zay-v100-32g")
 

@@ -87,12 +87,17 @@ def test_a_rung_keeps_what_the_one_before_switched_on():
     settings = [settle("colab-ladder", name) for name in rungs]
     switches = [
         {
-            "tf32": run.train.tf32, "no-sync": run.train.log_every > 10, "amp": run.train.dtype == "fp16",
-            "compile": run.engine.compile != "none", "flash": run.engine.attention == "flash",
-            "vocab": run.model.padded_vocab == 50304, "tied": run.model.tied, "workers": run.data.workers > 0,
+            "tf32": run.train.tf32,
+            "no-sync": run.train.log_every > 10,
+            "amp": run.train.dtype == "fp16",
+            "compile": run.engine.compile != "none",
+            "flash": run.engine.attention == "flash",
+            "vocab": run.model.padded_vocab == 50304,
+            "tied": run.model.tied,
+            "workers": run.data.workers > 0,
         }
         for run in settings
-    ]  # fmt: skip
+    ]
     assert not any(switches[0].values())
     for before, after, name in zip(switches, switches[1:], rungs[1:], strict=False):
         switched = [key for key in after if after[key] != before[key]]

@@ -28,9 +28,15 @@ from hpc_gpt.words import counted, show_duration
 
 SECONDS = st.floats(0, 500, allow_nan=False)
 PACES = st.builds(
-    Pace, step_s=st.floats(1e-3, 100), save_s=SECONDS, eval_s=SECONDS, start_s=SECONDS,
-    save_every=st.integers(0, 1000), eval_every=st.integers(0, 1000), hold_s=st.none() | SECONDS,
-)  # fmt: skip
+    Pace,
+    step_s=st.floats(1e-3, 100),
+    save_s=SECONDS,
+    eval_s=SECONDS,
+    start_s=SECONDS,
+    save_every=st.integers(0, 1000),
+    eval_every=st.integers(0, 1000),
+    hold_s=st.none() | SECONDS,
+)
 STEPS = st.integers(1, 10**6)
 LIMITS = st.floats(60, 30 * 86400)
 
@@ -122,10 +128,14 @@ NOW = 1_700_000_000.0
 
 def asked(profile: ClusterProfile = SITE, engine: Engine | None = None, job: Job | None = None, **train) -> Resolved:
     experiment = Experiment(
-        name="long", model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32), data=Data(source="random"),
-        engine=engine or Engine(), layout=LayoutRequest(gpus=8, tp=2, pp=2, micro_batch=2, global_batch=32),
-        train=Train(**{"steps": 10_000, "save_every": 100, **train}), job=job or Job(time="1:00:00"),
-    )  # fmt: skip
+        name="long",
+        model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32),
+        data=Data(source="random"),
+        engine=engine or Engine(),
+        layout=LayoutRequest(gpus=8, tp=2, pp=2, micro_batch=2, global_batch=32),
+        train=Train(**{"steps": 10_000, "save_every": 100, **train}),
+        job=job or Job(time="1:00:00"),
+    )
     return resolve(experiment, profile)
 
 
@@ -142,9 +152,11 @@ def test_measured_figures_by_hand():
     assert "waits in the queue not counted" in first
     told = "\n".join(forecast.lines)
     for words in (
-        "step 2 s, measured: median of 812 steps of run 20261101-a", "save 50 s, measured: median of 8 saves",
-        "start 100 s of each job, measured", "signal 169 s ahead",
-    ):  # fmt: skip
+        "step 2 s, measured: median of 812 steps of run 20261101-a",
+        "save 50 s, measured: median of 8 saves",
+        "start 100 s of each job, measured",
+        "signal 169 s ahead",
+    ):
         assert words in told
 
 

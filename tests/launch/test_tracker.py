@@ -91,17 +91,22 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     (python := tmp_path / "python").write_text(f"#!/bin/bash\n{what}\n")
     python.chmod(0o755)
     steps = [
-        "start_tracker", "tell_beside", "end_beside 30",
+        "start_tracker",
+        "tell_beside",
+        "end_beside 30",
         "for try in {1..1000}; do kill -0 ${beside[0]#* } 2>/dev/null || exit 0; command sleep 0.01; done",
         "echo alive",
-    ]  # fmt: skip
+    ]
     # As a file: `bash -c` sometimes prints a line when a background process ends.
     (whole := tmp_path / "script.sh").write_text("\n".join([*functions, sleep, f"python=({python})", *steps]))
     done = subprocess.run(
         ["bash", whole],
         env={**os.environ, "attempt": str(tmp_path), "HPC_GPT_RUN": "/run", "n": "1", "answer": answer},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.stderr, done.stdout) == ("", said)
     assert not (tmp_path / ".ranks-ended").exists()
 
@@ -128,8 +133,12 @@ def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     lines = [
-        *functions, "container=(--container-image=image.sqsh)", f"python=(env {tmp_path / 'program'})", what, "wait",
-    ]  # fmt: skip
+        *functions,
+        "container=(--container-image=image.sqsh)",
+        f"python=(env {tmp_path / 'program'})",
+        what,
+        "wait",
+    ]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "attempt": str(tmp_path), "n": "1"}
     with subprocess.Popen(["bash", "-c", "\n".join(lines)], env={**environment, "HPC_GPT_RUN": "/run"}) as job:
         until = time.monotonic() + 120

@@ -38,9 +38,12 @@ BOTH = pytest.mark.parametrize("within", ["job-script-slurm", "job-script-local"
 def test_what_is_asked_hears_none_of_the_jobs_signals(within: str, tmp_path: Path) -> None:
     lines = [within, "trap : TERM INT", 'within 300 bash -c "$1"', 'echo "exit code $?"']
     job = subprocess.Popen(
-        ["bash", "-c", "\n".join(lines), "job.sh", ASKS], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        ["bash", "-c", "\n".join(lines), "job.sh", ASKS],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     wait_until((tmp_path / "up").exists)
     asked = int((tmp_path / "up").read_text())
     for number in (signal.SIGTERM, signal.SIGINT):

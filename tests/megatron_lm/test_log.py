@@ -60,10 +60,12 @@ def test_a_line_cut_off_before_its_time_is_none(line):
 
 def test_other_lines_are_none():
     for line in (
-        "", "time (ms) | forward-compute: 148.03 | optimizer: 87.67",
+        "",
+        "time (ms) | forward-compute: 148.03 | optimizer: 87.67",
         " validation loss at iteration 20 | lm loss value: 6.2E+00 | lm loss PPL: 4.9E+02 |",
-        "  successfully saved checkpoint at iteration      20 to /run", "(iteration 3/10)",
-    ):  # fmt: skip
+        "  successfully saved checkpoint at iteration      20 to /run",
+        "(iteration 3/10)",
+    ):
         assert read_iteration(line) is None
 
 

@@ -71,9 +71,11 @@ def compiled_graphs(function: Callable[..., Tensor], *args: Tensor) -> tuple[fx.
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(
-        fw_compiler=keep, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition,
+        fw_compiler=keep,
+        bw_compiler=keep,
+        partition_fn=min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
-    )  # fmt: skip
+    )
     torch.compile(function, backend=backend, dynamic=False)(*args).sum().backward()
     forward, backward = graphs
     return forward, backward

@@ -91,9 +91,12 @@ def test_a_rank_holds_its_heads_of_q_k_and_v() -> None:
 
 
 @given(
-    dim=st.integers(0, 2), parts=st.integers(1, 3), size=st.integers(1, 4), each=st.integers(1, 3),
+    dim=st.integers(0, 2),
+    parts=st.integers(1, 3),
+    size=st.integers(1, 4),
+    each=st.integers(1, 3),
     seed=st.integers(0, 9),
-)  # fmt: skip
+)
 def test_split_and_merge_undo_each_other(dim: int, parts: int, size: int, each: int, seed: int) -> None:
     shape = [2, 3, 5]
     shape[dim] = parts * size * each

@@ -37,9 +37,14 @@ UPDATE = "update"
 _GPT2 = {"hidden": 256, "layers": 6, "heads": 8}
 # A head of keys for two of queries; the second one's heads are wider together than the model, and normed.
 _LLAMA = _GPT2 | {
-    "kv_heads": 4, "ffn": 704, "mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none",
+    "kv_heads": 4,
+    "ffn": 704,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "bias": "none",
     "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 4),
-}  # fmt: skip
+}
 _QWEN3 = _LLAMA | {"head_dim": 48, "qk_norm": True, "rope_scaling": None}
 
 
@@ -68,12 +73,15 @@ def _layers(engine: Engine, data: Data = Data()) -> Resolved:  # noqa: B008
     """Sequences so long that what layers keep, with masks of documents a tenth, is all but 2 % of what is held."""
     return resolve(
         Experiment(
-            name="held", model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512), data=data, engine=engine,
+            name="held",
+            model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512),
+            data=data,
+            engine=engine,
             layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=4, micro_batches=2),
             train=Train(steps=3, dtype="fp32", eval_every=1, eval_batches=2),
         ),
         ClusterProfile(name="test", scheduler="local", gpus_per_node=1),
-    )  # fmt: skip
+    )
 
 
 CASES = {

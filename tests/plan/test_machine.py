@@ -45,14 +45,27 @@ def test_newer_nvlinks_are_faster_each_of_its_devices_time():
 @pytest.mark.parametrize(
     ("words", "gb_s"),
     [
-        ("omni-path 4x100G", 50), ("infiniband 8x200G", 200), ("infiniband 8xHDR", 200), ("ib 3200 Gbps", 400),
-        ("roce 1600G", 200), ("RoCE 8 x 400 Gb/s", 400), ("roce 1.6T", 200), ("ethernet 100GbE", 12.5),
-        ("nvlink + infiniband 4x200G", 100), ("infiniband 4x200G + ethernet 2x100G", 125),
-        ("InfiniBand HDR 4x200G", 100), ("infiniband NDR", 50), ("Infiniband 8xNDR400 (8x400Gb/s)", 400),
-        ("infiniband 25GB/s", 25), ("omni_path 4x100G", 50), ("slingshot-11 4x200G", 100), ("nvlink", 0),
-        ("nvlink 600GB/s", 0), ("pcie", 0),
+        ("omni-path 4x100G", 50),
+        ("infiniband 8x200G", 200),
+        ("infiniband 8xHDR", 200),
+        ("ib 3200 Gbps", 400),
+        ("roce 1600G", 200),
+        ("RoCE 8 x 400 Gb/s", 400),
+        ("roce 1.6T", 200),
+        ("ethernet 100GbE", 12.5),
+        ("nvlink + infiniband 4x200G", 100),
+        ("infiniband 4x200G + ethernet 2x100G", 125),
+        ("InfiniBand HDR 4x200G", 100),
+        ("infiniband NDR", 50),
+        ("Infiniband 8xNDR400 (8x400Gb/s)", 400),
+        ("infiniband 25GB/s", 25),
+        ("omni_path 4x100G", 50),
+        ("slingshot-11 4x200G", 100),
+        ("nvlink", 0),
+        ("nvlink 600GB/s", 0),
+        ("pcie", 0),
     ],
-)  # fmt: skip
+)
 def test_what_a_fabric_brings_a_node(words, gb_s):
     assert parse_fabric(words).network_gb_s == pytest.approx(gb_s)
 

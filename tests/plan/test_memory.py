@@ -225,11 +225,18 @@ def test_tensor_parallel_parameters_are_closed_form_1() -> None:
 
 
 OTHERS = [
-    ("megatron-2021-fp16", 1, 0, False, 16, 22), ("megatron", 1, 0, False, 18, 18), ("megatron", 4, 0, True, 9, 9),
-    ("deepspeed-fp16", 1, 0, False, 16, 20), ("deepspeed-fp16", 4, 1, False, 7, 8),
-    ("deepspeed-fp16", 4, 3, False, 4, 5), ("bf16-optimizer", 4, 1, False, 11, 11), ("nanotron", 1, 0, False, 18, 18),
-    ("ddp", 1, 0, False, 18, 18), ("fsdp", 4, 0, False, 4, 4), ("megatron-fsdp", 4, 0, False, 4, 4),
-]  # fmt: skip
+    ("megatron-2021-fp16", 1, 0, False, 16, 22),
+    ("megatron", 1, 0, False, 18, 18),
+    ("megatron", 4, 0, True, 9, 9),
+    ("deepspeed-fp16", 1, 0, False, 16, 20),
+    ("deepspeed-fp16", 4, 1, False, 7, 8),
+    ("deepspeed-fp16", 4, 3, False, 4, 5),
+    ("bf16-optimizer", 4, 1, False, 11, 11),
+    ("nanotron", 1, 0, False, 18, 18),
+    ("ddp", 1, 0, False, 18, 18),
+    ("fsdp", 4, 0, False, 4, 4),
+    ("megatron-fsdp", 4, 0, False, 4, 4),
+]
 OURS = [
     ("megatron-lm", "bf16", 4, 0, True, 9, 9),
     ("megatron-lm", "fp32", 1, 0, False, 16, 16),

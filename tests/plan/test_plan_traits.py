@@ -23,9 +23,15 @@ from tests.plan.machines import machine_named
 
 H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
 RUN = Training(
-    preset("llama3.1-70b"), tp=4, pp=4, dp=8, micro_batches=8, flash=True, sharded_optimizer=True,
+    preset("llama3.1-70b"),
+    tp=4,
+    pp=4,
+    dp=8,
+    micro_batches=8,
+    flash=True,
+    sharded_optimizer=True,
     sequence_parallel=True,
-)  # fmt: skip
+)
 TRAITS = {
     "--overlap-grad-reduce": {"dp_overlap": True, "gathers_wait": True},
     "--overlap-grad-reduce --overlap-param-gather": {"dp_overlap": True, "gathers_wait": False},

@@ -30,9 +30,11 @@ PROFILE = ClusterProfile("test", device="v100-32g", gpus_per_node=4)
 
 def experiment(layout=None, engine=None, **train):
     return Experiment(
-        model=Model(preset="gpt2-xl"), layout=LayoutRequest(**{"gpus": 16, "global_batch": 64, **(layout or {})}),
-        engine=Engine(**(engine or {})), train=Train(**{"dtype": "fp16", **train}),
-    )  # fmt: skip
+        model=Model(preset="gpt2-xl"),
+        layout=LayoutRequest(**{"gpus": 16, "global_batch": 64, **(layout or {})}),
+        engine=Engine(**(engine or {})),
+        train=Train(**{"dtype": "fp16", **train}),
+    )
 
 
 def test_nothing_holds_unless_it_is_said_to():
@@ -100,8 +102,13 @@ def test_a_dtype_without_a_unit_is_refused():
 
 def test_a_batch_nobody_gave_is_divided_and_does_not_grow():
     batches = {
-        (1024, 3): 1023, (1024, 24): 1032, (1024, 600): 1200, (1024, 64): 1024, (8192, 16384): 512, (8192, 96): 480,
-    }  # fmt: skip
+        (1024, 3): 1023,
+        (1024, 24): 1032,
+        (1024, 600): 1200,
+        (1024, 64): 1024,
+        (8192, 16384): 512,
+        (8192, 96): 480,
+    }
     assert {(seq, gpus): usual_batch(seq, gpus) for seq, gpus in batches} == batches
     assert usual_batch(1024, 1536) == 768  # as many replicas as have a sample each
 

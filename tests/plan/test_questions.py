@@ -11,10 +11,14 @@ from tests.cli.command import in_process, profile_of
 TEXT = Path(__file__).with_name("questions.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"^### (\d+)\. .*?```sh\nhpc-gpt (.*?)\n```(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL)
 CLUSTERS = {
-    "l40s": (8, "infiniband 2x200G"), "mi250x": (8, "slingshot 4x200G"), "mi300x": (8, "roce 8x400G"),
-    "gh200": (4, "slingshot 4x200G"), "h200": (8, "infiniband 8x400G"), "a100-40g": (4, "ethernet 2x25G"),
+    "l40s": (8, "infiniband 2x200G"),
+    "mi250x": (8, "slingshot 4x200G"),
+    "mi300x": (8, "roce 8x400G"),
+    "gh200": (4, "slingshot 4x200G"),
+    "h200": (8, "infiniband 8x400G"),
+    "a100-40g": (4, "ethernet 2x25G"),
     "h800": (8, "infiniband 8x400G"),
-}  # fmt: skip
+}
 
 
 def test_there_are_35():

@@ -30,29 +30,46 @@ def trainings(draw: st.DrawFn) -> Training:
     pp = draw(st.integers(1, layers))
     gated = draw(st.booleans())
     shape = ModelShape(
-        hidden, layers, heads, vocab=draw(st.sampled_from([128, 50304, 256000])),
-        seq=draw(st.sampled_from([1, 512, 2048, 131072])), kv_heads=draw(st.sampled_from([None, 1, heads])),
-        mlp="swiglu" if gated else "gelu", tied=not gated, positions="rope" if gated else "learned",
-    )  # fmt: skip
+        hidden,
+        layers,
+        heads,
+        vocab=draw(st.sampled_from([128, 50304, 256000])),
+        seq=draw(st.sampled_from([1, 512, 2048, 131072])),
+        kv_heads=draw(st.sampled_from([None, 1, heads])),
+        mlp="swiglu" if gated else "gelu",
+        tied=not gated,
+        positions="rope" if gated else "learned",
+    )
     zero = draw(st.integers(0, 3))
     fits = [cp for cp in (1, 2, 4, 8) if heads // tp % cp == 0 and shape.seq % (2 * cp) == 0]
     return Training(
-        shape, tp=tp, cp=draw(st.sampled_from(fits or [1])),
-        cp_exchange=draw(st.sampled_from(["heads", "keys", "ring"])), pp=pp, dp=draw(st.sampled_from([1, 2, 8, 512])),
-        vp=draw(st.integers(1, max(1, min(4, layers // pp)))), micro_batch=draw(st.sampled_from([1, 3, 64])),
+        shape,
+        tp=tp,
+        cp=draw(st.sampled_from(fits or [1])),
+        cp_exchange=draw(st.sampled_from(["heads", "keys", "ring"])),
+        pp=pp,
+        dp=draw(st.sampled_from([1, 2, 8, 512])),
+        vp=draw(st.integers(1, max(1, min(4, layers // pp)))),
+        micro_batch=draw(st.sampled_from([1, 3, 64])),
         micro_batches=draw(st.sampled_from([1, 7, 512])),
-        recompute=draw(st.sampled_from(["none", "selective", "full"])), sequence_parallel=draw(st.booleans()),
-        zero_stage=zero, dtype=draw(st.sampled_from(["fp16", "bf16", "fp32"])), flash=draw(st.booleans()),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        sequence_parallel=draw(st.booleans()),
+        zero_stage=zero,
+        dtype=draw(st.sampled_from(["fp16", "bf16", "fp32"])),
+        flash=draw(st.booleans()),
         engine=draw(st.sampled_from(["megatron-lm", "deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed"])),
-        sharded_optimizer=draw(st.booleans()), offload=draw(st.sampled_from(["none", "optimizer", "full"])),
+        sharded_optimizer=draw(st.booleans()),
+        offload=draw(st.sampled_from(["none", "optimizer", "full"])),
         compiled=draw(st.booleans()),
-    )  # fmt: skip
+    )
 
 
 @given(
-    trainings(), st.sampled_from(["v100-16g", "a100-40g", "h100-96g-500w", "gb300", "cpu"]),
-    st.sampled_from([1, 4, 8]), st.sampled_from([None, "infiniband 4x200G", "ethernet 1x10G"]),
-)  # fmt: skip
+    trainings(),
+    st.sampled_from(["v100-16g", "a100-40g", "h100-96g-500w", "gb300", "cpu"]),
+    st.sampled_from([1, 4, 8]),
+    st.sampled_from([None, "infiniband 4x200G", "ethernet 1x10G"]),
+)
 @settings(max_examples=150, deadline=None)
 def test_every_part_is_finite_and_not_negative_and_they_sum_up(
     training: Training, device: str, per_node: int, fabric: str | None

@@ -106,8 +106,11 @@ def test_no_line_is_wider_than_the_terminal(width):
     text = search_table(searched, width, blocks=True)
     assert searched.too_large
     for part in (
-        heading(searched, "48b", model.params), legend(searched), left_out_text(searched), unchecked(searched),
-    ):  # fmt: skip
+        heading(searched, "48b", model.params),
+        legend(searched),
+        left_out_text(searched),
+        unchecked(searched),
+    ):
         text += "\n".join(wrapped(part, width)) + "\n"
     assert width is None or max(map(len, text.splitlines())) <= width
     assert all(str(each.layout) in text for each in searched.best_of_layouts[:LINES])

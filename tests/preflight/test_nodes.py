@@ -34,11 +34,14 @@ def figures(tmp_path):
 def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, heads=4, layers=2, **layout):
     profile = ClusterProfile(name="site", gpus_per_node=ranks_per_node, preflight=True, spare_nodes=spares)
     experiment = Experiment(
-        name="tiny", model=Model(hidden=hidden, layers=layers, heads=heads, vocab=256, seq=32),
-        data=Data(source="random"), engine=Engine(name="ddp") if not layout else Engine(),
+        name="tiny",
+        model=Model(hidden=hidden, layers=layers, heads=heads, vocab=256, seq=32),
+        data=Data(source="random"),
+        engine=Engine(name="ddp") if not layout else Engine(),
         layout=LayoutRequest(gpus=nodes * ranks_per_node, micro_batch=1, micro_batches=2, **layout),
-        train=Train(dtype="fp32", steps=3), job=Job(),
-    )  # fmt: skip
+        train=Train(dtype="fp32", steps=3),
+        job=Job(),
+    )
     return create_run(tmp_path / "logs", resolve(experiment, profile), "#!/bin/sh\n", "", {})
 
 

@@ -15,10 +15,17 @@ from tests.conftest import REPOSITORY
 ENVIRONMENT = '#!/bin/bash\n#SBATCH -N 1\ncat "/proc/$$/environ" >environ\n'
 # What belongs to another job or to a run of ours, what Python reads, and what is no UTF-8.
 GIVEN = {
-    "PYTHONDONTWRITEBYTECODE": "", "PYTHONSAFEPATH": "1", "SUBMITIT_EXECUTOR": "mine", "SUBMITIT_X": "mine",
-    "HPC_GPT_STOP_AT": "mine", "HPC_GPT_JOB": "3", "HPC_GPT_PYTHON": "", "SLURM_JOB_ID": "77", "RANK": "3",
+    "PYTHONDONTWRITEBYTECODE": "",
+    "PYTHONSAFEPATH": "1",
+    "SUBMITIT_EXECUTOR": "mine",
+    "SUBMITIT_X": "mine",
+    "HPC_GPT_STOP_AT": "mine",
+    "HPC_GPT_JOB": "3",
+    "HPC_GPT_PYTHON": "",
+    "SLURM_JOB_ID": "77",
+    "RANK": "3",
     "LINES_OF": "two\nlines\udcff",
-}  # fmt: skip
+}
 OURS = ("HPC_GPT_RUN", "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS")
 
 

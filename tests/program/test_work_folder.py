@@ -96,9 +96,15 @@ def folder(tmp_path: Path) -> Path:
     (folder / "sub").mkdir(parents=True)
     (folder / "__pycache__").mkdir()
     for name, text in {
-        "train.py": "print()", ".gitignore": "*.bin\n/data\n", "a.bin": "weights", "sub/.gitignore": "!keep.bin\n",
-        "sub/keep.bin": "kept", "sub/b.bin": "weights", "__pycache__/x.pyc": "cached", "with space 'x'": "here",
-    }.items():  # fmt: skip
+        "train.py": "print()",
+        ".gitignore": "*.bin\n/data\n",
+        "a.bin": "weights",
+        "sub/.gitignore": "!keep.bin\n",
+        "sub/keep.bin": "kept",
+        "sub/b.bin": "weights",
+        "__pycache__/x.pyc": "cached",
+        "with space 'x'": "here",
+    }.items():
         (folder / name).write_text(text)
     (folder / "data").mkdir()
     (folder / "data" / "x").write_text("data")
@@ -108,9 +114,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 KEPT = {
-    "train.py": "print()", ".gitignore": "*.bin\n/data\n", "sub/.gitignore": "!keep.bin\n", "sub/keep.bin": "kept",
-    "with space 'x'": "here", "to-file": "train.py",
-}  # fmt: skip
+    "train.py": "print()",
+    ".gitignore": "*.bin\n/data\n",
+    "sub/.gitignore": "!keep.bin\n",
+    "sub/keep.bin": "kept",
+    "with space 'x'": "here",
+    "to-file": "train.py",
+}
 
 
 @pytest.mark.parametrize("in_repository", [False, True])

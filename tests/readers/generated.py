@@ -9,9 +9,13 @@ from typing import Any
 
 _MOST = 4  # repetitions beyond the least
 _CLASSES = {
-    codes.CATEGORY_DIGIT: "0123456789", codes.CATEGORY_SPACE: " \t", codes.CATEGORY_WORD: "aZ_09é",
-    codes.CATEGORY_NOT_DIGIT: "a .-", codes.CATEGORY_NOT_SPACE: "a0.é$", codes.CATEGORY_NOT_WORD: " .-/",
-}  # fmt: skip
+    codes.CATEGORY_DIGIT: "0123456789",
+    codes.CATEGORY_SPACE: " \t",
+    codes.CATEGORY_WORD: "aZ_09é",
+    codes.CATEGORY_NOT_DIGIT: "a .-",
+    codes.CATEGORY_NOT_SPACE: "a0.é$",
+    codes.CATEGORY_NOT_WORD: " .-/",
+}
 _ANY = "aZ_09 .:|%-+'é\x85"
 
 

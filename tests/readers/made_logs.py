@@ -8,12 +8,23 @@ from hpc_gpt.readers.runs.grouping import group_logs
 from tests.readers.reading import read_lines
 
 ARGUMENTS = {
-    "data_parallel_size": 2, "global_batch_size": 16, "hidden_size": 256, "log_interval": 1,
-    "make_vocab_size_divisible_by": 128, "max_position_embeddings": 128, "micro_batch_size": 4,
-    "num_attention_heads": 4, "num_layers": 4, "padded_vocab_size": 50432, "params_dtype": "torch.float16",
-    "pipeline_model_parallel_size": 2, "seq_length": 128, "tensor_model_parallel_size": 2, "train_iters": 1000,
+    "data_parallel_size": 2,
+    "global_batch_size": 16,
+    "hidden_size": 256,
+    "log_interval": 1,
+    "make_vocab_size_divisible_by": 128,
+    "max_position_embeddings": 128,
+    "micro_batch_size": 4,
+    "num_attention_heads": 4,
+    "num_layers": 4,
+    "padded_vocab_size": 50432,
+    "params_dtype": "torch.float16",
+    "pipeline_model_parallel_size": 2,
+    "seq_length": 128,
+    "tensor_model_parallel_size": 2,
+    "train_iters": 1000,
     "world_size": 8,
-}  # fmt: skip
+}
 OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 TIME_LIMIT = "slurmstepd: error: *** JOB 7 ON r6i4n5 CANCELLED AT 2021-05-27T21:52:36 DUE TO TIME LIMIT ***"
 WORLD = "using world size: 4, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 1 "
@@ -38,12 +49,17 @@ def iteration(step: int, ms: float = 1000.0, **more) -> str:
     loss = more.get("loss", 10 - step / 1000)
     said = [] if loss is None else [f" lm loss: {loss:.6E} "] if isinstance(loss, float) else [f" lm loss: {loss} "]
     pairs = [
-        f" iteration {step:8d}/{more.get('of', 1000):8d} ", f" consumed samples: {16 * step:12d} ",
-        f" elapsed time per iteration (ms): {ms:.1f} ", " learning rate: 1.500E-04 ",
-        f" global batch size: {more.get('batch', 16):5d} ", *said, " loss scale: 1024.0 ", " grad norm: 1.000 ",
+        f" iteration {step:8d}/{more.get('of', 1000):8d} ",
+        f" consumed samples: {16 * step:12d} ",
+        f" elapsed time per iteration (ms): {ms:.1f} ",
+        " learning rate: 1.500E-04 ",
+        f" global batch size: {more.get('batch', 16):5d} ",
+        *said,
+        " loss scale: 1024.0 ",
+        " grad norm: 1.000 ",
         f" number of skipped iterations: {more.get('skipped', 0):3d} ",
         f" number of nan iterations: {more.get('nan', 0):3d} ",
-    ]  # fmt: skip
+    ]
     return "|".join(pairs) + "|"
 
 

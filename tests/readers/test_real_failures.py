@@ -47,9 +47,15 @@ def run(tmp_path: Path, command: list[str], **environment: str) -> Cause:
     log = tmp_path / "train.log"
     with open(log, "w") as out:
         done = subprocess.run(
-            command, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=300, check=False,
+            command,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            timeout=300,
+            check=False,
             env={**os.environ, **environment},
-        )  # fmt: skip
+        )
     assert done.returncode != 0, log.read_text()
     return cause_of_log(log)
 

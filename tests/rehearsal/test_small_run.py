@@ -44,19 +44,30 @@ def test_what_this_machine_lacks_is_left_out_and_said(monkeypatch: pytest.Monkey
     monkeypatch.delenv("BASH_FUNC_module%%", raising=False)
     monkeypatch.setattr("hpc_gpt.rehearsal.small_run._MODULE_INITS", ())
     site = replace(
-        load_profile("generic-slurm"), modules=("cuda/12",), venv="/nosuch/venv", python="nosuch-python",
-        stage="/nosuch/environment.tar", container=Container("pyxis", "image.sqsh"),
-        environment={"GLOO_SOCKET_IFNAME": "nosuch0", "PATH": "/site/bin", "MINE": "kept"}, node_suffix="-ib0",
-    )  # fmt: skip
+        load_profile("generic-slurm"),
+        modules=("cuda/12",),
+        venv="/nosuch/venv",
+        python="nosuch-python",
+        stage="/nosuch/environment.tar",
+        container=Container("pyxis", "image.sqsh"),
+        environment={"GLOO_SOCKET_IFNAME": "nosuch0", "PATH": "/site/bin", "MINE": "kept"},
+        node_suffix="-ib0",
+    )
     small = make_small(real(site), gpus_here=0)
     profile = small.resolved.cluster
     assert (profile.modules, profile.venv, profile.python, profile.container) == ((), None, None, None)
     assert profile.environment == {"MINE": "kept"}
     assert profile.stage is None
     for words in (
-        "modules cuda/12", "/nosuch/venv", "nosuch-python", "stage /nosuch/environment.tar", "image.sqsh", "nosuch0",
-        "PATH", "-ib0",
-    ):  # fmt: skip
+        "modules cuda/12",
+        "/nosuch/venv",
+        "nosuch-python",
+        "stage /nosuch/environment.tar",
+        "image.sqsh",
+        "nosuch0",
+        "PATH",
+        "-ib0",
+    ):
         assert words in missing(small)
 
 

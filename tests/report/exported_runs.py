@@ -27,9 +27,14 @@ def log_run(folder: Path, **record) -> RunRead:
     """A run of a log without times of day, of four steps; one loss is no number."""
     step = np.arange(1.0, 5)
     curve = step_table(
-        step=step, step_s=np.array([4.0, 2.0, 2.0, 2.0]), loss=np.array([3.0, np.nan, 2.0, 1.0]),
-        attempt=np.ones(4, np.int64), steady=step > 1, counts=np.ones(4, np.bool_), skipped=step == 2,
-    )  # fmt: skip
+        step=step,
+        step_s=np.array([4.0, 2.0, 2.0, 2.0]),
+        loss=np.array([3.0, np.nan, 2.0, 1.0]),
+        attempt=np.ones(4, np.int64),
+        steady=step > 1,
+        counts=np.ones(4, np.bool_),
+        skipped=step == 2,
+    )
     settings = {"arguments": {"lr": 1e-4, "hub_token": "hf_secret", "eos_token": "</s>"}}
     given = {
         "run": "job",

@@ -17,10 +17,25 @@ from tests.report.any_run import any_run
 from tests.report.step_tables import step_table
 
 RECORD = Record(
-    run="r1", name="made", device="V100-SXM2-32GB", engine="megatron-lm", gpus=64, tp=4, pp=16, dp=1, micro_batch=1,
-    micro_batches=2048, global_batch=2048, seq=2048, hidden=8192, layers=62, heads=64, vocab=50304,
-    params=50_000_000_000, ended="done",
-)  # fmt: skip
+    run="r1",
+    name="made",
+    device="V100-SXM2-32GB",
+    engine="megatron-lm",
+    gpus=64,
+    tp=4,
+    pp=16,
+    dp=1,
+    micro_batch=1,
+    micro_batches=2048,
+    global_batch=2048,
+    seq=2048,
+    hidden=8192,
+    layers=62,
+    heads=64,
+    vocab=50304,
+    params=50_000_000_000,
+    ended="done",
+)
 
 
 def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady=None, **record) -> RunRead:
@@ -29,11 +44,14 @@ def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady
     seconds = np.round(step_s * (1 + 0.02 * generator.standard_normal(count)), 3)
     step = np.arange(1.0, count + 1)
     curve = step_table(
-        step=step, step_s=seconds,
+        step=step,
+        step_s=seconds,
         loss=2 + 4 / step + 0.01 * generator.standard_normal(count) if losses is None else losses,
-        attempt=np.ones(count, np.int64), steady=step > 1 if steady is None else steady,
-        counts=np.ones(count, np.bool_), skipped=np.zeros(count, np.bool_),
-    )  # fmt: skip
+        attempt=np.ones(count, np.int64),
+        steady=step > 1 if steady is None else steady,
+        counts=np.ones(count, np.bool_),
+        skipped=np.zeros(count, np.bool_),
+    )
     given = {"step_s": step_s, "run": f"r{seed}", **record}
     return RunRead(replace(RECORD, **given), curve, files=[Path(f"log{seed}.txt")])
 
@@ -245,21 +263,31 @@ def test_settings_apart_come_in_the_order_of_what_decides_speed():
     a = replace(
         RECORD,
         settings={
-            "lr": 1e-4, "save": "/a", "cpu_offload": False, "use_flash_attn": "True", "hub_token": "hf_x", "n": 1,
+            "lr": 1e-4,
+            "save": "/a",
+            "cpu_offload": False,
+            "use_flash_attn": "True",
+            "hub_token": "hf_x",
+            "n": 1,
         },
         versions={"torch": "2.0"},
         config_hash="a",
-    )  # fmt: skip
+    )
     b = replace(
         a,
         dp=2,
         gpus=128,
         settings={
-            "lr": 2e-4, "save": "/b", "cpu_offload": True, "use_flash_attn": True, "hub_token": "hf_y", "n": "1.0",
+            "lr": 2e-4,
+            "save": "/b",
+            "cpu_offload": True,
+            "use_flash_attn": True,
+            "hub_token": "hf_y",
+            "n": "1.0",
         },
         versions={"torch": "2.1", "cuda": "12"},
         config_hash="b",
-    )  # fmt: skip
+    )
     found = setting_differences(a, b)
     assert [apart.key for apart in found] == [
         "gpus", "dp", "cpu_offload", "lr", "versions.torch", "save", "config_hash", "versions.cuda",

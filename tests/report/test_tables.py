@@ -14,12 +14,34 @@ from hpc_gpt.runs.record import Record
 from hpc_gpt.words import Grid, show_digits, show_params
 
 PUBLISHED_RUN = Record(
-    run="20210527-040202-ab12", name="gpt2-meg-ds-3d-48b", engine="deepspeed-3d", gpus=64, params=51_970_000_000, tp=4,
-    pp=16, dp=1, micro_batches=256, micro_batch=4, global_batch=1024, recompute="full", dtype="fp16",
-    device="v100-32g", step_s=146.0, step_s_p10=143.2, step_s_p90=150.1, steps_used=99, warmup_steps=1,
-    tokens_per_s=7182.0, tflops_seed=46.66, tflops_hardware=47.9, tflops_model=36.1, mfu=0.2888, loss_first=12.8,
-    loss_last=6.4, ended="done",
-)  # fmt: skip
+    run="20210527-040202-ab12",
+    name="gpt2-meg-ds-3d-48b",
+    engine="deepspeed-3d",
+    gpus=64,
+    params=51_970_000_000,
+    tp=4,
+    pp=16,
+    dp=1,
+    micro_batches=256,
+    micro_batch=4,
+    global_batch=1024,
+    recompute="full",
+    dtype="fp16",
+    device="v100-32g",
+    step_s=146.0,
+    step_s_p10=143.2,
+    step_s_p90=150.1,
+    steps_used=99,
+    warmup_steps=1,
+    tokens_per_s=7182.0,
+    tflops_seed=46.66,
+    tflops_hardware=47.9,
+    tflops_model=36.1,
+    mfu=0.2888,
+    loss_first=12.8,
+    loss_last=6.4,
+    ended="done",
+)
 EMPTY = Record(run="20210527-040202-ffff", name="demo", gpus=4, ended="pending")
 
 
@@ -27,8 +49,11 @@ def test_columns_stand_in_the_source_order():
     headings = [column.heading for column in COLUMNS]
     assert headings[:9] == ["GPUs", "Size", "TP", "PP", "CP", "DP", "Micro-batches", "Mic-BS", "Glob-BS"]
     assert [heading for heading in headings if "TFLOPs" in heading] == [
-        "TFLOPs P s B", "TFLOPs hardware", "TFLOPs model", "TFLOPs printed",
-    ]  # fmt: skip
+        "TFLOPs P s B",
+        "TFLOPs hardware",
+        "TFLOPs model",
+        "TFLOPs printed",
+    ]
 
 
 def test_cp_is_shown_where_a_run_has_it():

@@ -191,9 +191,12 @@ assert "torch" not in sys.modules
 def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, function):
     text = WITHOUT.format(package=package, function=function, folder=str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("UserError ")
     assert f"pip install 'hpc-gpt[{package}]'" in done.stdout

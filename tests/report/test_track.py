@@ -123,9 +123,12 @@ def track_in_a_process(run: RunFolder, number: int, **environment: str) -> str:
     paths = os.pathsep.join([environment.pop("before", str(REPOSITORY)), str(REPOSITORY)])
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt.report.track", str(run.path), str(number)],
-        env={**os.environ, "PYTHONPATH": paths, **environment}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

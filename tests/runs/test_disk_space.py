@@ -54,9 +54,12 @@ def test_a_folder_that_is_not_there_yet_is_on_the_disk_above_it(tmp_path):
 @pytest.mark.parametrize(
     ("train", "steps"),
     [
-        ({"save_every": 0}, 0), ({"save_every": 50}, 50), ({"save_every": 0, "save_minutes": 30.0}, 900),
-        ({"save_minutes": 0.01}, 1), ({"save_every": 50, "save_minutes": 1.0}, 30),
+        ({"save_every": 0}, 0),
+        ({"save_every": 50}, 50),
+        ({"save_every": 0, "save_minutes": 30.0}, 900),
+        ({"save_minutes": 0.01}, 1),
+        ({"save_every": 50, "save_minutes": 1.0}, 30),
     ],
-)  # fmt: skip
+)
 def test_the_clock_or_the_step_saves_whichever_is_first(train, steps):
     assert steps_between_saves(resolved(**train).train, step_s=2.0) == steps

@@ -35,10 +35,14 @@ def parent(engine: Engine | None = None, profile: ClusterProfile = SITE, **layou
     """tp2-pp2-dp2 on two nodes, 32 = 2 x 8 x 2 samples a step."""
     sizes = {"gpus": 8, "tp": 2, "pp": 2, "dp": 2, "micro_batch": 2, "global_batch": 32, **layout}
     experiment = Experiment(
-        name="tiny", model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32), data=Data(source="random"),
-        engine=engine or Engine(), layout=LayoutRequest(**sizes), train=Train(steps=50, save_every=10),
+        name="tiny",
+        model=Model(hidden=64, layers=8, heads=8, vocab=256, seq=32),
+        data=Data(source="random"),
+        engine=engine or Engine(),
+        layout=LayoutRequest(**sizes),
+        train=Train(steps=50, save_every=10),
         job=Job(time="1:00", constraint="v100", comment="mine", dependency="afterok:1", sbatch=("--y",)),
-    )  # fmt: skip
+    )
     return resolve(experiment, profile)
 
 

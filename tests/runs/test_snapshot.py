@@ -54,9 +54,11 @@ def cut_off(archive: Path) -> None:
 
 def test_the_archive_holds_every_file_git_has_of_the_package() -> None:
     listed = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "ls-files", "-z", "hpc_gpt", "templates"], capture_output=True, text=True,
+        ["git", "-C", str(REPOSITORY), "ls-files", "-z", "hpc_gpt", "templates"],
+        capture_output=True,
+        text=True,
         check=True,
-    ).stdout.split("\0")  # fmt: skip
+    ).stdout.split("\0")
     missing = {name for name in listed if name and (REPOSITORY / name).exists()} - set(code_files())
     assert not missing
     assert not [name for name in code_files() if "__pycache__" in name or name.endswith(".pyc")]

@@ -82,10 +82,13 @@ ZERO = {"name": "deepspeed-zero"}
 
 @hypothesis.settings(max_examples=50, deadline=None)
 @given(
-    stage=st.integers(0, 3), dtype=st.sampled_from(["fp32", "bf16", "fp16"]), dp=st.sampled_from([1, 2, 3]),
-    offload=st.sampled_from(["none", "optimizer", "full"]), path=st.sampled_from([None, "/nvme"]),
+    stage=st.integers(0, 3),
+    dtype=st.sampled_from(["fp32", "bf16", "fp16"]),
+    dp=st.sampled_from([1, 2, 3]),
+    offload=st.sampled_from(["none", "optimizer", "full"]),
+    path=st.sampled_from([None, "/nvme"]),
     ratio=st.sampled_from([1.0, 0.4]),
-)  # fmt: skip
+)
 def test_deepspeed_reads_what_every_zero_setting_becomes(stage, dtype, dp, offload, path, ratio):
     from deepspeed.runtime.config import DeepSpeedConfig
 

@@ -26,12 +26,15 @@ def test_ddp_has_all_four_and_a_llama_three() -> None:
 @pytest.mark.parametrize(
     "engine",
     [
-        Engine("ddp"), Engine("ddp", compile="block", compile_backend="aot_eager"),
-        Engine("ddp", compile="block", loss_chunks=4), Engine("hf-deepspeed", compile="block"), Engine("megatron-lm"),
+        Engine("ddp"),
+        Engine("ddp", compile="block", compile_backend="aot_eager"),
+        Engine("ddp", compile="block", loss_chunks=4),
+        Engine("hf-deepspeed", compile="block"),
+        Engine("megatron-lm"),
         Engine("command"),
     ],
     ids=["not compiled", "aot_eager", "chunks", "hf-deepspeed", "megatron-lm", "command"],
-)  # fmt: skip
+)
 def test_others_have_none(engine: Engine) -> None:
     assert with_fast_settings(engine, GPT2, Train()) == engine
 

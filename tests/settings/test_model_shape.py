@@ -21,10 +21,15 @@ from hpc_gpt.settings.shape_split import (
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
 
 shapes = st.builds(
-    ModelShape, hidden=st.integers(1, 64).map(lambda size: 8 * size), layers=st.integers(1, 12), heads=st.just(8),
-    vocab=st.integers(1, 1000), seq=st.integers(1, 128), tied=st.booleans(),
+    ModelShape,
+    hidden=st.integers(1, 64).map(lambda size: 8 * size),
+    layers=st.integers(1, 12),
+    heads=st.just(8),
+    vocab=st.integers(1, 1000),
+    seq=st.integers(1, 128),
+    tied=st.booleans(),
     vocab_multiple=st.sampled_from([1, 8, 64, 128]),
-)  # fmt: skip
+)
 
 
 @given(shapes)

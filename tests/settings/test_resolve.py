@@ -78,11 +78,15 @@ def test_gpus_and_pp_alone_are_the_source_run():
 @pytest.mark.parametrize(
     ("gpus", "pp", "heads", "per_node", "layout"),
     [
-        (64, 16, 32, 4, "tp4-pp16-dp1"), (64, 1, 32, 4, "tp4-pp1-dp16"), (64, 1, 32, 8, "tp8-pp1-dp8"),
-        (8, 4, 32, 4, "tp2-pp4-dp1"), (4, 1, 25, 4, "tp1-pp1-dp4"), (10, 2, 25, 5, "tp5-pp2-dp1"),
+        (64, 16, 32, 4, "tp4-pp16-dp1"),
+        (64, 1, 32, 4, "tp4-pp1-dp16"),
+        (64, 1, 32, 8, "tp8-pp1-dp8"),
+        (8, 4, 32, 4, "tp2-pp4-dp1"),
+        (4, 1, 25, 4, "tp1-pp1-dp4"),
+        (10, 2, 25, 5, "tp5-pp2-dp1"),
         (3, 1, 32, 4, "tp1-pp1-dp3"),
     ],
-)  # fmt: skip
+)
 def test_default_tp(gpus, pp, heads, per_node, layout):
     shape = Model(hidden=heads * 128, layers=16, heads=heads, vocab_multiple=320)
     asked = Experiment(model=shape, layout=LayoutRequest(gpus=gpus, pp=pp))
@@ -140,11 +144,18 @@ sizes = st.none() | st.integers(1, 9)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
 @given(
     asked=st.builds(
-        LayoutRequest, gpus=st.none() | st.integers(1, 64), nodes=sizes, tp=sizes, pp=sizes, dp=sizes,
-        micro_batch=sizes, micro_batches=sizes, global_batch=st.none() | st.integers(1, 64),
+        LayoutRequest,
+        gpus=st.none() | st.integers(1, 64),
+        nodes=sizes,
+        tp=sizes,
+        pp=sizes,
+        dp=sizes,
+        micro_batch=sizes,
+        micro_batches=sizes,
+        global_batch=st.none() | st.integers(1, 64),
     ),
     per_node=st.integers(1, 8),
-)  # fmt: skip
+)
 def test_whatever_is_asked_is_settled_or_refused_with_a_hint(asked, per_node):
     shape = Model(hidden=96, layers=6, heads=12)
     try:

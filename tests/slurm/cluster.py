@@ -198,9 +198,14 @@ class Cluster:
     def run(self, *command: str, check: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs a Slurm command against this cluster; `more` are further environment variables."""
         done = subprocess.run(
-            command, env={**self.environment, **more}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            check=False, timeout=600,
-        )  # fmt: skip
+            command,
+            env={**self.environment, **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
         if check and done.returncode:
             raise DaemonError(f"{' '.join(command)}: rc {done.returncode}\n{done.stdout}{done.stderr}")
         return done
@@ -270,17 +275,22 @@ class Cluster:
         ]
         if dbd_port is not None:
             lines += [
-                "AccountingStorageType=accounting_storage/slurmdbd", "AccountingStorageHost=127.0.0.1",
-                f"AccountingStoragePort={dbd_port}", f"AccountingStoragePass={self.services.munge_socket}",
-            ]  # fmt: skip
+                "AccountingStorageType=accounting_storage/slurmdbd",
+                "AccountingStorageHost=127.0.0.1",
+                f"AccountingStoragePort={dbd_port}",
+                f"AccountingStoragePass={self.services.munge_socket}",
+            ]
         if self.spec.enforce:
             lines.append("AccountingStorageEnforce=associations,qos")
         if not self.spec.powered:
             # PrivateData=cloud makes sinfo list nodes that are off.
             lines += [
-                "PrivateData=cloud", "SuspendProgram=/bin/true", "ResumeProgram=/bin/true", "SuspendTime=3600",
+                "PrivateData=cloud",
+                "SuspendProgram=/bin/true",
+                "ResumeProgram=/bin/true",
+                "SuspendTime=3600",
                 "SuspendTimeout=10",
-            ]  # fmt: skip
+            ]
         state = "UNKNOWN" if self.spec.powered else "CLOUD"
         gres = []
         for nodes in self.spec.nodes:

@@ -88,9 +88,14 @@ def start_daemon(command: Sequence[str], log: Path, environment: Mapping[str, st
 
     with log.open("ab") as output:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment),
-            start_new_session=True, preexec_fn=die_with_owner,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=die_with_owner,
+        )
 
 
 def stop_daemon(daemon: subprocess.Popen[bytes], timeout_s: float = 30.0) -> None:

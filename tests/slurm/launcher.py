@@ -89,9 +89,15 @@ class Launcher:
     def run(self, *arguments: str, code: int = 0, cwd: Path | None = None, **more: str) -> tuple[str, str]:
         """(stdout, stderr) of `hpc-gpt ARGUMENTS`, which must exit with `code`. `more` are environment variables."""
         done = subprocess.run(
-            [*PYTHON, *arguments], env={**self.environment, **more}, cwd=cwd or self.folder, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+            [*PYTHON, *arguments],
+            env={**self.environment, **more},
+            cwd=cwd or self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
         assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout, done.stderr
 
@@ -127,9 +133,15 @@ class Launcher:
         Gives the process, what it has said, and what the last line of that has of `until`.
         """
         process = subprocess.Popen(
-            [*PYTHON, *arguments], env={**self.environment, **more}, cwd=self.folder, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0,
-        )  # fmt: skip
+            [*PYTHON, *arguments],
+            env={**self.environment, **more},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
         said, found = "", None
         while found is None:  # what is predicted, or why nothing is, may be said first
             line = process.stdout.readline()

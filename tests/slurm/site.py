@@ -30,7 +30,11 @@ def checks_spec() -> ClusterSpec:
     partitions = ["PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP"]
     partitions += [f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP" for name in named]
     return ClusterSpec(
-        "checks", nodes, tuple(partitions), enforce=True,
+        "checks",
+        nodes,
+        tuple(partitions),
+        enforce=True,
         qos=tuple(sorted({profile.qos for profile in profiles if profile.qos})),
-        accounts=("research", *sorted({profile.account for profile in profiles if profile.account})), powered=False,
-    )  # fmt: skip
+        accounts=("research", *sorted({profile.account for profile in profiles if profile.account})),
+        powered=False,
+    )

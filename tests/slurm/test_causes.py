@@ -41,8 +41,11 @@ def killed(teller: Teller) -> tuple[Job, str | None]:
     """One rank, killed after a checkpoint. Gives what status said while the job waited, if it did that long."""
     launcher = teller.launcher
     told = (
-        "--set", "notify.command=cat >>$HPC_GPT_RUN/told", "--set", 'notify.on=["first_step", "retried", "stopped"]',
-    )  # fmt: skip
+        "--set",
+        "notify.command=cat >>$HPC_GPT_RUN/told",
+        "--set",
+        'notify.on=["first_step", "retried", "stopped"]',
+    )
     job = launcher.submit(*SINGLE, *SMALL, *ENDLESS, *SAVED, *told, **paused(PAUSE))
     job.wait_paused()
     job.wait_checkpoint()

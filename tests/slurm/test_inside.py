@@ -54,9 +54,15 @@ def inside_of_two_nodes(teller: Teller) -> Inside:
     top = launcher.run("top", job.run.run_id)[0]
     variables = {**launcher.environment, "NO_COLOR": "1"}
     typed = on_a_terminal(
-        *PYTHON[1:], "shell", job.run.run_id, type_in="hostname; tty && exit 5\n", after="rank 0 ", times=2,
-        seconds=60, **variables,
-    )  # fmt: skip
+        *PYTHON[1:],
+        "shell",
+        job.run.run_id,
+        type_in="hostname; tty && exit 5\n",
+        after="rank 0 ",
+        times=2,
+        seconds=60,
+        **variables,
+    )
     with teller.cluster.without_power(nodes[1]):
         job.wait("a silent rank", lambda: " silent" in launcher.run("top", job.run.run_id)[0] or job.restarts)
         top_after = launcher.run("top", job.run.run_id)[0]

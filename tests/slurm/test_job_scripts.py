@@ -94,8 +94,11 @@ while time.monotonic() < end and not os.path.exists(f"{os.environ['REC']}/over")
 WHO = ("shell", "child", "grandchild", "apart", "step")
 # {how it is sent: the words of scancel}.
 SENT = {
-    "steps": ("--signal=USR1",), "shell": ("--batch", "--signal=USR1"), "group": ("--full", "--signal=INT"), "all": (),
-}  # fmt: skip
+    "steps": ("--signal=USR1",),
+    "shell": ("--batch", "--signal=USR1"),
+    "group": ("--full", "--signal=INT"),
+    "all": (),
+}
 
 
 def folder_of(launcher: Launcher, name: str, **files: str) -> Path:

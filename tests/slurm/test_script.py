@@ -211,8 +211,10 @@ def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_pat
     output = tmp_path / "out"
     done = subprocess.run(
         ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
-        env={**launcher.environment, "HPC_GPT_RUN": str(other)}, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        env={**launcher.environment, "HPC_GPT_RUN": str(other)},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 1
     assert output.read_text().startswith("Error: HPC_GPT_RUN names the run of another script: ")
     assert sorted(path.name for path in other.iterdir()) == ["attempts", "job.sh"]
@@ -223,8 +225,10 @@ def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, t
     output = tmp_path / "out"
     done = subprocess.run(
         ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
-        env={**launcher.environment, "HPC_GPT_LOGS": "/proc/nowhere"}, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        env={**launcher.environment, "HPC_GPT_LOGS": "/proc/nowhere"},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 1
     assert "Error: cannot make the run folder /proc/nowhere/tiny/" in output.read_text()
 

@@ -156,9 +156,13 @@ class Scene:
     def start(self, *command: str) -> Callable[[], subprocess.CompletedProcess[str]]:
         """Starts a command as the user would and gives what waits for its answer."""
         process = subprocess.Popen(
-            command, env=self.launcher.environment, cwd=self.launcher.folder, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command,
+            env=self.launcher.environment,
+            cwd=self.launcher.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
         def answer() -> subprocess.CompletedProcess[str]:
             out, words = process.communicate(timeout=120)

@@ -34,10 +34,13 @@ def settings(tokens: Path, layout: Mapping[str, int], engine: Engine | None = No
     """A tiny GPT on real text: 2 layers, hidden 32, 4 heads, windows of 32 bytes."""
     train = {"dtype": "fp32", "lr": 1e-3, "log_every": 1, "seed": 5, **train}
     experiment = Experiment(
-        name="tiny", model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
-        data=Data(source="tokens", path=str(tokens)), engine=engine or Engine(),
-        layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}), train=Train(**train),
-    )  # fmt: skip
+        name="tiny",
+        model=Model(hidden=32, layers=2, heads=4, vocab=256, seq=32),
+        data=Data(source="tokens", path=str(tokens)),
+        engine=engine or Engine(),
+        layout=LayoutRequest(**{"micro_batch": 2, "micro_batches": 2, **layout}),
+        train=Train(**train),
+    )
     return resolve(experiment, LOCAL)
 
 
@@ -57,9 +60,12 @@ class Launch:
         self.ranks = []
         for rank in range(ranks):
             own = {
-                "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "HPC_GPT_RUN": str(run.path),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank),
+                "HPC_GPT_RUN": str(run.path),
                 "HPC_GPT_ATTEMPT": str(self.attempt.number),
-            }  # fmt: skip
+            }
             own |= {name: value.replace("{rank}", str(rank)) for name, value in environment.items()}
             process = FORKED.Process(target=run_rank, args=(own, str(self.log_path)), daemon=True)
             process.start()
@@ -141,9 +147,13 @@ def train_alone(run: RunFolder, *options: str, **environment: str) -> subprocess
     own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "HPC_GPT_RUN": str(run.path)}
     own["HPC_GPT_ATTEMPT"] = str(run.new_attempt().number)
     return subprocess.run(
-        [sys.executable, *options, "-m", "hpc_gpt.train"], env=os.environ | own | environment, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *options, "-m", "hpc_gpt.train"],
+        env=os.environ | own | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
 
 
 def lines(run: RunFolder) -> list[dict[str, Any]]:

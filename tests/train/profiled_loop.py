@@ -127,9 +127,15 @@ def run(name: str, tokens: Path, folder: Path) -> dict[str, Any]:
     engine = build_engine(resolved, torch.device("cpu"))
     folder.mkdir()
     loop = Loop(
-        resolved, ALONE, engine, samples, Checkpoints(folder / "checkpoints", ALONE), Progress(),
-        folder / "metrics.jsonl", Supervision(Signals(), lambda: False, GpuWatch(torch.device("cpu"))),
-    )  # fmt: skip
+        resolved,
+        ALONE,
+        engine,
+        samples,
+        Checkpoints(folder / "checkpoints", ALONE),
+        Progress(),
+        folder / "metrics.jsonl",
+        Supervision(Signals(), lambda: False, GpuWatch(torch.device("cpu"))),
+    )
     window = Window(loop)
     # The last step is logged by the end of the attempt.
     finish = loop._stop

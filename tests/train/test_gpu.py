@@ -58,9 +58,13 @@ LEVERS = Engine("ddp", compile="edges", one_pass_loss=True, keep_residuals=True)
 EVERY_LEVER = dataclasses.replace(LEVERS, fused_bias_gradients=True)
 OTHERS = [model for model in MODELS if model != "gpt2"]
 IN_EACH_DTYPE = [
-    DDP, Engine("ddp", one_pass_loss=True), Engine("ddp", fused_bias_gradients=True), FSDP,
-    Engine("fsdp", one_pass_loss=True), Engine(zero_stage=1),
-]  # fmt: skip
+    DDP,
+    Engine("ddp", one_pass_loss=True),
+    Engine("ddp", fused_bias_gradients=True),
+    FSDP,
+    Engine("fsdp", one_pass_loss=True),
+    Engine(zero_stage=1),
+]
 COMPILED = [
     DDP,
     Engine("ddp", compile="edges"),
@@ -102,12 +106,16 @@ CASES = [
     *(
         Case(ONE, engine, dtype, clip=0.25, micro_batches=4, model=model, documents=True)
         for engine in (
-            DDP, Engine("ddp", compile="block"), Engine("ddp", recompute="full", activation_offload=True), FSDP,
-            Engine("deepspeed-zero", 3), Engine(zero_stage=1, recompute="selective"),
+            DDP,
+            Engine("ddp", compile="block"),
+            Engine("ddp", recompute="full", activation_offload=True),
+            FSDP,
+            Engine("deepspeed-zero", 3),
+            Engine(zero_stage=1, recompute="selective"),
         )
         for model, dtype in (("gpt2", "bf16"), ("llama", "bf16"), ("llama", "fp32"))
     ),
-]  # fmt: skip
+]
 BEGINNINGS = [DDP, FSDP, Engine(zero_stage=1), Engine("deepspeed-zero", 1), Engine("deepspeed-zero", 3)]
 
 
@@ -216,10 +224,12 @@ def test_the_flight_recorder_has_a_record_of_nccl(device: torch.device, tmp_path
 def gpt2(engine: Engine, mode: Any = None) -> Resolved:
     """GPT-124M in bf16, micro-batch 8."""
     experiment = Experiment(
-        name="memory", model=Model(preset="gpt2", seq=1024), engine=engine,
+        name="memory",
+        model=Model(preset="gpt2", seq=1024),
+        engine=engine,
         layout=LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=8, micro_batches=1),
         train=Train(steps=10, dtype="bf16", optimizer_mode=mode),
-    )  # fmt: skip
+    )
     return resolve(experiment, ClusterProfile(name="test", scheduler="local", gpus_per_node=1))
 
 
@@ -288,9 +298,12 @@ def start(run: RunFolder, ranks: int = 1) -> tuple[list[subprocess.Popen[bytes]]
     started = []
     for rank in range(ranks):
         own = {
-            "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "HPC_GPT_RUN": str(run.path),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "HPC_GPT_RUN": str(run.path),
             "HPC_GPT_ATTEMPT": str(attempt.number),
-        }  # fmt: skip
+        }
         with open(attempt.log, "ab") as log:
             command = [sys.executable, "-m", "hpc_gpt.train"]
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)

@@ -46,10 +46,15 @@ class Begun:
         self.engine.step = progress.step if progress else 0
         self.checkpoints, self.metrics = folder / "checkpoints", folder / "metrics.jsonl"
         self.loop = Loop(
-            settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1}, **train), ALONE, self.engine, SAMPLES,
-            Checkpoints(self.checkpoints, ALONE), progress or Progress(), self.metrics,
+            settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 1}, **train),
+            ALONE,
+            self.engine,
+            SAMPLES,
+            Checkpoints(self.checkpoints, ALONE),
+            progress or Progress(),
+            self.metrics,
             Supervision(self.signals, end_of_sigterm, GpuWatch(torch.device("cpu")), inbox or Inbox(None)),
-        )  # fmt: skip
+        )
 
     def saved(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.glob("step-*"))

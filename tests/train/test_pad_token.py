@@ -29,8 +29,13 @@ transformers = pytest.importorskip("transformers")
 PAD = 7
 # One of each class, and the same with the head that it has not.
 CLASSES = {
-    "gpt2": "gpt2", "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3",
-}  # fmt: skip
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
+}
 
 
 def made(name: str, tied: bool, folder: Path, **keys: Any) -> Path:

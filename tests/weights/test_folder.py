@@ -100,9 +100,11 @@ def test_a_damaged_file_is_refused_before_anything_is_read(folder: Path) -> None
     file = folder / "model.safetensors"
     sound = file.read_bytes()
     for content, words in {
-        sound[:-1]: "cut off or damaged", sound[:5]: "is damaged", b"\xff" * 8 + sound[8:]: "is damaged",
+        sound[:-1]: "cut off or damaged",
+        sound[:5]: "is damaged",
+        b"\xff" * 8 + sound[8:]: "is damaged",
         sound[:8] + b"x" * 40 + sound[48:]: "is no JSON",
-    }.items():  # fmt: skip
+    }.items():
         file.write_bytes(content)
         assert words in refusal(folder)
     write_file(file, stored_sizes(LLAMA), dtype="I32")

@@ -115,11 +115,16 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
             seconds = one.step_s(STEPS)
             base = base or seconds
             line = {
-                "engine": name if stage is None else f"{name}:{stage}", "variant": one.name, "round": turn,
-                "step_s": seconds, "ratio": base / seconds, "loss": one.loss,
+                "engine": name if stage is None else f"{name}:{stage}",
+                "variant": one.name,
+                "round": turn,
+                "step_s": seconds,
+                "ratio": base / seconds,
+                "loss": one.loss,
                 "peak_gib": (torch.cuda.max_memory_allocated() - others) / 2**30 if on_gpu else None,
-                "plan_gib": one.plan_gib, "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-            }  # fmt: skip
+                "plan_gib": one.plan_gib,
+                "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            }
             with Path(asked.out).open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

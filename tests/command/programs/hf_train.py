@@ -29,10 +29,17 @@ class Slow(TrainerCallback):
 trainer = Trainer(
     model=GPT2LMHeadModel(config),
     args=TrainingArguments(
-        output_dir=asked.output_dir, max_steps=asked.max_steps, per_device_train_batch_size=4, logging_steps=1,
-        save_steps=10, use_cpu=True, report_to=[], learning_rate=1e-2, dataloader_drop_last=True,
+        output_dir=asked.output_dir,
+        max_steps=asked.max_steps,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        save_steps=10,
+        use_cpu=True,
+        report_to=[],
+        learning_rate=1e-2,
+        dataloader_drop_last=True,
     ),
     train_dataset=[{"input_ids": row, "labels": row} for row in data],
     callbacks=[Slow()],
-)  # fmt: skip
+)
 trainer.train(resume_from_checkpoint=asked.resume_from_checkpoint)

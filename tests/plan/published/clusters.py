@@ -40,9 +40,12 @@ def calibrate(name: str, rows: Sequence[PublishedRow]) -> Cluster:
     """The constants of one cluster; the defaults if no row has a time."""
     fitted, machine = calibration.calibrate(name, fastest(rows)), rows[0].machine
     return Cluster(
-        **vars(fitted), device=machine.device, gpus_per_node=machine.gpus_per_node,
-        fabrics=frozenset(row.fabric for row in rows), sources=frozenset(row.source for row in rows),
-    )  # fmt: skip
+        **vars(fitted),
+        device=machine.device,
+        gpus_per_node=machine.gpus_per_node,
+        fabrics=frozenset(row.fabric for row in rows),
+        sources=frozenset(row.source for row in rows),
+    )
 
 
 def calibrate_clusters(rows: Sequence[PublishedRow]) -> list[Cluster]:

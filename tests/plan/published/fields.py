@@ -22,11 +22,17 @@ _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
 Stage = int
 TRAITS = (
     *(
-        "attention", "grad_sum", "dp_overlap", "tp_overlap", "fused_loss", "edges_as_layers", "states",
+        "attention",
+        "grad_sum",
+        "dp_overlap",
+        "tp_overlap",
+        "fused_loss",
+        "edges_as_layers",
+        "states",
         "offloaded_layers",
     ),
     *("whole_gradients", "whole_logits"),
-)  # fmt: skip
+)
 _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
 

@@ -158,10 +158,15 @@ class Bf16Optimizer(Program):
 
 
 PROGRAMS: dict[str, States] = {
-    "ddp": OthersDdp(), "fsdp": OthersFsdp(), "megatron-fsdp": MegatronFsdp(), "megatron": Megatron(),
-    "nanotron": Nanotron(), "megatron-2021-fp16": Megatron2021Fp16(), "deepspeed-fp16": DeepspeedFp16(),
+    "ddp": OthersDdp(),
+    "fsdp": OthersFsdp(),
+    "megatron-fsdp": MegatronFsdp(),
+    "megatron": Megatron(),
+    "nanotron": Nanotron(),
+    "megatron-2021-fp16": Megatron2021Fp16(),
+    "deepspeed-fp16": DeepspeedFp16(),
     "bf16-optimizer": Bf16Optimizer(),
-}  # fmt: skip
+}
 
 
 def program_states(engine: str, dtype: str, sharded: bool, sums_in_fp32: bool, stack: str = "") -> States:

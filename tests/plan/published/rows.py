@@ -133,13 +133,26 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
     splits_sequence = kind.sequence_parallel and layout.tp > 1
     training = Training(
-        shape, tp=layout.tp, pp=layout.pp, dp=layout.dp, cp=cp, cp_exchange="ring", matmul=matmul_of(row),
-        **vars(stack), **_traits(row, kind), vp=_chunks(row, layout.pp, assumed), micro_batch=micro_batch,
-        micro_batches=micro_batches, recompute=recompute or "none",
-        sequence_parallel=splits_sequence if row.sequence_parallel is None else row.sequence_parallel, dtype=dtype,
-        flash=keeps_no_scores(row, device, stack.engine), stage_layers=_stage_layers(row, layout.pp),
-        compiled="compile" in row.options, activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
-    )  # fmt: skip
+        shape,
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        cp=cp,
+        cp_exchange="ring",
+        matmul=matmul_of(row),
+        **vars(stack),
+        **_traits(row, kind),
+        vp=_chunks(row, layout.pp, assumed),
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        recompute=recompute or "none",
+        sequence_parallel=splits_sequence if row.sequence_parallel is None else row.sequence_parallel,
+        dtype=dtype,
+        flash=keeps_no_scores(row, device, stack.engine),
+        stage_layers=_stage_layers(row, layout.pp),
+        compiled="compile" in row.options,
+        activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
+    )
     machine = _machine(row, device, training.gpus, machine_of)
     if dtype not in machine.peak_tflops:
         raise Unusable(f"dtype {dtype}: {device} has no unit for it")
@@ -269,12 +282,21 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> ModelShape:
     # Llama's width if none is stated: 8/3 h, up to a multiple of 256 (Touvron et al. 2023, arXiv:2302.13971).
     llama_width = -(-8 * row.hidden // 3 // 256) * 256
     return ModelShape(
-        row.hidden, row.layers, row.heads, vocab=row.vocab or DEFAULT_VOCAB, seq=row.seq,
-        tied=not (gated if row.untied is None else row.untied), vocab_multiple=_PADDED_TO * tp if padded else 1,
-        kv_heads=row.kv_heads or None, head_dim=row.head_dim or None, ffn=row.ffn or (llama_width if gated else None),
-        mlp="swiglu" if gated else "gelu", norm="rmsnorm" if gated else "layernorm",
-        positions="rope" if gated else "learned", bias="none" if gated else "all",
-    )  # fmt: skip
+        row.hidden,
+        row.layers,
+        row.heads,
+        vocab=row.vocab or DEFAULT_VOCAB,
+        seq=row.seq,
+        tied=not (gated if row.untied is None else row.untied),
+        vocab_multiple=_PADDED_TO * tp if padded else 1,
+        kv_heads=row.kv_heads or None,
+        head_dim=row.head_dim or None,
+        ffn=row.ffn or (llama_width if gated else None),
+        mlp="swiglu" if gated else "gelu",
+        norm="rmsnorm" if gated else "layernorm",
+        positions="rope" if gated else "learned",
+        bias="none" if gated else "all",
+    )
 
 
 def _machine(row: Fields, device: str, gpus: int, machine_of: MachineOf) -> Machine:
@@ -306,9 +328,13 @@ def _published(row: Fields, training: Training, global_batch: int, peak_tflops: 
     elif memory is not None and kind is None:
         raise Unusable("memory_kind is missing beside memory_gib")
     return Published(
-        step_s=row.sec_per_iter or _seconds_from_rates(row, training, global_batch, peak_tflops), memory_gib=memory,
-        memory_kind=kind, fits=False if row.oom else row.fits, noisy=bool(row.noisy), by_stage=by_stage,
-    )  # fmt: skip
+        step_s=row.sec_per_iter or _seconds_from_rates(row, training, global_batch, peak_tflops),
+        memory_gib=memory,
+        memory_kind=kind,
+        fits=False if row.oom else row.fits,
+        noisy=bool(row.noisy),
+        by_stage=by_stage,
+    )
 
 
 def _by_stage(row: Fields, pp: int) -> tuple[tuple[int, tuple[float, float, float]], ...]:

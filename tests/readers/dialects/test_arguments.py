@@ -18,5 +18,9 @@ def test_the_first_name_that_is_there_counts() -> None:
 
 def test_a_quotient_that_does_not_divide_is_none() -> None:
     assert (quotient(64, 4, 16), quotient(64, 5), quotient(64, None), quotient(None, 2), quotient(64, 0)) == (
-        1, None, None, None, None,
-    )  # fmt: skip
+        1,
+        None,
+        None,
+        None,
+        None,
+    )

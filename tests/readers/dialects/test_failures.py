@@ -9,9 +9,14 @@ from hpc_gpt.readers.part_failures import one_a_line
 from tests.readers.reading import read_lines, specimen_of
 
 OURS = {
-    "collectives", "gpu_faults", "launchers", "memory_exhausted", "python_exceptions", "slurm_words",
+    "collectives",
+    "gpu_faults",
+    "launchers",
+    "memory_exhausted",
+    "python_exceptions",
+    "slurm_words",
     "training_stopped",
-}  # fmt: skip
+}
 
 
 def test_every_pattern_matches_a_line_of_its_specimen() -> None:
@@ -45,12 +50,20 @@ def test_every_class_is_a_records_and_every_failure_has_words() -> None:
 
 
 HOSTILE = [
-    " " * 60_000 + "rror", "|" * 60_000 + "Error", "a." * 30_000 + "Error", "[x]" * 20_000 + "Error: ",
-    "1: " * 20_000 + "Exception", "A" * 60_000 + "Error", "x " * 30_000 + "No space left on device rror",
-    "4711|" + "a" * 60_000 + "TIMEOUT FAIL CANCELLED", "NCCL WARN" * 6_000,
-    "(" * 60_000 + "rror NCCL exit ignal Kill host  (local_rank srun: : line NaN", "host      " * 6_000,
-    "Assertion `" * 5_000, "line 1: " * 8_000,
-]  # fmt: skip
+    " " * 60_000 + "rror",
+    "|" * 60_000 + "Error",
+    "a." * 30_000 + "Error",
+    "[x]" * 20_000 + "Error: ",
+    "1: " * 20_000 + "Exception",
+    "A" * 60_000 + "Error",
+    "x " * 30_000 + "No space left on device rror",
+    "4711|" + "a" * 60_000 + "TIMEOUT FAIL CANCELLED",
+    "NCCL WARN" * 6_000,
+    "(" * 60_000 + "rror NCCL exit ignal Kill host  (local_rank srun: : line NaN",
+    "host      " * 6_000,
+    "Assertion `" * 5_000,
+    "line 1: " * 8_000,
+]
 
 
 def test_a_hostile_line_is_read_in_a_moment() -> None:

@@ -16,15 +16,18 @@ LINES = (
     ("litgpt", "Epoch 1 | iter 16 step 2 | ", " | ", ("loss train: 10.186, val: 9.75", "iter time: 370.69 ms"), " |"),
     ("modded_nanogpt", "step:11/5100 ", " ", ("train_loss:9.8399", "train_time:1523ms", "step_avg:152.3ms"), ""),
     (
-        "modded_nanogpt_evals", "step:250/3040 ", " ",
-        ("val_loss:4.09994", "train_time:119.756s", "step_avg:479.02ms"), "",
+        "modded_nanogpt_evals",
+        "step:250/3040 ",
+        " ",
+        ("val_loss:4.09994", "train_time:119.756s", "step_avg:479.02ms"),
+        "",
     ),
     ("colab", "batches:220 | ", " | ", ("loss: 7.041/6.790", "tok-seen: 7,208,960", "tok/sec: 66,759.81"), " | a: 1"),
     ("tinygrad", "    3 ", ", ", ("4969.20 ms run", "77.45 ms python", "0.93 loss", "0.000571 LR"), ", 3.1 GFLOPS"),
     ("tinygrad", "    3 ", ", ", ("7.11 s run", "11.9803 loss", "0.000002 LR", "1278.69 GB used"), ", 3.1 GFLOPS"),
     ("tinygrad", "", ", ", ("10.1579 loss", "0.000025 LR", "145.30 GB used", "12.05 s"), ""),
     ("nanochat", "step 00175/21400 (0.05%) | ", " | ", ("loss: 9.22", "dt: 319.18ms", "tok/sec: 1,551,117"), " | a: 1"),
-)  # fmt: skip
+)
 UNKNOWN = {("tinygrad", ", "): "7.5 zeta", " | ": "zeta: 7", " ": "zeta:7", ", ": "zeta 7"}
 
 

@@ -12,8 +12,12 @@ from hpc_gpt.runs.record import RECORD_KEYS
 from tests.readers.reading import SPECIMENS, read_lines, specimen_of
 
 PREFIXES = (
-    "12: ", "[default7]:", "[rank0]:", "[2026-11-20 10:00:00] ", "\x1b[2m\x1b[36m[rank3]:\x1b[0m ",
-)  # fmt: skip
+    "12: ",
+    "[default7]:",
+    "[rank0]:",
+    "[2026-11-20 10:00:00] ",
+    "\x1b[2m\x1b[36m[rank3]:\x1b[0m ",
+)
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
 # Groups that only hold a place in a pattern.
 IGNORED = {"of", "before"}

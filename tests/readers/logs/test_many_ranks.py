@@ -22,11 +22,13 @@ def of_all_ranks(stages: int, steps: int = 40, shuffled: int | None = None) -> s
     for step in range(1, steps + 1):
         lines = [
             TITAN.format(
-                rank=rank, step=step, loss=10 - step / 10 if rank >= RANKS - each else -1.0,
+                rank=rank,
+                step=step,
+                loss=10 - step / 10 if rank >= RANKS - each else -1.0,
                 gib=40 + rank + (step >= 20) * (rank % 3),
             )
             for rank in range(RANKS)
-        ]  # fmt: skip
+        ]
         if shuffled is not None:
             random.Random(shuffled + step).shuffle(lines)
         found += lines

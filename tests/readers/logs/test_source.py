@@ -46,11 +46,16 @@ def log(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "data",
     [
-        LOG, b"\xef\xbb\xbf" + LOG, LOG.decode().encode("utf-16"), b"\0" * 100_000 + LOG, LOG.replace(b"\n", b"\r\n"),
-        gzip.compress(LOG), gzip.compress(LOG[:50_000]) + gzip.compress(LOG[50_000:]) + b"\0" * 512,
+        LOG,
+        b"\xef\xbb\xbf" + LOG,
+        LOG.decode().encode("utf-16"),
+        b"\0" * 100_000 + LOG,
+        LOG.replace(b"\n", b"\r\n"),
+        gzip.compress(LOG),
+        gzip.compress(LOG[:50_000]) + gzip.compress(LOG[50_000:]) + b"\0" * 512,
     ],
     ids=["plain", "bom", "utf-16", "nuls", "crlf", "gzip", "gzip members"],
-)  # fmt: skip
+)
 def test_a_log_is_known_by_its_content(log: Path, data: bytes) -> None:
     log.write_bytes(data)
     assert steps_of(log) == STEPS

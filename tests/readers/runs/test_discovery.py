@@ -94,10 +94,16 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
     runs = read_foreign_runs(found)
     assert len(runs) == 1
     assert found.counts == {
-        "no log by its name (*.npy)": 1, "a zip archive, as of a checkpoint": 1, NOT_KNOWN: 1,
-        "no log by its name (*.md)": 1, "no log by its name (*.py)": 1, "empty file": 1, "hidden folder": 1,
-        "a shell script without #SBATCH": 1, "binary": 20,
-    }  # fmt: skip
+        "no log by its name (*.npy)": 1,
+        "a zip archive, as of a checkpoint": 1,
+        NOT_KNOWN: 1,
+        "no log by its name (*.md)": 1,
+        "no log by its name (*.py)": 1,
+        "empty file": 1,
+        "hidden folder": 1,
+        "a shell script without #SBATCH": 1,
+        "binary": 20,
+    }
     assert f"skipped {lab / '0.bin.log'} and 19 more: binary" in notes(found)
 
 

@@ -216,11 +216,17 @@ WHOLE = 22 * (2048 * 64 * (32 + 4 + 4 + 32) + 3 * 2048 * 5632 + 2 * 2048) + 2048
 def trainer_of(kind, trained, *more):
     lines = [line % kind if "%s" in line else line for line in CONFIG]
     return run_of(
-        lines, "***** Running training *****", "  Num examples = 4,096", "  Instantaneous batch size per device = 4",
-        "  Total train batch size (w. parallel, distributed & accumulation) = 32", "  Gradient Accumulation steps = 1",
-        "  Total optimization steps = 128", f"  Number of trainable parameters = {trained:,}", *more,
+        lines,
+        "***** Running training *****",
+        "  Num examples = 4,096",
+        "  Instantaneous batch size per device = 4",
+        "  Total train batch size (w. parallel, distributed & accumulation) = 32",
+        "  Gradient Accumulation steps = 1",
+        "  Total optimization steps = 128",
+        f"  Number of trainable parameters = {trained:,}",
+        *more,
         *(f"{{'loss': {5 - step / 100}, 'learning_rate': 1e-05, 'epoch': {step / 128:.4f}}}" for step in range(1, 9)),
-    ).record  # fmt: skip
+    ).record
 
 
 @pytest.mark.parametrize("trained", [WHOLE, WHOLE // 8, 4_505_600])

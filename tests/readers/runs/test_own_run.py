@@ -163,10 +163,12 @@ def test_a_local_run_is_running_as_long_as_its_process_is(logs):
 @pytest.mark.parametrize(
     ("silent_s", "step_s", "settings", "ended"),
     [
-        (3600, 5.0, {}, "unknown"), (3600, 870.0, {}, "running"),
-        (6000, 60.0, {"train__log_every": 1}, "unknown"), (6000, 60.0, {"train__log_every": 100}, "running"),
+        (3600, 5.0, {}, "unknown"),
+        (3600, 870.0, {}, "running"),
+        (6000, 60.0, {"train__log_every": 1}, "unknown"),
+        (6000, 60.0, {"train__log_every": 100}, "running"),
     ],
-)  # fmt: skip
+)
 def test_a_silent_attempt_is_unknown_unless_it_may_be_silent(logs, silent_s, step_s, settings, ended):
     attempt = add_attempt(run := make_run(logs, **settings), [metrics_line(1, step_s=step_s)], None)
     for path in (attempt.metrics, attempt.folder):

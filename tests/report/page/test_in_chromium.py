@@ -240,8 +240,11 @@ def test_a_screen_reader_meets_names_and_places(browser, pages):
     assert not [name for role, name, _ in met if role == "image" and not name], "no drawing without a name"
     assert all(name for role, name, _ in met if role in ("button", "link", "searchbox", "DisclosureTriangle"))
     assert {name for role, name, _ in met if role == "columnheader"} >= {
-        "Run", "Step s", "TFLOP/s 6N+12Lhs, PaLM", "Layout",
-    }  # fmt: skip
+        "Run",
+        "Step s",
+        "TFLOP/s 6N+12Lhs, PaLM",
+        "Layout",
+    }
 
 
 def test_without_javascript_all_is_there(browser, pages):
@@ -249,8 +252,11 @@ def test_without_javascript_all_is_there(browser, pages):
     tree = browser.call("DOMSnapshot.captureSnapshot", computedStyles=[])
     strings = set(tree["strings"])
     assert {
-        "Report of 7 runs", "meg_oom/1587011", "TFLOP/s 6N+12Lhs, PaLM", "Throughput and memory by layout",
-    } <= strings  # fmt: skip
+        "Report of 7 runs",
+        "meg_oom/1587011",
+        "TFLOP/s 6N+12Lhs, PaLM",
+        "Throughput and memory by layout",
+    } <= strings
     met = browser.roles()
     assert not [name for role, name, _ in met if role in ("button", "searchbox", "slider")], "nothing that does nothing"
     curves = {name: words for role, name, words in met if role == "image"}

@@ -55,11 +55,13 @@ def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "engine",
     [
-        Engine("ddp"), Engine("fsdp", offload="full"), Engine("deepspeed-zero", 3, offload="full"),
+        Engine("ddp"),
+        Engine("fsdp", offload="full"),
+        Engine("deepspeed-zero", 3, offload="full"),
         Engine("deepspeed-3d", 1),
     ],
     ids=lambda engine: f"{engine.name} {engine.offload}",
-)  # fmt: skip
+)
 def test_a_gpu_without_triton_is_noticed_before_building(monkeypatch, engine, switches, named):
     """Offloaded parameters are on the host, where Triton is not needed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -73,10 +75,16 @@ def test_a_gpu_without_triton_is_noticed_before_building(monkeypatch, engine, sw
 @pytest.mark.parametrize(
     ("found", "profile", "device"),
     [
-        (4, V100, "cuda:3"), (4, LOCAL, "cuda:3"), (1, LOCAL, "cpu"), (0, LOCAL, "cpu"), (0, SITE, "cpu"),
-        (0, V100, None), (1, V100, None), (1, SITE, None),
+        (4, V100, "cuda:3"),
+        (4, LOCAL, "cuda:3"),
+        (1, LOCAL, "cpu"),
+        (0, LOCAL, "cpu"),
+        (0, SITE, "cpu"),
+        (0, V100, None),
+        (1, V100, None),
+        (1, SITE, None),
     ],
-)  # fmt: skip
+)
 def test_a_job_on_gpus_does_not_quietly_train_on_cpus(monkeypatch, found, profile, device):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)

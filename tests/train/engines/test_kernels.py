@@ -54,10 +54,17 @@ def compiled(mode: Any, techniques: Techniques, backend: str = "aot_eager") -> t
         Techniques(tiles=2, recompute="full", activation_offload=True, loss_chunks=3),
     ],
     ids=[
-        "plain", "one pass", "one pass in chunks", "bias gradients", "selective", "full", "offload", "chunks",
+        "plain",
+        "one pass",
+        "one pass in chunks",
+        "bias gradients",
+        "selective",
+        "full",
+        "offload",
+        "chunks",
         "together",
     ],
-)  # fmt: skip
+)
 def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
     again, found = compiled(mode, techniques)
@@ -192,11 +199,15 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("version", "sequence_parallel", "mode", "refused"),
     [
-        ("2.11.0+cu128", True, "block", True), ("2.12.1", True, "whole", True), ("2.13.0+cpu", True, "block", False),
-        ("2.14.0a0+git1234", True, "whole", False), ("3.0.0", True, "block", False), ("2.11.0", False, "block", False),
+        ("2.11.0+cu128", True, "block", True),
+        ("2.12.1", True, "whole", True),
+        ("2.13.0+cpu", True, "block", False),
+        ("2.14.0a0+git1234", True, "whole", False),
+        ("3.0.0", True, "block", False),
+        ("2.11.0", False, "block", False),
         ("2.11.0", True, "none", False),
     ],
-)  # fmt: skip
+)
 def test_sequence_parallelism_is_not_compiled_by_a_wrong_torch(monkeypatch, version, sequence_parallel, mode, refused):
     engine = Engine(compile=mode, compile_backend="aot_eager", sequence_parallel=sequence_parallel)
     monkeypatch.setattr(torch, "__version__", version)

@@ -97,10 +97,14 @@ def test_a_newer_version_takes_the_plain_path_and_says_so(monkeypatch, capsys, u
 @pytest.mark.parametrize(
     ("version", "newer"),
     [
-        ("2.13.0+cu130", False), ("2.11.0", False), ("2.13.1", False), ("2.14.0a0+git1", True), ("3.0", True),
+        ("2.13.0+cu130", False),
+        ("2.11.0", False),
+        ("2.13.1", False),
+        ("2.14.0a0+git1", True),
+        ("3.0", True),
         ("2.9.1", False),
     ],
-)  # fmt: skip
+)
 def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setitem(NEWEST, "torch", "2.13")
