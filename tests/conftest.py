@@ -99,8 +99,7 @@ def disk_that_hangs(tmp_path: Path) -> Iterator[Disk]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB of its own."""
-    folder = tmp_path / "small"
-    folder.mkdir()
+    (folder := tmp_path / "small").mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
     )

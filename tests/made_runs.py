@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,10 @@ def metrics_line(step: int, **values) -> dict:
 
 
 def add_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> Attempt:
-    """A start of the run that wrote `lines` (objects, or text as it stands) and ended so; None: no ended.json."""
+    """A start of the run that wrote `lines` (objects, or text as it stands; a number: of so many steps) and ended so;
+    None: no ended.json."""
+    if isinstance(lines, int):
+        lines = [metrics_line(step) for step in range(1, lines + 1)]
     attempt = run.new_attempt()
     start = {"attempt": attempt.number, "job_id": more.get("job_id", "4711"), "node_list": more.get("node_list")}
     started = more.get("started", STARTED)
@@ -79,13 +83,31 @@ def add_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> At
 
 def add_checkpoint(run: RunFolder, step: int, damaged: bool = False) -> Path:
     """A checkpoint of one file, complete; its file cut off if it is to be `damaged`."""
-    place = run.checkpoints / f"step-{step:08d}"
-    place.mkdir(parents=True)
+    (place := run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
     weights = b"weights" * 100
     files = {"weights": {"bytes": len(weights), "crc32": zlib.crc32(weights)}}
     (place / "weights").write_bytes(weights[: 300 if damaged else None])
     (place / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "data": "random", "files": files}))
     return place
+
+
+def with_job(run: RunFolder, job_id: str, **more) -> RunFolder:
+    """The run, once Slurm has taken a job of it."""
+    run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None, **more})
+    return run
+
+
+def with_attempt(run: RunFolder, lines, ended: str | None = "done", **more) -> RunFolder:
+    """The run, after an `add_attempt`."""
+    add_attempt(run, lines, ended, **more)
+    return run
+
+
+def with_checkpoints(run: RunFolder, *steps: int, damaged: Collection[int] = ()) -> RunFolder:
+    """The run with checkpoints of these steps, of which some are `damaged`."""
+    for step in (*steps, *damaged):
+        add_checkpoint(run, step, step in damaged)
+    return run
 
 
 # Settings of a run that offloads to NVMe, whose checkpoints no engine takes up.

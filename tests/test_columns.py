@@ -15,7 +15,7 @@ from hpc_gpt.words import show_digits
 RECORD = Record(gpus=8, params=123_551_232, step_s=0.4567, tokens_per_s=12_345.6, mfu=0.4321, tflops_seed=12.34)
 
 
-def test_every_figure_is_of_a_record_and_is_called_by_its_first_key() -> None:
+def test_every_figure_is_of_a_record_and_called_by_its_key() -> None:
     for key, figure in FIGURES.items():
         assert figure.keys[0] == key
         assert set(figure.keys) <= set(RECORD_KEYS)
@@ -38,7 +38,7 @@ def test_the_bench_has_a_label_for_each_of_its_figures() -> None:
     assert [each.heading for each in bench_run._COLUMNS if not each.label] == []
 
 
-def test_a_grid_has_its_columns_in_order_and_leaves_out_what_is_optional_and_empty() -> None:
+def test_a_grid_has_its_columns_in_order_without_empty_ones() -> None:
     columns = [column("a", "a", right=False), column("b", "b", show_digits), column("c", "c", optional=True)]
     rows: list[dict[str, Any]] = [{"a": "x", "b": 1.2345, "c": None}, {"a": "y", "b": None, "c": None}]
     assert grid(filled(columns, rows), rows).aligned() == "a     b\nx  1.23\ny     -\n"

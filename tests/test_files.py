@@ -20,8 +20,7 @@ def _fail_beside(path: Path, kind: str, kept: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "nothing"])
 def test_what_was_begun_beside_a_file_is_removed_if_it_fails(tmp_path: Path, kind: str) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
+    (kept := tmp_path / "kept").mkdir()
     (kept / "mine").touch()
     with pytest.raises(ZeroDivisionError):
         _fail_beside(tmp_path / "name", kind, kept)

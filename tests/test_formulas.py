@@ -42,14 +42,14 @@ def test_without_recomputation_the_source_factor_is_six():
 TRAINING_PARALLELISM = {"params": 194_103_296, "seq": 512, "layers": 16, "hidden": 1024, "heads": 8, "vocab": 50257}
 
 
-def test_training_parallelisms_memory_is_its_own_line_of_python_in_gib():
+def test_training_parallelisms_memory_is_its_own_line_in_gib():
     model_params, bytes_per_param, toks = 194_103_296, 2, 50257
     B, C, l, e, h = 64, 512, 16, 1024, 8  # noqa: E741
     gb = (4 * model_params + 2 * B * C * (2 * toks + l * (6 * e + h * C))) * bytes_per_param / 1_000_000_000
     assert memory_seed003_gib(batch=64, **TRAINING_PARALLELISM) * 2**30 / 1e9 == pytest.approx(gb)
 
 
-def test_training_parallelisms_figures_come_out_at_64_samples_of_512():
+def test_training_parallelisms_figures_come_at_64_samples_of_512():
     """It names neither batch nor context. At these the activations are its 34.65 "gb", and all of it is near the
     35,480 MB it measured."""
     states_gb = 4 * 194_103_296 * 2 / 1e9
@@ -73,7 +73,7 @@ def published_cells(text):
 
 
 @pytest.mark.shared
-def test_all_of_the_source_cells_but_four_follow_from_its_formula(shared):
+def test_all_source_cells_but_four_follow_from_its_formula(shared):
     cells = list(published_cells(next((shared / "seeds").glob("001_*")).read_text(errors="replace")))
     assert len(cells) > 30
     off = []
@@ -114,7 +114,7 @@ def test_without_a_head_full_over_none_is_four_thirds(run, shape):
 
 
 @given(runs, shapes, st.integers(1, 300_000))
-def test_hardware_without_recomputation_is_three_passes_over_every_matrix(run, shape, vocab):
+def test_hardware_without_recomputation_is_three_passes(run, shape, vocab):
     h, layers = shape["hidden"], shape["layers"]
     matrices = 2 * layers * 12 * h * h + 2 * h * vocab
     attention = 2 * 2 * layers * h * run["seq"]
@@ -138,7 +138,7 @@ GPT2 = [name for name in PRESETS if PRESETS[name].is_gpt2]
 
 @pytest.mark.parametrize("name", GPT2)
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_over_the_matrices_it_is_narayanans_to_the_last_digit_for_gpt2(name, recompute):
+def test_over_the_matrices_it_is_narayanans_for_gpt2(name, recompute):
     shape = PRESETS[name]
     run = {**PUBLISHED_RUN, "step_s": 3.7, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.padded_vocab}
     matrices = {"layer_weights": shape.layer_weights, "attention_width": shape.query_width}
@@ -148,7 +148,7 @@ def test_over_the_matrices_it_is_narayanans_to_the_last_digit_for_gpt2(name, rec
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in GPT2])
-def test_of_any_shape_it_is_the_passes_over_each_matrix_and_over_attention(name):
+def test_of_any_shape_it_is_passes_over_matrices_and_attention(name):
     shape = PRESETS[name]
     head, keys = shape.head_dim or shape.hidden // shape.heads, shape.kv_heads or shape.heads
     layer = shape.hidden * head * (2 * shape.heads + 2 * keys) + 3 * shape.hidden * shape.ffn
@@ -201,7 +201,7 @@ def test_model_and_hardware_agree_where_they_count_the_same():
 
 
 @given(runs, st.integers(2, 8))
-def test_twice_as_fast_is_twice_the_figure_and_more_gpus_a_smaller_one(run, factor):
+def test_twice_as_fast_is_twice_and_more_gpus_are_a_smaller_one(run, factor):
     base = tflops_seed(params=1e9, **run)
     assert tflops_seed(params=1e9, **{**run, "step_s": run["step_s"] / factor}) == pytest.approx(base * factor)
     assert tflops_seed(params=1e9, **{**run, "gpus": run["gpus"] * factor}) == pytest.approx(base / factor)
@@ -229,7 +229,7 @@ def test_utilisation():
 
 
 @pytest.mark.shared
-def test_every_device_of_the_planner_and_of_the_profiles_has_its_peaks(shared):
+def test_every_planners_and_profiles_device_has_its_peaks(shared):
     from hpc_gpt.settings.cluster import list_profiles, load_profile
 
     text = re.search(r"devices: ([^)]*)\)", (shared / "planner" / "README.md").read_text()).group(1)

@@ -306,12 +306,12 @@ def loaded_by(modules):
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_settings_and_run_folders_load_the_standard_library_alone():
+def test_settings_and_run_folders_load_the_standard_library():
     loaded = loaded_by(module for module in MODULES if part_of(module) in ("top", "settings", "runs"))
     assert not loaded & (NEVER_AT_IMPORT | {"click", "numpy"})
 
 
-def test_importing_the_verbs_and_what_they_use_loads_nothing_heavy():
+def test_importing_the_verbs_loads_nothing_heavy():
     # The submitit subclasses need their base at import; the verbs import those modules when they run.
     modules = [module for module in MODULES if part_of(module) in ("cli", "readers", "report", "terminal", "tokens")]
     loaded = loaded_by(module for module in modules if not module.endswith("__main__"))

@@ -38,7 +38,7 @@ def test_a_path_that_does_not_exist_is_exit_2_and_one_line(tmp_path: Path, targe
 @pytest.mark.parametrize(
     "tests", ["tests", "tests/test_one.py::no_such_test", "tests -k 'one or two'", "--maxfail 3 -x --tb=short tests"]
 )
-def test_what_follows_the_colons_and_options_are_pytests_to_check(tmp_path: Path, tests: str) -> None:
+def test_what_follows_colons_and_options_is_pytests_to_check(tmp_path: Path, tests: str) -> None:
     done = make(tmp_path, "test", tests)
     # The next step, which makes .venv, is not there.
     assert "Error: no tests" not in done.stderr

@@ -1,8 +1,10 @@
 """A public name has one meaning in the whole house."""
 
 import ast
+import re
 from collections import defaultdict
 
+from tests.conftest import REPOSITORY
 from tests.test_imports import MODULES
 
 # Each module that is found by being there has its own: of dialects, engines, ways to requeue, verbs, programs, and
@@ -38,3 +40,8 @@ def test_no_public_name_is_defined_twice():
 def test_each_name_that_is_found_by_being_there_is_there_twice():
     names = public_names()
     assert {name for name in FOUND_BY_NAME if len(names[name]) < 2} == set()
+
+
+def test_a_tests_name_has_at_most_sixty_letters():
+    files = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert [name for text in files for name in re.findall(r"^ *def (test_\w{56,})", text, re.M)] == []

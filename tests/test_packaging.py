@@ -99,7 +99,7 @@ def runs_installed(program, folder, environment):
         assert done.stdout == hpc_gpt(*arguments).stdout
 
 
-def test_the_wheel_of_the_source_distribution_installs_beside_what_it_needs(wheel, tmp_path):
+def test_the_sdists_wheel_installs_beside_what_it_needs(wheel, tmp_path):
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=False, symlinks=True)
     python = fresh / "bin" / "python"

@@ -14,12 +14,12 @@ CHOOSES = (
 )
 
 
-def test_a_chosen_port_is_outside_of_those_that_the_system_hands_out() -> None:
+def test_a_chosen_port_is_outside_those_the_system_hands_out() -> None:
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(10000 <= free_port(number) < low for number in (0, 5, 22767, 22768, 123456789))
 
 
-def test_nobody_chooses_a_port_that_is_held_until_its_holder_is_gone() -> None:
+def test_nobody_chooses_a_held_port_until_its_holder_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", CHOOSES], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
         assert other.stdout is not None
         first = int(other.stdout.readline())
@@ -34,14 +34,14 @@ def test_nobody_chooses_a_port_that_is_held_until_its_holder_is_gone() -> None:
     assert free_port(5) == first
 
 
-def test_a_port_on_which_somebody_listens_is_passed_over_and_each_start_has_another() -> None:
+def test_a_port_listened_on_is_passed_over_by_each_start() -> None:
     port = free_port(7)
     with socket.create_server(("127.0.0.1", port)):
         assert free_port(7) != port
     assert len({free_port(7, tries) for tries in range(3)}) == 3
 
 
-def test_a_taken_port_is_a_start_to_be_repeated_at_once_with_the_port_in_its_cause(tmp_path: Path) -> None:
+def test_a_taken_port_repeats_the_start_with_it_in_its_cause(tmp_path: Path) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from hpc_gpt.ends.judge import EndedAttempt, Rules, judge

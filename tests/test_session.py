@@ -76,9 +76,7 @@ def test_a_module_skipped_at_import_fails_ci(tmp_path: Path, options: tuple[str,
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("options", [TWO_WORKERS, ONE_PROCESS])
-def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_lines_that_tests_leave_and_seconds_are_printed_once(tmp_path: Path, options: tuple[str, ...]) -> None:
     source = "from tests import session\n"
     for name in "ab":
         source += f"def test_{name}(pytestconfig): session.leave(pytestconfig, 'a title', 'line {name}')\n"
@@ -92,9 +90,7 @@ def test_lines_that_tests_leave_and_seconds_by_folder_are_printed_once(
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("options", [TWO_WORKERS, ONE_PROCESS])
-def test_what_failed_is_listed_for_a_second_run(
-    tmp_path: Path, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_failed_is_listed_for_a_second_run(tmp_path, options, monkeypatch):
     file = tmp_path / "failed"
     monkeypatch.setenv("FAILED_TESTS", str(file))
     source = "import pytest\n@pytest.mark.xdist_group('a-group')\n@pytest.mark.parametrize('one', ['a b', 'c@d', 3])\n"
@@ -152,9 +148,7 @@ def test_d(): pytest.skip("no Slurm here")
     ],
     ids=["two workers", "one process", "all", "long"],
 )
-def test_long_cases_are_left_out_and_the_last_line_says_what_did_not_run(
-    tmp_path: Path, options: tuple[str, ...], which: str, passed: int, last: str
-) -> None:
+def test_long_cases_are_left_out_and_the_last_line_says_so(tmp_path, options, which, passed, last):
     done = run_session(tmp_path, LONG, "", *options, which=which)
     assert done.returncode == 0, done.stdout
     assert f"{passed} passed" in done.stdout

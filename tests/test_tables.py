@@ -25,7 +25,7 @@ VALUES = (None, -1, 0, 10**400, 10**30, "x", "", [], {}, [[]], 1e308, float("nan
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     made = make_run(tmp_path)
-    attempt = add_attempt(made, [metrics_line(step) for step in range(1, 6)], device="cpu", cause="x")
+    attempt = add_attempt(made, 5, device="cpu", cause="x")
     add_attempt(made, [metrics_line(step) for step in range(3, 8)], ended=None)
     (attempt.folder / "measured.json").write_text(json.dumps({"gpu_util_mean": 1.0, "skipped_shards": 2}))
     return made
@@ -83,9 +83,8 @@ def test_what_a_run_wrote_is_read_as_it_was(run: RunFolder) -> None:
     assert run.resolved().to_json() == (run.path / "resolved.json").read_text()
 
 
-def test_a_byte_order_mark_at_the_start_of_a_toml_file_is_no_part_of_it(tmp_path):
-    file = tmp_path / "a.toml"
-    file.write_text('name = "é"\n', encoding="utf-8-sig")
+def test_a_byte_order_mark_is_no_part_of_a_toml_file(tmp_path):
+    (file := tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8-sig")
     assert file.read_bytes().startswith(b"\xef\xbb\xbf")
     assert read_toml(file) == {"name": "é"}
 

@@ -18,23 +18,21 @@ from hpc_gpt.api import Run, plan, read_runs, submit
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
 from hpc_gpt.files import logs_dir
 from tests.cli.command import in_process
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 from tests.test_imports import MODULES, imports_of, part_of
 
 SMALL = {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "layout.micro_batches": 1, "data.source": "random"}
 
 
 def done_run(steps: int = 6, **more):
-    run = make_run(logs_dir(), train__steps=steps)
-    add_attempt(run, [metrics_line(step) for step in range(1, steps + 1)], **more)
-    return run
+    return with_attempt(make_run(logs_dir(), train__steps=steps), steps, **more)
 
 
 def handlers():
     return [signal.getsignal(number) for number in signal.valid_signals()]
 
 
-def test_nothing_heavy_is_imported_and_nothing_of_the_process_changes(tmp_path, capfd, monkeypatch):
+def test_nothing_heavy_is_imported_and_the_process_is_unchanged(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     before = os.getcwd(), dict(os.environ), handlers(), os.umask(0o22), threading.active_count()
@@ -53,8 +51,7 @@ def test_nothing_heavy_is_imported_and_nothing_of_the_process_changes(tmp_path, 
     assert (run.done(), run.wait().state, run.cancel()) == (True, "stopped", False)
     with pytest.raises(JobRefused, match="nothing to stop, it ended as stopped"):
         run.stop()
-    assert run.result().ended == "stopped"
-    assert len(run.metrics()["loss"]) == run.status().step
+    assert (run.result().ended, len(run.metrics()["loss"])) == ("stopped", run.status().step)
     assert run.id in run._repr_html_()
     assert run.id in read_runs(run.folder)._repr_html_()
     while threading.active_count() > before[4]:  # one takes note of the run's supervisor, which ends after its run
@@ -132,8 +129,7 @@ def test_steps_that_were_trained_again_are_left_out():
     run = done_run(6, ended="error")
     add_attempt(run, [metrics_line(step, loss=9.0) for step in range(5, 9)], started=STARTED + 9999, resumed_step=4)
     metrics = Run(run.run_id).metrics()
-    assert metrics["step"].tolist() == [*range(1, 9)]
-    assert metrics["loss"][4:].tolist() == [9.0] * 4
+    assert (metrics["step"].tolist(), metrics["loss"][4:].tolist()) == ([*range(1, 9)], [9.0] * 4)
     assert isinstance(metrics["step_s"], np.ndarray)
     if importlib.util.find_spec("pandas") is None:
         with pytest.raises(ConfigError, match="pandas is not installed here"):

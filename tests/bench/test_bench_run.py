@@ -43,7 +43,7 @@ def new_bench(tmp_path, cells=("a", "b", "c"), rounds=2, profile=H200):
     return Bench(cells, rounds, make_folder(tmp_path, "gpt2"), {}, profile)
 
 
-def test_the_cells_take_turns_and_every_one_leaves_its_row_at_once(tmp_path, measured):
+def test_cells_take_turns_and_each_leaves_its_row_at_once(tmp_path, measured):
     calls, _ = measured
     bench = new_bench(tmp_path)
     bench.run()
@@ -53,7 +53,7 @@ def test_the_cells_take_turns_and_every_one_leaves_its_row_at_once(tmp_path, mea
 
 
 @pytest.mark.parametrize("ended", ["gpu_memory", "host_memory", "error", "disk_full"])
-def test_a_cell_that_failed_is_not_started_again_and_the_others_go_on(tmp_path, measured, ended):
+def test_a_failed_cell_is_not_started_again_the_others_go_on(tmp_path, measured, ended):
     calls, answers = measured
     answers["b"] = bad(ended)
     bench = new_bench(tmp_path)

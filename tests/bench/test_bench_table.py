@@ -50,7 +50,7 @@ def test_a_line_for_each_row_with_its_ratio_and_marks():
     assert "gpu_memory" in third
 
 
-def test_one_row_from_top_to_bottom_with_every_figure_and_its_formula():
+def test_one_row_in_full_with_every_figure_and_its_formula():
     text = bench_text(rows()[:1])
     for words in ("tokens/s", "tflops_seed", "PaLM", "mfu", "12.0 GiB", "9.50 GiB", "cudnn", "770 -> 765", "690 W",
                   "1700 MHz", "0123", "versions: torch 2.11.0", "device: h200", "spread"):  # fmt: skip
@@ -65,7 +65,7 @@ def test_little_room_takes_a_block_a_row_and_cuts_nothing():
     assert bench_text(rows(), 1000) == wide
 
 
-def test_a_run_on_a_cpu_says_why_it_has_no_peak_and_what_plan_thinks():
+def test_a_run_on_a_cpu_says_why_it_has_no_peak():
     on_cpu = measurement_row("ddp", "id#1", [good(0.03, device=None, dialect="hpc-gpt", predicted_memory_gib=[9.5])])
     peer = BenchRow("peer", Record(tokens_per_s=5.0, ended="done"), (5.0,), (Path("log"),))
     heading, first, second, *_ = bench_text([on_cpu, peer]).splitlines()
@@ -94,7 +94,7 @@ def test_without_rows_there_is_nothing():
 
 @settings(max_examples=examples(100))
 @given(st.lists(any_run(), min_size=1, max_size=4), st.one_of(st.none(), st.integers(1, 400)))
-def test_whatever_a_log_made_of_a_record_it_is_printed_line_by_line(runs, width):
+def test_whatever_the_record_it_is_printed_line_by_line(runs, width):
     some = [
         BenchRow(f"cell {place}", replace(run.record, ended="done"), (1.0,), (Path("x"),))
         for place, run in enumerate(runs)

@@ -24,7 +24,7 @@ def rungs_of(ladder, gpus=1, rows=(), overrides=None, **asked):
 
 
 @pytest.mark.parametrize("name", LADDERS)
-def test_every_row_of_its_sweeps_is_a_rung_and_cells_have_names_of_their_own(name):
+def test_every_sweep_row_is_a_rung_and_cells_have_names(name):
     rungs = rungs_of(name, gpus=8)
     groups = LADDERS[name].groups
     assert [(rung.sweep, rung.row.name) for rung in rungs] == [
@@ -61,7 +61,7 @@ def test_a_text_that_is_the_users_own_is_not_needed():
     assert "no-such.tokens" in own[0].cell.record.cause
 
 
-def test_a_rung_that_needs_more_gpus_is_a_record_and_the_others_run():
+def test_a_rung_that_needs_more_gpus_is_a_record_others_run():
     rungs = rungs_of("memory")
     refused = [rung for rung in rungs if rung.cell.record]
     assert [rung.row.name for rung in refused] == ["fsdp"]
@@ -89,7 +89,7 @@ def test_rows_by_name_in_the_order_of_the_ladder():
     assert "loss-chunks" in refusal.value.hint
 
 
-def test_a_setting_that_no_experiment_has_is_refused_before_any_rung():
+def test_an_unknown_setting_is_refused_before_any_rung():
     with pytest.raises(ConfigError, match=r"train\.stepss"):
         rungs_of("colab", overrides={"train.stepss": 3})
 
@@ -141,7 +141,7 @@ def cells(text, row):
     return next(line.split() for line in text.splitlines() if line.startswith(f"{row} "))
 
 
-def test_the_colab_ladder_has_its_published_columns_and_the_ratio_of_the_last_rung():
+def test_the_colab_ladder_has_its_columns_and_last_ratio():
     rows = measured(
         RUNGS["colab"],
         baseline={"tokens_per_s": 40_000.0, "memory_reserved_gib": [30.0]},
@@ -164,7 +164,7 @@ def test_the_colab_ladder_has_its_published_columns_and_the_ratio_of_the_last_ru
     assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (published: 8.66)"
 
 
-def test_the_memory_ladder_is_judged_by_the_plain_run_of_the_same_batch():
+def test_the_memory_ladder_is_judged_by_the_plain_run():
     rows = measured(
         RUNGS["memory"],
         batch128=speed("batch128", 0.15, memory_reserved_gib=[20.0]),
@@ -228,7 +228,7 @@ def test_a_rung_without_figures_says_why():
     assert [cells(savings, row)[-1] for row in ("batch32", "batch64", "fsdp")] == ["gpu_memory", "error", "refused"]
 
 
-def test_a_rung_that_fits_but_barely_is_marked_as_mingpt_marks_its_batch_8():
+def test_a_rung_that_barely_fits_is_marked():
     rungs = rungs_of("mingpt", gpus=4)
     rows = measured(rungs, b7={"step_s": 0.7}, b8={"step_s": 1.7, "allocator_retries": 12})
     text = ladder_text(LADDERS["mingpt"], rungs, rows)

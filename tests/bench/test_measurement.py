@@ -68,7 +68,7 @@ def test_memory_is_the_highest_and_the_rest_is_of_all_rounds():
     assert record.tokens_per_s_spread == pytest.approx(0.031 / 0.030 - 0.031 / 0.035)
 
 
-def test_the_tenth_step_with_the_compilers_cache_is_that_of_the_later_rounds():
+def test_a_cached_compilers_tenth_step_is_a_later_rounds():
     def row(*seconds: float | None) -> BenchRow:
         return measurement_row("ddp", "id#1", [good(0.03, attempts=[{"tenth_step_s": each}]) for each in seconds])
 
@@ -118,7 +118,7 @@ def test_random_tokens_need_not_be_learnt():
     assert measurement_row("ddp", "id#1", [good(0.03, flags=flags)]).record.flags == ["step_s rests on 2 steps"]
 
 
-def test_an_unknown_device_has_no_mfu_unless_the_profile_says_its_peak():
+def test_an_unknown_device_has_mfu_only_by_the_profiles_peak():
     measured = [good(0.03, device="tpu-9")]
     without = measurement_row("ddp", "id#1", measured).record
     assert without.tokens_per_s

@@ -56,7 +56,7 @@ def test_a_secret_in_a_faulty_value_is_not_repeated():
     assert "planted" not in str(refusal.value)
 
 
-def test_a_command_with_a_secret_is_refused_as_the_run_folder_would_keep_it():
+def test_a_command_with_a_secret_is_refused():
     found = read_peers(["a=HF_TOKEN=hf_plantedplantedplanted1 ./train.sh"], [])
     with pytest.raises(ConfigError, match=r"looks like a secret.*HF_TOKEN=\[removed\]"):
         prepare_peer("a", *found["a"], load_profile("local"))
@@ -84,7 +84,7 @@ def test_the_log_readers_find_the_speed_of_a_program_they_know(tmp_path):
     assert not [flag for flag in record.flags if "--peer-pattern" in flag]
 
 
-def test_a_pattern_gives_the_median_without_the_first_few_and_counts_before_the_readers(tmp_path):
+def test_a_pattern_gives_the_median_without_the_first_few(tmp_path):
     record = read(tmp_path, OWN, r"speed=<([\d,]+)>")
     assert record.tokens_per_s == statistics.median(range(5005, 5012))
     assert (record.steps_used, record.dialect) == (7, None)
@@ -93,7 +93,7 @@ def test_a_pattern_gives_the_median_without_the_first_few_and_counts_before_the_
     assert (record.tokens_per_s, record.dialect) == (30.0, "nanogpt")
 
 
-def test_a_pattern_reads_a_bar_that_overwrites_itself_and_bytes_that_are_no_text(tmp_path):
+def test_a_pattern_reads_rewritten_bars_and_bytes_not_text(tmp_path):
     bar = b"\xff\xfe 10.0k tok/s\r 20.0k tok/s\r 30.0k tok/s\n"
     assert read(tmp_path, bar, r"([\d.]+k) tok/s").tokens_per_s == 25e3
     assert (
@@ -113,14 +113,14 @@ def test_a_log_without_a_speed_asks_for_a_pattern(tmp_path, text, pattern):
     assert flag.startswith("no tokens/s found in ")
 
 
-def test_to_exit_with_0_is_enough_and_a_failure_stays_with_its_cause(tmp_path):
+def test_exit_0_is_enough_and_a_failure_keeps_its_cause(tmp_path):
     early = Record(ended="error", cause="ends by itself at 5 of 100 steps, with exit code 0")
     assert (read(tmp_path, NANOGPT, record=early).ended, read(tmp_path, NANOGPT).cause) == ("done", None)
     failed = Record(ended="gpu_memory", cause="rank 0: out of memory")
     assert read(tmp_path, NANOGPT, record=failed).cause == failed.cause
 
 
-def test_a_peer_is_a_run_of_its_command_as_it_is_and_leaves_nothing_running(tmp_path, monkeypatch):
+def test_a_peer_runs_its_command_and_leaves_nothing_running(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GREETING", "two  words")
     monkeypatch.setenv("WANDB_API_KEY", "opensesame-1234")

@@ -28,7 +28,7 @@ def test_without_anything_it_is_gpt2_on_one_gpu():
 
 
 @pytest.mark.parametrize("experiment", ["bench", "demo", "gpt2-meg-ds-3d"])
-def test_nothing_is_saved_or_fetched_between_the_first_step_and_the_last(experiment):
+def test_nothing_is_saved_or_fetched_between_first_and_last_step(experiment):
     ((_, run),) = settled(experiment, steps=37, smoke=experiment != "bench")
     train = run.train
     assert (train.steps, train.log_every) == (37, 37)
@@ -66,13 +66,13 @@ def test_the_default_bench_has_the_fast_settings_that_run_here(asked, compiled, 
     assert named == ((compiled, others) not in [("edges", (True, True, True)), ("edges", (True, False, True))])
 
 
-def test_a_warm_up_is_cut_to_the_steps_of_a_bench_and_that_is_said():
+def test_a_warm_up_is_cut_to_the_steps_and_that_is_said():
     ((_, run),) = settled("demo", steps=6)
     assert run.train.warmup_steps == 6
     assert "train.warmup_steps is cut from 20 to 6" in prepare_cells(BenchRequest("demo", LOCAL, steps=6)).notes
 
 
-def test_tokens_are_random_whatever_is_asked_for_and_that_is_said():
+def test_tokens_are_random_and_that_is_said():
     found = prepare_cells(BenchRequest("demo", LOCAL, {"data.source": "stdlib"}))
     assert found.cells[0].prepared.resolved.data.source == "random"
     assert any("random tokens, not stdlib" in note for note in found.notes)
@@ -97,14 +97,14 @@ def test_the_users_own_settings_win():
     assert (run.train.log_every, run.train.eval_every) == (3, 5)
 
 
-def test_the_passes_of_a_step_stay_as_they_are_unless_the_global_batch_is_given():
+def test_the_passes_of_a_step_stay_unless_the_batch_is_given():
     for _, run in settled("demo", micro_batches=[1, 2]):
         assert run.batch.micro_batches == 4
     for _, run in settled(micro_batches=[1, 4], overrides={"layout.global_batch": 8}):
         assert run.batch.micro_batch * run.batch.micro_batches == 8
 
 
-def test_a_small_run_keeps_the_micro_batch_and_the_steps_that_were_asked_for():
+def test_a_small_run_keeps_micro_batch_and_steps_as_asked():
     cells = settled(smoke=True, micro_batches=[1, 300], steps=2)
     assert [(run.batch.micro_batch, run.train.steps, run.model.hidden) for _, run in cells] == [
         (1, 2, 64),
@@ -124,7 +124,7 @@ def test_an_engine_without_a_compiler_is_measured_without(engine):
     assert any("engine.compile is none" in note for note in found.notes)
 
 
-def test_a_setting_that_an_engine_lacks_is_left_out_if_another_engine_has_it():
+def test_a_setting_that_one_engine_lacks_is_left_out():
     compiled = {"train.optimizer_mode": "compiled"}
     found = prepare_cells(BenchRequest("bench", LOCAL, compiled, engines=["ddp", "deepspeed-zero:1", "fsdp"]))
     modes = [cell.prepared.resolved.train.optimizer_mode for cell in found.cells]
@@ -152,7 +152,7 @@ def test_without_a_compiler_and_a_gpu_nothing_is_compiled(monkeypatch, tmp_path)
     assert settled(overrides={"engine.compile": "block"})[0][1].engine.compile == "block"
 
 
-def test_without_a_compiler_the_update_is_fused_unless_it_is_asked_for(monkeypatch, tmp_path):
+def test_without_a_compiler_the_update_is_fused_by_default(monkeypatch, tmp_path):
     row = {"experiment": "memory-techniques", "row": "compiled-optimizer"}
     assert settled(**row, has_gpu=True)[0][1].train.optimizer_mode == "compiled"
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -224,7 +224,7 @@ def test_on_a_known_gpu_the_plan_is_asked():
     assert cell.prepared.prediction.tables["memory_gib"]["stages"][0]["allocated"] > 5
 
 
-def test_a_bench_begins_from_the_folder_that_the_experiment_names_and_a_small_one_says_that_it_cannot(tmp_path):
+def test_a_bench_begins_from_given_weights_a_small_one_cannot(tmp_path):
     pytest.importorskip("transformers")
     from tests.train.test_hf_folders import FAMILIES, write
 

@@ -22,12 +22,12 @@ def turns(rows: int, rounds: int, out: set[int], leaving: dict[int, set[int]]) -
     return visited
 
 
-def test_each_round_begins_with_another_row_and_a_row_that_left_has_no_further_turn():
+def test_each_round_begins_with_another_row_and_skips_those_left():
     assert turns(3, 2, set(), {}) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 0)]
     assert turns(3, 3, {1}, {0: {2}}) == [(0, 0), (0, 2), (1, 0), (2, 0)]
 
 
-def test_a_row_leaves_if_all_its_steps_are_slower_than_the_leaders():
+def test_a_row_leaves_if_every_step_is_slower_than_the_leaders():
     assert list(leaving_after({0: rounds_of(1.0), 1: rounds_of(1.2), 2: rounds_of(1.04)}, 0)) == [1]
     # As slow, but with steps as quick as the leader's.
     wide = {0: Round([0.9, 1.2, 1.2, 1.2, 1.2])}

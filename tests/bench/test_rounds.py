@@ -13,7 +13,7 @@ speeds = st.floats(1e-3, 1e9)
 
 
 @given(st.integers(1, 8), st.integers(1, 8))
-def test_every_round_measures_each_cell_once_and_begins_with_another(cells, rounds):
+def test_every_round_measures_each_cell_once_in_another_order(cells, rounds):
     order = order_of(cells, rounds)
     assert len(order) == rounds
     assert all(sorted(places) == list(range(cells)) for places in order)

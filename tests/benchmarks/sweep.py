@@ -16,20 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 BASE = """name = "many"
-[model]
-hidden = 256
-layers = 8
-heads = 8
-vocab = 512
-seq = 128
-[data]
-source = "random"
-[engine]
-name = "ddp"
-[layout]
-global_batch = 64
-[train]
-steps = 10
+model = { hidden = 256, layers = 8, heads = 8, vocab = 512, seq = 128 }
+data = { source = "random" }
+engine = { name = "ddp" }
+layout = { global_batch = 64 }
+train = { steps = 10 }
 [rows]
 """
 STAND_INS = {

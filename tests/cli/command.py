@@ -22,8 +22,10 @@ class Done:
     stderr: str
 
 
-def hpc_gpt(*arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Done:
-    """`python -m hpc_gpt ARGUMENTS`; HPC_GPT_* are the test's own."""
+def hpc_gpt(
+    *arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None, code: int | None = None
+) -> Done:
+    """`python -m hpc_gpt ARGUMENTS`; HPC_GPT_* are the test's own. `code`: it must exit with that."""
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt", *map(str, arguments)],
         cwd=cwd,
@@ -34,19 +36,24 @@ def hpc_gpt(*arguments: object, cwd: Path | None = None, environment: dict[str, 
         timeout=300,
         check=False,
     )
+    assert code in (None, done.returncode), done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def in_process(*arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Done:
+def in_process(
+    *arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None, code: int | None = None
+) -> Done:
     """The same without starting a process: for what reads, prints or refuses, and neither forks nor waits."""
     with CliRunner().isolation(env=environment) as (stdout, stderr, _), contextlib.chdir(cwd or "."):
         try:
             cli.main([str(word) for word in arguments])
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            found = end.code if isinstance(end.code, int) else int(end.code is not None)
         else:
             raise AssertionError("main() ends by SystemExit")
-    return Done(code, stdout.getvalue().decode(), stderr.getvalue().decode())
+    done = Done(found, stdout.getvalue().decode(), stderr.getvalue().decode())
+    assert code in (None, found), done.stderr
+    return done
 
 
 def said_of(done: Done) -> list[str]:

@@ -16,7 +16,7 @@ from hpc_gpt.runs.record import Record
 from hpc_gpt.watch.status import RunStatus
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
-from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, with_checkpoints
 
 FOLDER = REPOSITORY / "docs" / "schemas"
 # Tables whose keys are names of the user's, or whatever a program has; by the last key.
@@ -26,22 +26,11 @@ _OPEN = {
 }
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", tuple: "array", dict: "object"}
 TINY = """
-[model]
-hidden = 16
-layers = 1
-heads = 2
-vocab = 256
-seq = 16
-[data]
-source = "random"
-[engine]
-name = "ddp"
-[layout]
-gpus = 1
-[train]
-steps = 3
-dtype = "fp32"
-log_every = 1
+model = { hidden = 16, layers = 1, heads = 2, vocab = 256, seq = 16 }
+data = { source = "random" }
+engine = { name = "ddp" }
+layout = { gpus = 1 }
+train = { steps = 3, dtype = "fp32", log_every = 1 }
 """
 
 
@@ -118,12 +107,10 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     """(verb, the object) of runs that are made in a folder; `long`: also of verbs that take a minute."""
     runs = [make_run(logs, row=row, experiment="memory-ladder") for row in ("batch64", None)]
     for number, run in enumerate(runs):
-        add_attempt(run, [metrics_line(step) for step in range(1, 20)], "done" if number else "nan", cause="boom")
-        add_checkpoint(run, 10)
-        add_checkpoint(run, 20)
+        add_attempt(run, 19, "done" if number else "nan", cause="boom")
+        with_checkpoints(run, 10, 20)
     one, other = (run.path for run in runs)
-    tiny = logs.parent / "tiny.toml"
-    tiny.write_text(TINY)
+    (tiny := logs.parent / "tiny.toml").write_text(TINY)
     grid = ("submit", tiny, "--grid", "train.lr=1e-4,1.0", "--grid", "train.min_lr=0.0,0.5", "--skip-unfit")
     plan = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
     lines: list[tuple[Any, ...]] = [

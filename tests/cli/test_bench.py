@@ -51,8 +51,7 @@ def limited(*arguments: object, gib: int) -> subprocess.CompletedProcess[str]:
 def test_two_engines_in_two_rounds():
     # ddp would compile its update in bf16: 5 s a run.
     cells = ("--engines", "ddp,fsdp", "--set", "train.optimizer_mode=fused")
-    done = hpc_gpt(*SMALL, *cells, "--rounds", 2, "--steps", 10, "--json", environment=ONE_THREAD)
-    assert done.code == 0, done.stderr
+    done = hpc_gpt(*SMALL, *cells, "--rounds", 2, "--steps", 10, "--json", environment=ONE_THREAD, code=0)
     page = json.loads(done.stdout)
     (folder,) = benches()
     assert json.loads((folder / "bench.json").read_text()) == page
@@ -84,16 +83,14 @@ def test_two_engines_in_two_rounds():
     (command,) = [line for line in said_of(done) if line.startswith("next: ")]
     words = shlex.split(command.removeprefix("next: hpc-gpt "))
     assert words == ["report", str(folder)]
-    report = in_process(*words, "--json")
-    assert json.loads(report.stdout)["records"] == page["records"]
-    shown = in_process("compare", f"{folder.name}#1", f"{folder.name}#2")
-    assert shown.code == 0, shown.stderr
+    assert json.loads(in_process(*words, "--json").stdout)["records"] == page["records"]
+    shown = in_process("compare", f"{folder.name}#1", f"{folder.name}#2", code=0)
     assert "engine" in shown.stdout
     assert "medians of 2 rounds each" in shown.stdout
 
 
 @pytest.mark.long
-def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
+def test_a_micro_batch_out_of_memory_is_marked_others_go_on():
     done = limited(*QUICK, "--mbs", "250000,1", "--rounds", 1, "--steps", 3, gib=5)
     heading, large, small, *_ = done.stdout.splitlines()
     assert heading.startswith("Cell")
@@ -109,7 +106,7 @@ def test_a_micro_batch_that_finds_no_memory_is_marked_and_the_others_go_on():
     assert [row["ratio"] for row in rows["rows"]] == [None, 1.0]
 
 
-def test_a_bench_that_is_interrupted_keeps_its_rows_and_leaves_no_process():
+def test_an_interrupted_bench_keeps_rows_and_leaves_no_process():
     command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "300"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -147,8 +144,7 @@ def _second_run(process: subprocess.Popen[str]) -> RunFolder:
 
 def test_logs_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("a file\n")
-    done = in_process("bench", "--smoke", environment={"HPC_GPT_LOGS": str(tmp_path / "file")})
-    assert done.code == 1
+    done = in_process("bench", "--smoke", environment={"HPC_GPT_LOGS": str(tmp_path / "file")}, code=1)
     assert "Error: cannot make a run folder" in done.stderr
     assert "hint: set HPC_GPT_LOGS" in done.stderr
 
@@ -170,8 +166,7 @@ def test_a_disk_that_fills_up_between_two_rows_keeps_the_first(monkeypatch):
     )
     monkeypatch.setattr(measurement, "follow", lambda runs, words, interrupts: None)
     monkeypatch.setattr(measurement, "_wait_until_gone", lambda run: None)
-    done = in_process(*SMALL, "--mbs", "1,2", "--rounds", "1", "--steps", "3")
-    assert done.code == 1
+    done = in_process(*SMALL, "--mbs", "1,2", "--rounds", "1", "--steps", "3", code=1)
     assert done.stdout.startswith("ddp mbs 1\n")
     assert "Error: cannot write in logs: No space left on device\n\nhint: is the disk full?\n" in done.stderr
     assert len(json.loads((benches()[0] / "bench.json").read_text())["records"]) == 1

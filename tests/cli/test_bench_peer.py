@@ -29,7 +29,7 @@ def python(program):
 
 
 @pytest.mark.long
-def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+def test_peers_are_rows_among_ours_and_a_failed_one_stops_none(tmp_path, monkeypatch):
     ours = bench_run.measure
     monkeypatch.setattr(bench_run, "measure", lambda cell, *rest: ours(cell, *rest) if cell.is_peer else good(0.05))
     words = [
@@ -73,7 +73,7 @@ def test_peers_are_rows_among_ours_and_one_that_fails_does_not_stop_the_others(t
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_a_peers_whole_group_and_keeps_the_rows_that_are_done(tmp_path):
+def test_ctrl_c_ends_a_peers_group_and_keeps_finished_rows(tmp_path):
     line = [sys.executable, "-m", "hpc_gpt", "bench", *SMALL, "--rounds", "1", "--json"]
     line += [
         "--peer",

@@ -11,7 +11,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.tokenizer import CharTokenizer
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_checkpoints
 
 WSD = {"train__decay": "wsd", "train__decay_steps": 4, "train__warmup_steps": 2, "train__lr": 1e-3}
 
@@ -20,23 +20,18 @@ def saved(*steps: int, ended: str | None = "done", **settings: object) -> RunFol
     """A run of 20 steps of random tokens with checkpoints of these."""
     run = unsubmitted_run(**{"train__steps": 20, "data__source": "random", "train__warmup_steps": 2, **settings})
     add_attempt(run, [metrics_line(steps[-1] if steps else 20)], ended)
-    for step in steps:
-        add_checkpoint(run, step)
-    return run
+    return with_checkpoints(run, *steps)
 
 
 def settings_of(*words: str) -> Resolved:
     """The settings that a dry run would submit."""
-    done = in_process("submit", *words, "--dry-run", "--script")
-    assert done.code == 0, done.stderr
-    text = done.stdout.partition("# --- settings: ")[2]
+    text = in_process("submit", *words, "--dry-run", "--script", code=0).stdout.partition("# --- settings: ")[2]
     return Resolved.from_json(text[text.index("\n{") : text.index("\n}\n") + 3])
 
 
 def test_both_schedules_are_printed_first():
     run = saved(4, 8, 20, **WSD)
-    done = in_process("submit", "--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run", code=0)
     up = "up to 0.001 in 2 steps, constant to step"
     assert done.stderr.splitlines()[:2] == [
         f"schedule of run {run.run_id}: wsd over 20 steps: {up} 16, then linear to 0 in the last 4; 0.001 in step 9",
@@ -48,14 +43,13 @@ def test_both_schedules_are_printed_first():
     assert not (run.path / "branches").exists()
 
 
-def test_the_newest_checkpoint_is_meant_without_a_step_and_the_run_may_be_training():
+def test_without_a_step_the_newest_checkpoint_is_meant():
     run = saved(4, 8, ended=None, **WSD)
-    done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12", code=0)
     assert f"branches from {run.run_id} after step 8, as " in done.stderr
 
 
-def test_a_branch_changes_its_schedule_and_data_and_what_is_not_named_stays():
+def test_a_branch_changes_what_is_named_and_the_rest_stays():
     run = saved(8, **WSD, train__min_lr=1e-5)
     changes = {"lr": 5e-4, "min_lr": 1e-4, "decay": "cosine", "weight_decay": 0.2, "steps": 30}
     words = [word for key, value in changes.items() for word in ("--set", f"train.{key}={value}")]
@@ -135,17 +129,15 @@ def test_no_such_run_and_runs_whose_checkpoints_are_a_programs(tmp_path):
     program = unsubmitted_run(experiment=str(tmp_path / "own.toml"))
     megatron = unsubmitted_run(engine__name="megatron-lm", layout__pp=1)
     for run, name in ((program, "command"), (megatron, "megatron-lm")):
-        done = in_process("submit", "--branch", f"{run.run_id}@8")
-        assert done.code == 2
+        done = in_process("submit", "--branch", f"{run.run_id}@8", code=2)
         assert error_of(done)[0].startswith(f"run {run.run_id} is of engine {name}: its checkpoints are its program's")
 
 
-def test_a_longer_wsd_resumes_if_no_trained_step_gets_another_rate():
+def test_a_longer_wsd_resumes_if_no_trained_rate_changes():
     run = saved(8, 16, ended="stopped", **WSD)
     found = settings_of("--resume", run.run_id, "--until", "steps=40")
     assert (found.train.steps, found.train.decay_steps) == (40, 4)
-    done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
-    assert "rate differs" not in done.stderr
+    assert "rate differs" not in in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run").stderr
 
 
 def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
@@ -198,7 +190,7 @@ def test_its_words_are_found_by_those_who_say_fork():
     assert Path(os.environ["HPC_GPT_LOGS"]).exists() is False
 
 
-def test_a_stream_that_would_be_read_otherwise_is_refused_before_it_is_queued(tmp_path):
+def test_a_stream_that_would_be_read_otherwise_is_refused(tmp_path):
     (folder := tmp_path / "corpus").mkdir()
     (folder / "a.json").write_text('{"text": "' + "abc" * 5000 + '"}\n')
     (folder / "b.txt").write_text("abc" * 5000)
@@ -212,15 +204,14 @@ def test_a_stream_that_would_be_read_otherwise_is_refused_before_it_is_queued(tm
     )
     for words in asked:
         stored.write_text(json.dumps(place))  # as earlier versions wrote it, which read a.json as text
-        done = in_process("submit", *words)
-        assert done.code == 2
+        done = in_process("submit", *words, code=2)
         assert "1 file of" in error_of(done)[0]
         assert "as a.json, would be read otherwise" in error_of(done)[0]
         stored.write_text(json.dumps({**place, "by_content": True}))
         assert in_process("submit", *words).code == 0
 
 
-def test_a_branch_to_other_data_keeps_the_tokenizer_that_was_beside_the_file(tmp_path, monkeypatch):
+def test_a_branch_to_other_data_keeps_that_files_tokenizer(tmp_path, monkeypatch):
     (beside := tmp_path / "beside").mkdir()
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)

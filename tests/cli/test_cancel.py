@@ -10,7 +10,7 @@ from hpc_gpt.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launch.until import Until
 from hpc_gpt.watch import control
 from hpc_gpt.watch.control import cancel_run
-from tests.made_runs import NVME, add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+from tests.made_runs import NVME, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
 
 
 def resume_elsewhere(run):
@@ -18,7 +18,7 @@ def resume_elsewhere(run):
     return prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
 
 
-def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
+def test_a_local_run_elsewhere_is_neither_ended_nor_begun():
     run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere", "refused": None}
     run.add_submission(line)
@@ -31,9 +31,8 @@ def test_a_local_run_of_another_machine_is_neither_ended_nor_started_here():
     assert not list(run.path.glob("cancelled.*"))
 
 
-def test_the_process_of_a_local_run_is_never_taken_for_a_slurm_job(monkeypatch):
-    run = unsubmitted_run()
-    add_attempt(run, [metrics_line(1)], None, job_id="4711", started=time.time())
+def test_a_local_runs_process_is_never_taken_for_a_slurm_job(monkeypatch):
+    run = with_attempt(unsubmitted_run(), [metrics_line(1)], None, job_id="4711", started=time.time())
     (run.path / "submissions.jsonl").write_text('{"scheduler": "lo')
     monkeypatch.setattr(control, "cancel_job", lambda *jobs: pytest.fail(f"scancel {jobs}"))
     with pytest.raises(RunFolderError, match="is damaged") as refusal:
@@ -42,9 +41,8 @@ def test_the_process_of_a_local_run_is_never_taken_for_a_slurm_job(monkeypatch):
     assert not list(run.path.glob("cancelled.*"))
 
 
-def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts():
-    run = unsubmitted_run(**NVME)
-    add_checkpoint(run, 4)
+def test_a_run_with_checkpoints_no_engine_takes_up_is_refused():
+    run = with_checkpoints(unsubmitted_run(**NVME), 4)
     for verb in (resume_run, resume_elsewhere):
         with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:
             verb(run)
@@ -52,7 +50,7 @@ def test_a_run_whose_checkpoints_no_engine_takes_up_is_refused_before_it_starts(
     assert not run.submissions()
 
 
-def test_a_local_run_that_ended_on_another_machine_has_nothing_to_cancel():
+def test_an_ended_local_run_elsewhere_has_nothing_to_cancel():
     run = unsubmitted_run()
     run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere"})
     attempt = run.new_attempt()
@@ -69,9 +67,8 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 @pytest.mark.parametrize("again", [resume_run, resume_elsewhere])
-def test_a_run_whose_job_is_still_there_is_not_started_a_second_time(monkeypatch, state, again):
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+def test_a_run_whose_job_is_still_there_is_not_started_twice(monkeypatch, state, again):
+    run = with_job(unsubmitted_run("generic-slurm"), "7")
     monkeypatch.setattr("hpc_gpt.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
     with pytest.raises(RunFolderError, match=f"is {state.lower()}") as refusal:
         again(run)

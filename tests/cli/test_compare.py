@@ -19,8 +19,7 @@ def finished(seed: int, step_s: float = 0.5, steps: int = 100, **overrides):
 
 def test_two_runs_of_ours(own_folders):
     a, b = finished(1), finished(2, step_s=0.4, engine__recompute="full")
-    done = in_process("compare", a.run_id, b.path)
-    assert done.code == 0, done.stderr
+    done = in_process("compare", a.run_id, b.path, code=0)
     first, second, empty, answer, *rest = done.stdout.splitlines()
     assert first.startswith(f"A  demo/{a.run_id}, tp2-pp2-dp1")
     assert second.startswith(f"B  demo/{b.run_id}, ")
@@ -52,39 +51,28 @@ def test_of_three_each_is_compared_with_the_first(own_folders):
 
 def test_a_record_that_was_kept_makes_no_claim(own_folders, tmp_path):
     run, other = finished(1), finished(2)
-    kept = tmp_path / "kept.json"
-    kept.write_text(in_process("report", other.path, "--json").stdout)
-    done = in_process("compare", run.run_id, kept)
-    assert done.code == 0, done.stderr
+    (kept := tmp_path / "kept.json").write_text(in_process("report", other.path, "--json").stdout)
+    done = in_process("compare", run.run_id, kept, code=0)
     assert "no interval can be given: B has no times of single steps, only step_s" in done.stdout
     # In its run folder a record stands beside the steps.
-    done = in_process("compare", run.run_id, other.path / "record.json")
-    assert "no difference shown" in done.stdout
+    assert "no difference shown" in in_process("compare", run.run_id, other.path / "record.json").stdout
 
 
 def test_several_records_in_a_file_are_refused(own_folders, tmp_path):
     finished(1)
     run = finished(2)
-    kept = tmp_path / "kept.json"
-    kept.write_text(in_process("report", "--json").stdout)
-    done = in_process("compare", run.run_id, kept)
-    assert done.code == 2
-    assert "holds 2 records" in error_of(done)[0]
+    (kept := tmp_path / "kept.json").write_text(in_process("report", "--json").stdout)
+    assert "holds 2 records" in error_of(in_process("compare", run.run_id, kept, code=2))[0]
 
 
 def test_a_damaged_record_is_refused(own_folders, tmp_path):
     run = finished(1)
-    kept = tmp_path / "kept.json"
-    kept.write_text('{"ended": "done", "gpus": "many"}')
-    done = in_process("compare", run.run_id, kept)
-    assert done.code == 2
-    assert "gpus" in error_of(done)[0]
+    (kept := tmp_path / "kept.json").write_text('{"ended": "done", "gpus": "many"}')
+    assert "gpus" in error_of(in_process("compare", run.run_id, kept, code=2))[0]
 
 
 def test_a_run_that_is_not_there(own_folders):
-    done = in_process("compare", finished(1).run_id, "nowhere")
-    assert done.code == 5
-    assert "'nowhere'" in error_of(done)[0]
+    assert "'nowhere'" in error_of(in_process("compare", finished(1).run_id, "nowhere", code=5))[0]
 
 
 def megatron_log(path, seed: int, step_ms: float):
@@ -102,8 +90,7 @@ def megatron_log(path, seed: int, step_ms: float):
 
 def test_anyones_logs(tmp_path):
     a, b = megatron_log(tmp_path / "a.log", 1, 1000.0), megatron_log(tmp_path / "b.out", 2, 800.0)
-    done = in_process("compare", a, b)
-    assert done.code == 0, done.stderr
+    done = in_process("compare", a, b, code=0)
     assert "\nB against A: faster by 24.8 % (" in done.stdout
     assert "the same to the last digit at all 60 common steps" in done.stdout
     assert "equal losses: two logs of one run" in done.stdout
@@ -114,23 +101,19 @@ def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
     (tmp_path / "many").mkdir()
     for name in ("x.log", "y.log"):
         megatron_log(tmp_path / "many" / name, 2, 800.0)
-    done = in_process("compare", a, tmp_path / "many")
-    assert done.code == 5
-    message, _ = error_of(done)
+    message, _ = error_of(in_process("compare", a, tmp_path / "many", code=5))
     assert "2 runs" in message
     assert "x" in message
 
 
 def test_a_log_against_a_run_of_ours(own_folders, tmp_path):
-    done = in_process("compare", finished(1).run_id, megatron_log(tmp_path / "a.log", 1, 1000.0))
-    assert done.code == 0, done.stderr
+    done = in_process("compare", finished(1).run_id, megatron_log(tmp_path / "a.log", 1, 1000.0), code=0)
     # The log says its batch, which is another, and not how long a sequence is.
     assert "B against A: no interval can be given: a step is not the same work in both" in done.stdout
 
 
 def test_the_shared_logs_have_too_few_steps_for_a_claim(shared):
-    done = in_process("compare", *sorted((shared / "logs").glob("*.out")))
-    assert done.code == 0, done.stderr
+    done = in_process("compare", *sorted((shared / "logs").glob("*.out")), code=0)
     assert done.stdout.count("no interval can be given: ") == 2
     assert "faster by" not in done.stdout
     assert "lower by" not in done.stdout

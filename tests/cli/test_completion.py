@@ -11,8 +11,7 @@ from tests.cli.command import hpc_gpt, in_process
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_is_one_the_shell_can_read(shell):
-    script = hpc_gpt("completion", shell)
-    assert script.code == 0
+    script = hpc_gpt("completion", shell, code=0)
     assert "_HPC_GPT_COMPLETE" in script.stdout
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here to read its completion script")
@@ -70,8 +69,7 @@ def test_keys():
 def test_values():
     assert offered("plan", "--engine", "deepspeed-") == ["deepspeed-3d", "deepspeed-zero"]
     assert offered("plan", "--recompute", "") == ["none", "selective", "full"]
-    assert offered("submit", "--model", "gpt2-x") == ["gpt2-xl"]
-    assert offered("submit", "--tp", "") == []
+    assert (offered("submit", "--model", "gpt2-x"), offered("submit", "--tp", "")) == (["gpt2-xl"], [])
     assert offered("bench", "--engines", "ddp,fs") == ["ddp,fsdp"]
 
 

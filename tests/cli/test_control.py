@@ -16,7 +16,7 @@ from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.supervision.signals import Inbox
 from hpc_gpt.watch.control import ControlRequest, ask_runs, await_answer
 from tests.cli.command import hpc_gpt, in_process, without_slurm
-from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
 
 
 @pytest.fixture
@@ -28,8 +28,7 @@ def running(waiting_process, made_run: RunFolder) -> RunFolder:
 
 @pytest.mark.parametrize("verb", ["stop", "save"])
 def test_a_running_run_is_asked_by_a_file(running, verb):
-    done = hpc_gpt(verb, running.run_id)
-    assert done.code == 0, done.stderr
+    done = hpc_gpt(verb, running.run_id, code=0)
     assert done.stdout.startswith(
         f"{running.run_id}: asked to save after this step and" if verb == "stop" else f"{running.run_id}: asked"
     )
@@ -60,8 +59,7 @@ def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
     assert inbox.look() == frozenset()
     write_request(attempt, "save")
     write_request(attempt, "stop")
-    assert inbox.look() == {"save", "stop"}
-    assert inbox.look() == {"stop"}
+    assert (inbox.look(), inbox.look()) == ({"save", "stop"}, {"stop"})
     write_request(attempt, "save")
     assert inbox.look() == {"save", "stop"}
     inbox.answer("save", 7, True)
@@ -81,13 +79,12 @@ def test_an_ended_run_is_refused_with_a_word(made_run, ended):
 
 
 def test_a_local_run_has_no_queue_to_go_back_to(running):
-    done = in_process("requeue", running.run_id)
-    assert done.code == 1
+    done = in_process("requeue", running.run_id, code=1)
     assert 'chain = "none" in profile local' in done.stderr
     assert "submit --resume" in done.stderr
 
 
-def test_megatron_lm_saves_in_its_own_time_and_nvme_offload_never(own_folders):
+def test_megatron_lm_saves_in_its_own_time_nvme_offload_never(own_folders):
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine__name="megatron-lm"))], "save")
     assert asked.refused
     assert "train.save_every" in asked.words
@@ -97,7 +94,7 @@ def test_megatron_lm_saves_in_its_own_time_and_nvme_offload_never(own_folders):
 
 
 @pytest.mark.parametrize("verb", ["stop", "requeue"])
-def test_a_run_without_its_last_save_ends_unsaved_and_the_words_say_so(own_folders, verb):
+def test_a_run_without_its_last_save_ends_unsaved_in_words_too(own_folders, verb):
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", train__save_last=False))], verb)
     assert not asked.refused
     assert "unsaved: train.save_last is false" in asked.words
@@ -105,7 +102,7 @@ def test_a_run_without_its_last_save_ends_unsaved_and_the_words_say_so(own_folde
 
 
 def _open(run: RunFolder) -> RunFolder:
-    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    with_job(run, "4711")
     add_attempt(run, [metrics_line(1)], ended=None)
     return run
 
@@ -114,8 +111,7 @@ def test_without_slurm_the_request_is_left_all_the_same(own_folders, tmp_path):
     """Where only the shared disk reaches: no squeue here, and nobody to ask."""
     run = _open(unsubmitted_run("generic-slurm"))
     for verb in VERBS:
-        done = in_process(verb, run.run_id, environment=without_slurm(tmp_path))
-        assert done.code == 0, done.stderr
+        done = in_process(verb, run.run_id, environment=without_slurm(tmp_path), code=0)
         assert "Slurm does not answer" in done.stdout
     assert {request.verb for request in open_requests(run.attempts()[0])} == set(VERBS)
 
@@ -123,15 +119,13 @@ def test_without_slurm_the_request_is_left_all_the_same(own_folders, tmp_path):
 def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_path, monkeypatch):
     run = unsubmitted_run("generic-slurm")
     for job_id in ("4711", "4712"):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+        with_job(run, job_id)
     squeue = tmp_path / "clients" / "squeue"
     squeue.parent.mkdir()
     squeue.write_text("#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
-    done = in_process("stop", run.run_id)
-    assert done.code == 0, done.stderr
-    assert "hpc-gpt cancel" in done.stdout
+    assert "hpc-gpt cancel" in in_process("stop", run.run_id, code=0).stdout
     assert sorted(path.name for path in run.path.glob("stop.*")) == ["stop.4711", "stop.4712"]
     for verb in ("save", "requeue"):
         done = in_process(verb, run.run_id)
@@ -142,8 +136,7 @@ def test_of_several_runs_those_that_can_are_asked(running):
     other = unsubmitted_run()
     other.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})
     add_attempt(other, [], ended="done", job_id="7")
-    done = in_process("stop", running.run_id, other.run_id)
-    assert done.code == 0
+    done = in_process("stop", running.run_id, other.run_id, code=0)
     assert "asked to" in done.stdout
     assert "it ended as done" in done.stderr
 
@@ -190,11 +183,10 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
         (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
     ],
 )
-def test_a_save_that_came_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
+def test_a_save_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
     (asked,) = ask_runs([running], "save")
     if saved is not None:
-        folder = running.checkpoints / f"step-{saved:08d}"
-        folder.mkdir(parents=True)
+        (folder := running.checkpoints / f"step-{saved:08d}").mkdir(parents=True)
         (folder / "complete.json").write_text(json.dumps({"step": saved}))
     running.attempts()[0].write_ended("done", None, 9)
     assert await_answer(asked) == (happened, words)

@@ -18,8 +18,7 @@ TEXT = "a line of text, the same again and again\n" * 200
 @pytest.fixture
 def tokens(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    done = in_process("data", "text.txt", "-o", "my text.tokens", cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    in_process("data", "text.txt", "-o", "my text.tokens", cwd=tmp_path, code=0)
     return tmp_path / "my text.tokens"
 
 
@@ -50,9 +49,7 @@ def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
 @pytest.mark.parametrize("source", ["text.txt", "stdlib"])
 def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
     before = tokens.read_bytes()
-    done = in_process("data", source, "-o", tokens.name, cwd=tmp_path)
-    assert done.code == 2
-    assert "already exists" in error_of(done)[0]
+    assert "already exists" in error_of(in_process("data", source, "-o", tokens.name, cwd=tmp_path, code=2))[0]
     assert tokens.read_bytes() == before
 
 
@@ -67,21 +64,17 @@ def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
     ],
     ids=["missing", "empty", "truncated", "text", "folder"],
 )
-def test_a_token_file_that_will_not_do_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
+def test_a_bad_token_file_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
     harm(tokens)
     settings = ("--set", "data.source=tokens", "--set", f"data.path={tokens}")
-    done = in_process("submit", "demo", "--cluster", "local", *settings, cwd=tmp_path)
-    assert done.code == 2
-    assert message in error_of(done)[0]
+    assert message in error_of(in_process("submit", "demo", "--cluster", "local", *settings, cwd=tmp_path, code=2))[0]
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_tokens_of_a_larger_vocabulary_than_the_models_are_refused(tmp_path, tokens):
+def test_tokens_of_a_larger_vocabulary_are_refused(tmp_path, tokens):
     settings = ("data.source=tokens", f"data.path={tokens}", "model.vocab=100")
     flags = [word for setting in settings for word in ("--set", setting)]
-    done = in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
-    assert done.code == 2
-    said = error_of(done)[0]
+    said = error_of(in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path, code=2))[0]
     assert "256" in said
     assert "100" in said
 
@@ -102,7 +95,7 @@ def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
+def test_characters_and_megatrons_files_have_a_next_command(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     bare = without_slurm(tmp_path)
     done = in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path, environment=bare)
@@ -126,13 +119,11 @@ def test_characters_and_megatrons_files_and_the_next_command_of_each(tmp_path):
         (("data.source=stream",), "data.path names no text"),
     ],
 )
-def test_data_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, settings, message):
+def test_data_that_do_not_fit_are_refused_before_any_writing(tmp_path, settings, message):
     (tmp_path / "text.txt").write_text(TEXT)
     assert in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path).code == 0
     flags = [word for setting in settings for word in ("--set", setting)]
-    done = in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path)
-    assert done.code == 2
-    assert message in error_of(done)[0]
+    assert message in error_of(in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path, code=2))[0]
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
@@ -143,8 +134,7 @@ def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):
     (folder / "empty.txt").touch()
     for number in range(30):
         (folder / f"many{number:02}.txt").write_text("more\n")
-    done = in_process("data", "corpus", cwd=tmp_path)
-    read, left, _ = done.stderr.splitlines()
+    read, left, _ = in_process("data", "corpus", cwd=tmp_path).stderr.splitlines()
     assert read.startswith("read: 32 files: a.txt, b.toml, many00.txt, ")
     assert read.endswith(", many17.txt, and 12 more")
     assert left == "left out: 3 files: .d (hidden), c.bin (binary), empty.txt (empty)"
@@ -154,16 +144,14 @@ def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):
 def test_what_is_no_text_is_refused(tmp_path, suffix):
     content = b"text \xff\0" * 20
     (tmp_path / f"b.bin{suffix}").write_bytes(gzip.compress(content) if suffix else content)
-    done = in_process("data", f"b.bin{suffix}", cwd=tmp_path)
-    assert done.code == 2
+    done = in_process("data", f"b.bin{suffix}", cwd=tmp_path, code=2)
     assert error_of(done)[0] == f"b.bin{suffix} is no text: it has a NUL byte at 6"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_is_not_utf_8_is_made_with_a_warning(tmp_path):
     (tmp_path / "latin.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
-    done = in_process("data", "latin.txt", cwd=tmp_path)
-    assert done.code == 0
+    done = in_process("data", "latin.txt", cwd=tmp_path, code=0)
     assert "warning: latin.txt is not UTF-8 at byte 3: is it text?\n" in done.stderr
 
 
@@ -192,6 +180,5 @@ def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
     done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path)
     assert "(left out: 1 file: README.md (about the data))" in done.stdout
     (folder / "part.json").write_text('[{"text": "one"}]\n')
-    done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path)
-    assert done.code == 2
+    done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path, code=2)
     assert "part.json is JSON, but no object" in error_of(done)[0]

@@ -73,7 +73,7 @@ def test_the_shortest_submit_is_about_as_fast_as_plans_best(model, gpus, share):
     assert ("from plan: micro-batch " in done.stderr) is (resolved["batch"]["micro_batch"] > 1)
 
 
-def test_sizes_are_a_model_too_and_the_gpus_are_no_longer_the_source():
+def test_sizes_are_a_model_and_gpus_are_no_longer_the_source():
     resolved = resolved_of(in_process("render", *SIZES))
     assert (resolved["name"], resolved["gpus"], resolved["engine"]["name"]) == ("2x64", 4, Engine().name)
     assert resolved_of(in_process("render", "--set", "model.hidden=4096"))["gpus"] == 64
@@ -135,14 +135,14 @@ def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
     assert [resolved["engine"][key] for key in switches] == [best[key] for key in switches]
 
 
-def test_the_largest_model_is_of_any_engine_and_its_next_command_keeps_it():
+def test_the_largest_model_is_of_any_engine_and_next_keeps_it():
     done = in_process("plan", "--max-model", "--engine", "fsdp", "--gpus", "8", *JEAN_ZAY)
     words = shlex.split(done.stderr.removeprefix("next: "))
     assert words[words.index("--engine") + 1] == "fsdp"
     assert in_process(*words[1:]).code == 0
 
 
-def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
+def test_a_smoke_run_is_here_wherever_the_users_cluster_is():
     profile_of("mine", 'extends = "a100-80g-8"\n', default=True)
     done = in_process("submit", "gpt2-meg-ds-3d", "--smoke", "--dry-run", "--script")
     assert "would run: bash job.sh, for each of 4 ranks\n" in done.stderr
@@ -156,13 +156,11 @@ def test_a_smoke_run_is_here_even_if_the_users_cluster_is_elsewhere():
 
 def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     def write(prepared, logs, parent):
-        run = submission.write_run(prepared, logs, {})
-        run.add_submission({"scheduler": "local", "job_id": None})
+        (run := submission.write_run(prepared, logs, {})).add_submission({"scheduler": "local", "job_id": None})
         return submission.SubmittedRun(run, "local", "7")
 
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
-    done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", code=0)
     dry = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", "--dry-run", "--script")
     about_data = [line for line in done.stderr.splitlines() if line.startswith(("data: ", "note: the data have "))]
     assert len(about_data) == 2
@@ -170,5 +168,4 @@ def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     (run,) = Path(os.environ["HPC_GPT_LOGS"]).glob("2x64/*/")
     assert (run / "experiment.toml").read_text().startswith("# No EXPERIMENT was named: the defaults")
     assert load_experiment(str(run / "experiment.toml")).model.hidden == 64
-    verified = in_process("verify", run, "--json")
-    assert "there is no file" in json.loads(verified.stdout)["not_checked"]["experiment"]
+    assert "there is no file" in json.loads(in_process("verify", run, "--json").stdout)["not_checked"]["experiment"]

@@ -17,8 +17,7 @@ def checks(done):
 
 
 def test_this_machine_is_looked_over(tmp_path):
-    done = hpc_gpt("doctor", "demo", "--cluster", "local", "--json")
-    assert done.code == 0, done.stdout + done.stderr
+    done = hpc_gpt("doctor", "demo", "--cluster", "local", "--json", code=0)
     found = json.loads(done.stdout)
     assert set(found) == {"schema", "cluster", "ok", "checks", "bad_nodes", "slow_nodes"}
     assert (found["schema"], found["cluster"], found["ok"]) == (1, "local", True)
@@ -38,9 +37,7 @@ def test_data_that_submit_would_refuse_are_a_finding(tmp_path, monkeypatch):
     missing = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
     run = unsubmitted_run(data__source="tokens", data__path="gone.tokens")
     for words, asked in (("no.tokens", ("demo", *missing)), ("gone.tokens", (run.run_id,))):
-        found = in_process("doctor", *asked, "--cluster", "local", "--json")
-        assert found.code == 1
-        inputs = checks(found)["inputs"]
+        inputs = checks(in_process("doctor", *asked, "--cluster", "local", "--json", code=1))["inputs"]
         assert (inputs["level"], inputs["words"]) == ("fail", f"no token file {words}")
         assert "hpc-gpt data" in inputs["hint"]
     inputs = checks(in_process("doctor", "demo", "--cluster", "local", "--json"))["inputs"]
@@ -50,11 +47,8 @@ def test_data_that_submit_would_refuse_are_a_finding(tmp_path, monkeypatch):
 
 
 def test_a_job_script_is_checked_with_its_lines(tmp_path):
-    path = tmp_path / "train.slurm"
-    path.write_text("#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=10\npkill python\n")
-    done = in_process("doctor", "--cluster", "local", "--json", path)
-    assert done.code == 0, done.stdout + done.stderr
-    found = checks(done)
+    (path := tmp_path / "train.slurm").write_text("#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=10\npkill python\n")
+    found = checks(in_process("doctor", "--cluster", "local", "--json", path, code=0))
     assert found["experiment"]["words"] == "train: its job script as it is on 1 node of local"
     assert found["script"]["level"] == "warn"
     assert "pkill python" in found["script"]["words"]
@@ -70,8 +64,7 @@ def test_the_ranks_of_this_machine_are_measured(tmp_path):
 
 
 def test_without_slurm_a_cluster_fails_and_says_what_to_do(tmp_path):
-    done = in_process("doctor", "demo", "--cluster", "h100-80g-8", environment=without_slurm(tmp_path))
-    assert done.code == 1
+    done = in_process("doctor", "demo", "--cluster", "h100-80g-8", environment=without_slurm(tmp_path), code=1)
     assert "fail  slurm" in done.stdout
     assert "no sbatch on this machine" in done.stdout
     assert "do: run on a login node, or use --cluster local" in done.stdout
@@ -79,10 +72,8 @@ def test_without_slurm_a_cluster_fails_and_says_what_to_do(tmp_path):
     assert "1 failed" in done.stderr
 
 
-def test_an_experiment_that_cannot_run_is_a_finding_among_the_others():
-    done = in_process("doctor", "demo", "--cluster", "local", "--gpus", "64", "--json")
-    assert done.code == 1
-    by_name = checks(done)
+def test_an_experiment_that_cannot_run_is_one_finding_of_several():
+    by_name = checks(in_process("doctor", "demo", "--cluster", "local", "--gpus", "64", "--json", code=1))
     assert by_name["experiment"]["level"] == "fail"
     assert "needs 8 nodes, but profile local is this one machine" in by_name["experiment"]["words"]
     assert by_name["experiment"]["hint"]
@@ -90,8 +81,7 @@ def test_an_experiment_that_cannot_run_is_a_finding_among_the_others():
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path):
-    in_the_way = tmp_path / "a file"
-    in_the_way.write_text("")
+    (in_the_way := tmp_path / "a file").write_text("")
     done = in_process("doctor", "demo", "--cluster", "local", "--json", environment={"HPC_GPT_LOGS": str(in_the_way)})
     assert done.code == 1
     assert checks(done)["logs"]["level"] == "fail"

@@ -16,8 +16,7 @@ PAGE = REPOSITORY / "docs" / "cli.md"
 
 def test_the_page_is_current(tmp_path):
     # In a Python of its own: click keeps a command's help option as the first context of the process spelled it.
-    page = tmp_path / "cli.md"
-    page.write_bytes(PAGE.read_bytes())
+    (page := tmp_path / "cli.md").write_bytes(PAGE.read_bytes())
     subprocess.run([sys.executable, "-m", "tests.cli.document", str(page)], check=True, cwd=REPOSITORY)
     assert page.read_text() == PAGE.read_text(), "run: python -m tests.cli.document docs/cli.md"
 
@@ -62,18 +61,16 @@ def test_help_is_in_groups_and_cuts_no_sentence():
 
 
 @pytest.mark.parametrize("verb", [(), ("submit",)], ids=" ".join)
-def test_the_first_example_works_in_an_empty_folder_without_slurm(tmp_path, verb):
+def test_the_first_example_works_in_an_empty_folder(tmp_path, verb):
     page = dict(help_texts(cli.group))[" ".join(("hpc-gpt", *verb))]
     example = next(line for line in page.splitlines() if line.startswith("  hpc-gpt ")).strip().partition("   ")[0]
     shorter = ["--dry-run"] if verb else []  # the whole of it is `make demo`
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    done = in_process(*example.split()[1:], *shorter, cwd=empty, environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
+    (empty := tmp_path / "empty").mkdir()
+    in_process(*example.split()[1:], *shorter, cwd=empty, environment=without_slurm(tmp_path), code=0)
     assert not list(empty.iterdir())
 
 
-def test_the_stored_short_helps_are_the_first_sentences_of_the_verbs_helps():
+def test_stored_short_helps_are_first_sentences_of_the_helps():
     ctx = click.Context(cli.group)
     verbs = {name: cli.group.get_command(ctx, name) for name in cli.verbs()}
     assert {name: verb.short_help for name, verb in cli.verbs().items()} == {

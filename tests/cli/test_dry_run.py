@@ -53,20 +53,18 @@ def test_a_vocabulary_too_small_for_data_that_are_yet_to_be_made(bare, tmp_path)
         assert "256" in error_of(done)[0]
 
 
-def test_keys_of_a_config_that_nothing_reads_are_a_line_and_a_check_of_doctor(bare, tmp_path):
+def test_a_configs_unread_keys_are_a_line_and_a_check_of_doctor(bare, tmp_path):
     folder = write_folder(tmp_path / "weights", LLAMA)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"is_llama_config": True, "max_length": 9}))
     asked = ("--cluster", "local", "--gpus", 1, "--set", "data.source=random")
     line = f"{file}: is_llama_config is true: a key that transformers' LlamaForCausalLM does not read either"
     for model in (("--model", folder), ("--set", f"train.init={folder}")):
-        done = in_process("submit", *model, *asked, "--dry-run")
-        assert done.code == 0, done.stderr
-        assert done.stderr.count(f"note: {line}\n") == 1
+        assert in_process("submit", *model, *asked, "--dry-run", code=0).stderr.count(f"note: {line}\n") == 1
         assert f"ok    config      {line}\n" in in_process("doctor", "--model", folder, *asked).stdout
 
 
-def test_what_a_config_says_and_an_engine_does_not_follow_is_a_line_and_a_check_of_doctor(bare, tmp_path):
+def test_what_an_engine_does_not_follow_of_a_config_is_said(bare, tmp_path):
     folder = write_folder(tmp_path / "weights", LLAMA)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"initializer_range": 0.01, "pad_token_id": 3}))
@@ -78,8 +76,7 @@ def test_what_a_config_says_and_an_engine_does_not_follow_is_a_line_and_a_check_
         (("--model", folder), "megatron-lm", [drawn, padded]),
         (("--set", f"train.init={folder}"), "ddp", []),  # nothing is drawn
     ):
-        done = in_process("render", *model, *asked, "--engine", engine)
-        assert done.code == 0, done.stderr
+        done = in_process("render", *model, *asked, "--engine", engine, code=0)
         assert ('"pad_token": 3' in done.stdout) is (padded not in lines)
         assert [line in done.stderr for line in (drawn, padded)] == [line in lines for line in (drawn, padded)]
     checks = in_process("doctor", "--model", folder, *asked, "--engine", "megatron-lm").stdout
@@ -110,24 +107,20 @@ def test_a_run_that_goes_on(bare):
 
 
 def test_data_that_can_be_made_are_not_made(bare, tmp_path):
-    done = in_process("submit", "demo", "--cluster", "local", "--dry-run", "--script")
-    assert done.code == 0, done.stderr
+    in_process("submit", "demo", "--cluster", "local", "--dry-run", "--script", code=0)
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "logs").exists()
 
 
 def test_a_slurm_that_is_away_is_named(bare, tmp_path):
     asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run", "--script")
-    done = in_process(*asked)
-    assert done.code == 0
-    assert "no sbatch here to ask" in done.stderr
+    assert "no sbatch here to ask" in in_process(*asked, code=0).stderr
     assert in_process(*asked, *TOKENS).code == 2
     for name in ("sbatch", "scontrol"):
         client = tmp_path / "bin" / name
         client.write_text("#!/bin/bash\necho 'Unable to contact slurm controller (connect failure)' >&2\nexit 1\n")
         client.chmod(0o755)
-    done = in_process(*asked)
-    assert done.code == 0, done.stderr
+    done = in_process(*asked, code=0)
     assert "Slurm's controller does not answer: Unable to contact slurm controller" in done.stderr
     assert done.stdout.startswith("#!/bin/bash")
     assert in_process(*asked[:-2]).code == 4
@@ -146,8 +139,7 @@ EVERY = ["run", "model", "layout", "batch", "engine", "train", "data", "checkpoi
     ],
 )  # fmt: skip
 def test_it_prints_an_overview_of_a_screen(bare, asked, more, says):
-    done = in_process("submit", *asked, "--dry-run")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", *asked, "--dry-run", code=0)
     lines = done.stdout.splitlines()
     assert len(lines) + len(done.stderr.splitlines()) < 30
     assert {line[:12].strip() for line in lines if line[0] != " "} == {*EVERY, *more, "would run"}
@@ -157,8 +149,7 @@ def test_it_prints_an_overview_of_a_screen(bare, asked, more, says):
 
 def test_a_run_that_resumes_has_an_overview_too(bare):
     run = unsubmitted_run()
-    done = in_process("submit", "--resume", run.run_id, "--dry-run")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--resume", run.run_id, "--dry-run", code=0)
     assert f"resumes    {run.run_id} at step 0" in done.stdout
     assert len(done.stdout.splitlines()) < 12
 
@@ -169,8 +160,7 @@ def test_a_program_of_ones_own_has_an_overview_too(bare, tmp_path):
         '[engine]\nname = "command"\n[layout]\ngpus = 2\n'
         '[command]\nrun = "./train"\nper = "job"\ncheckpoints = "out/*.pt"\n'
     )
-    done = in_process("submit", "mine.toml", "--cluster", "local", "--dry-run", cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "mine.toml", "--cluster", "local", "--dry-run", cwd=tmp_path, code=0)
     assert "checkpoints  out/*.pt\n" in done.stdout
     assert len(done.stdout.splitlines()) < 12
 
@@ -196,8 +186,7 @@ def test_a_program_of_ones_own_has_an_overview_too(bare, tmp_path):
 def test_a_run_that_does_not_say_when_saves_every_half_hour(bare, tmp_path, asked, saves, keeps):
     (tmp_path / "plain.toml").write_text('name = "plain"\n[model]\npreset = "gpt2"\n[data]\nsource = "random"\n')
     request = ("submit", tmp_path / "plain.toml", "--cluster", "generic-slurm", *asked, "--dry-run")
-    done = in_process(*request, "--script")
-    assert done.code == 0, done.stderr
+    done = in_process(*request, "--script", code=0)
     found = re.search(r'"save_minutes": (\S+),', done.stdout)
     assert (float(found[1]) if found else None) == saves
     assert f'"keep_last": {keeps},' in done.stdout
@@ -225,7 +214,7 @@ def test_more_checkpoints_than_room_is_a_warning(monkeypatch):
     assert "warning: all checkpoints" not in in_process(*asked, *every, "--set", "train.keep_last=3").stdout
 
 
-def test_the_seconds_of_a_preflight_are_checked_before_anything_is_queued(bare):
+def test_the_seconds_of_a_preflight_are_checked_before_queueing(bare):
     asked = ("demo", "--cluster", "generic-slurm", "--set", "job.preflight=true")
     for done in both(*asked, HPC_GPT_PREFLIGHT_S="3 min"):
         assert done.code in (2, 4)

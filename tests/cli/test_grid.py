@@ -33,8 +33,7 @@ def test_a_dry_run_lists_the_rows_with_predictions_and_their_sum(experiment, tmp
 
 
 def test_what_excludes_a_grid(experiment, tmp_path):
-    table = tmp_path / "table.toml"
-    table.write_text(TABLE)
+    (table := tmp_path / "table.toml").write_text(TABLE)
     for words in (
         [table, *GRID],
         [experiment, *GRID, "--tp", "2"],
@@ -53,8 +52,7 @@ def test_what_excludes_a_grid(experiment, tmp_path):
 
 def test_its_runs_are_a_sweep_whose_table_has_what_varies(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    table = tmp_path / "table.toml"
-    table.write_text(TABLE)
+    (table := tmp_path / "table.toml").write_text(TABLE)
     done = hpc_gpt("submit", table, "--row", "good", "--grid", "train.lr=1e-4,3e-4", "--cluster", "local", cwd=tmp_path)
     assert done.code == 0, done.stderr
     page = json.loads(in_process("report", "--json").stdout)

@@ -86,7 +86,7 @@ def add_log(run, text, ended=None, requeue=False):
     return attempt
 
 
-def test_an_attempt_that_has_written_nothing_yet_does_not_hide_the_last_that_has(made_run):
+def test_an_attempt_without_output_does_not_hide_another(made_run):
     (made_run.path / "slurm-7.out").write_text("the script's own\n")
     assert log_path(made_run).name == "slurm-7.out"
     first = add_log(made_run, "one\n")
@@ -96,7 +96,7 @@ def test_an_attempt_that_has_written_nothing_yet_does_not_hide_the_last_that_has
         log_path(made_run, 3)
 
 
-def test_the_standard_error_of_a_job_script_is_shown_after_its_log_and_as_it_grows(made_run, scheduler_says):
+def test_a_scripts_standard_error_follows_its_log_as_it_grows(made_run, scheduler_says):
     attempt = add_log(made_run, "one\ntwo\n")
     attempt.err.write_text("")
     assert hpc_gpt("logs", str(made_run.path)).stdout == "one\ntwo\n"
@@ -111,7 +111,7 @@ def test_the_standard_error_of_a_job_script_is_shown_after_its_log_and_as_it_gro
     assert said == "two\n--- attempts/1/err ---\noh\n"
 
 
-def test_a_requeued_run_is_asked_for_every_five_seconds_not_twice_a_second(made_run, scheduler_says):
+def test_a_requeued_run_is_asked_for_every_five_seconds(made_run, scheduler_says):
     add_log(made_run, "one\n", "preempted", requeue=True)
     asked = scheduler_says(lambda second: ("pending" if second < 30 else "cancelled", None))
     assert followed(made_run) == "one\n"
@@ -253,15 +253,14 @@ def test_logs_f_of_a_folder_that_was_moved_says_so(made_run, scheduler_says):
 
 
 def test_logs_f_of_a_run_that_ended_without_a_log(made_run):
-    done = hpc_gpt("logs", made_run.run_id, "-f")
-    assert done.code == 5
+    done = hpc_gpt("logs", made_run.run_id, "-f", code=5)
     assert error_of(done) == (
         f"run {made_run.run_id} ended without a log",
         f"hpc-gpt status {made_run.run_id} says how",
     )
 
 
-def test_a_terminal_gets_no_control_sequence_and_a_pipe_the_bytes(made_run):
+def test_a_terminal_gets_no_control_sequence_a_pipe_the_bytes(made_run):
     hidden = "\x1b]0;title\x07\x1b[2J\x9b31mloss\x1b[31m 3\x1b[0m\tü\rstep 2\n"
     add_log(made_run, hidden)
     assert hpc_gpt("logs", made_run.run_id).stdout == hidden.replace("\r", "\n")

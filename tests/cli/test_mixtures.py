@@ -43,9 +43,7 @@ def test_too_many_epochs_are_refused_and_nothing_is_written(mixed, tmp_path):
     options = (mixed, *LAYOUT, *SMALL, "--set", "data.mix.web.weight=[0.75,0]", "--set", "data.phases=[320]",
                "--set", "data.mix.code.weight=[0.25,1]", "--set", "train.steps=500")  # fmt: skip
     for more in ((), ("--dry-run",)):
-        done = in_process("submit", *options, *more)
-        assert done.code == 2
-        message, hint = error_of(done)
+        message, hint = error_of(in_process("submit", *options, *more, code=2))
         assert message == (
             "500 steps read more of the mixture than data.max_epochs = 4 times: code 7.58 times, 15,760 of 2,080 tokens"
         )

@@ -63,8 +63,7 @@ def next_of(done) -> list[str]:
 def test_what_an_empty_logs_folder_names_would_run(tmp_path):
     bare = without_slurm(tmp_path)
     done = in_process("status", environment=bare)
-    dry = in_process(*next_of(done), "--dry-run", "--script", environment=bare)
-    assert dry.code == 0, dry.stderr
+    dry = in_process(*next_of(done), "--dry-run", "--script", environment=bare, code=0)
     assert "would start 4 ranks on this machine" in dry.stderr
 
 
@@ -75,8 +74,7 @@ def test_what_cancel_names_would_resume_the_run(made_run, waiting_process, saved
         add_checkpoint(made_run, 1)
     words = next_of(in_process("cancel", made_run.run_id, "--yes"))
     waiting_process.wait(120)
-    dry = in_process(*words, "--dry-run", "--script")
-    assert dry.code == 0, dry.stderr
+    dry = in_process(*words, "--dry-run", "--script", code=0)
     assert made_run.run_id in words
     assert ("after step 1" in dry.stderr) is saved
 
@@ -84,9 +82,7 @@ def test_what_cancel_names_would_resume_the_run(made_run, waiting_process, saved
 @pytest.mark.parametrize("verb", ["stop", "save"])
 def test_what_stop_and_save_name_shows_the_run(made_run, waiting_process, verb):
     add_attempt(made_run, [metrics_line(1)], ended=None, job_id=str(waiting_process.pid))
-    shown = in_process(*next_of(in_process(verb, made_run.run_id)))
-    assert shown.code == 0, shown.stderr
-    assert made_run.run_id in shown.stdout
+    assert made_run.run_id in in_process(*next_of(in_process(verb, made_run.run_id)), code=0).stdout
 
 
 TINY = """
@@ -103,8 +99,7 @@ train = { steps = 2, dtype = "fp32", save_last = false, matmul_rate = false }
 
 @pytest.fixture
 def tiny(tmp_path):
-    path = tmp_path / "a table.toml"
-    path.write_text(TINY)
+    (path := tmp_path / "a table.toml").write_text(TINY)
     return path
 
 
@@ -112,20 +107,16 @@ def test_what_submit_names_shows_the_run(tiny):
     done = in_process("submit", tiny, "--cluster", "local")
     words = next_of(done)
     run_id = re.search(r"started (\S+) as process", done.stdout)[1]
-    shown = in_process(*words)
-    assert shown.code == 0, shown.stderr
-    assert run_id in shown.stdout
+    assert run_id in in_process(*words, code=0).stdout
     in_process("cancel", run_id, "--yes")
 
 
 def test_what_a_sweep_and_a_wait_name_reports_their_runs(tiny):
-    done = in_process("submit", tiny, "--cluster", "local", "--sweep")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", tiny, "--cluster", "local", "--sweep", code=0)
     commands = [line.removeprefix("next: ") for line in done.stderr.splitlines() if line.startswith("next: hpc-gpt ")]
     assert len(commands) == 2  # of the row's own wait, and of the sweep
     for command in commands:
-        report = in_process(*shlex.split(command)[1:])
-        assert report.code == 0, report.stderr
+        report = in_process(*shlex.split(command)[1:], code=0)
         assert "a tiny table" in report.stdout or "one" in report.stdout
 
 
@@ -134,8 +125,6 @@ def test_what_a_sweep_and_a_wait_name_reports_their_runs(tiny):
 )
 def test_what_init_names_renders_what_it_wrote(tmp_path, asked):
     (tmp_path / "job.slurm").write_text("#!/bin/bash\n#SBATCH --nodes=1 --gres=gpu:2\nsrun torchrun train.py\n")
-    done = in_process("init", *asked, cwd=tmp_path)
-    rendered = in_process(*next_of(done), cwd=tmp_path)
-    assert rendered.code == 0, rendered.stderr
+    rendered = in_process(*next_of(in_process("init", *asked, cwd=tmp_path)), cwd=tmp_path, code=0)
     assert rendered.stdout.startswith("#!/bin/bash\n")
     assert rendered.stdout.endswith("srun torchrun train.py\n") == (asked[0] == "--from")

@@ -120,8 +120,7 @@ def test_what_follows_a_run_ends_with_its_reader(made_run, waiting_process, word
     )
     assert command.stdout.readline()
     command.stdout.close()
-    assert command.wait(timeout=60) == 0
-    assert command.stderr.read() == b""
+    assert (command.wait(timeout=60), command.stderr.read()) == (0, b"")
     command.stderr.close()
     assert waiting_process.poll() is None
 
@@ -151,7 +150,7 @@ def test_debug_adds_a_traceback_and_keeps_the_rest(words, code):
     assert "Traceback" not in plain.stderr
 
 
-def test_a_terminal_has_pythons_own_streams_in_which_no_ctrl_c_is_lost():
+def test_a_terminal_has_pythons_streams_and_loses_no_ctrl_c():
     program = "import sys; from hpc_gpt.output import outlive_readers; outlive_readers()"
     program += "; print(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)"
     assert on_a_terminal("-c", program) == (0, "True True\n")

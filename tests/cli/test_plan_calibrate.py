@@ -39,8 +39,7 @@ def logs(tmp_path, own_folders):
 
 
 def test_constants_are_stored_in_the_users_profile(logs):
-    done = in_process("plan", "--calibrate", logs, "--cluster", NAME)
-    assert done.code == 0, done.stderr
+    done = in_process("plan", "--calibrate", logs, "--cluster", NAME, code=0)
     path = config_dir() / "clusters" / f"{NAME}.toml"
     assert str(path) in done.stderr
     stored = load_profile(NAME).calibration
@@ -52,29 +51,23 @@ def test_constants_are_stored_in_the_users_profile(logs):
 
 
 def test_as_json(logs):
-    done = in_process("plan", "--calibrate", logs, "--cluster", NAME, "--json")
-    assert done.code == 0, done.stderr
+    done = in_process("plan", "--calibrate", logs, "--cluster", NAME, "--json", code=0)
     assert len(json.loads(done.stdout)["calibration"]["residuals"]) == len(SPLITS)
 
 
-def test_the_users_default_profile_is_calibrated_where_none_is_named(logs):
-    done = in_process("plan", "--calibrate", logs)
-    assert done.code == 2
-    assert error_of(done)[1] == "name one with --cluster"
+def test_the_default_profile_is_calibrated_where_none_is_named(logs):
+    assert error_of(in_process("plan", "--calibrate", logs, code=2))[1] == "name one with --cluster"
     config_dir().mkdir(parents=True, exist_ok=True)
     (config_dir() / "config.toml").write_text(f'cluster = "{NAME}"\n')
-    done = in_process("plan", "--calibrate", logs)
-    assert done.code == 0, done.stderr
+    in_process("plan", "--calibrate", logs, code=0)
     assert load_profile(NAME).calibration.rows == len(SPLITS)
 
 
 def test_records_of_a_cpu_calibrate_no_gpus(own_folders, tmp_path):
-    run = tmp_path / "logs" / "20261120-here"
-    run.mkdir(parents=True)
+    (run := tmp_path / "logs" / "20261120-here").mkdir(parents=True)
     (run / "record.json").write_text(json.dumps({"schema": 1, "run": run.name, "dialect": "hpc-gpt", "step_s": 0.3}))
     (run / "resolved.json").write_text(json.dumps({"cluster": {"name": "local"}}))
-    done = in_process("plan", "--calibrate", tmp_path / "logs", "--cluster", NAME)
-    assert done.code == 2
+    done = in_process("plan", "--calibrate", tmp_path / "logs", "--cluster", NAME, code=2)
     assert f"left out: {run.name}: it ran on cluster 'local', not on {NAME}" in done.stderr
     assert "Error: no record has the time of a step on 8 a100-80g per node\n" in done.stderr
     assert not list(config_dir().rglob("*.toml"))

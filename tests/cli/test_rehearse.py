@@ -17,26 +17,10 @@ from tests.conftest import REPOSITORY
 # As large as a rehearsal leaves a run, so that its few steps last until it is interrupted.
 EXPERIMENT = """
 name = "tiny"
-
-[model]
-hidden = 64
-layers = 2
-heads = 2
-vocab = 256
-seq = 64
-
-[engine]
-name = "ddp"
-
-[layout]
-gpus = 1
-micro_batch = 2
-micro_batches = 4
-
-[train]
-steps = 1000
-dtype = "fp32"
-save_every = 100
+model = { hidden = 64, layers = 2, heads = 2, vocab = 256, seq = 64 }
+engine = { name = "ddp" }
+layout = { gpus = 1, micro_batch = 2, micro_batches = 4 }
+train = { steps = 1000, dtype = "fp32", save_every = 100 }
 """
 BROKEN = """{% extends "base.sh.j2" %}
 {% block launch %}
@@ -48,24 +32,21 @@ rc=$?
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(EXPERIMENT)
+    (path := tmp_path / "tiny.toml").write_text(EXPERIMENT)
     return path
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
     """Where a rehearsal has its folder."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
+    (folder := tmp_path / "scratch").mkdir()
     return folder
 
 
 def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path, tmp_path: Path) -> None:
     """Of one rank: it starts four times."""
     kept = tmp_path / "kept"
-    done = hpc_gpt("rehearse", tiny, "--json", "--keep", kept, environment={"TMPDIR": str(scratch)})
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("rehearse", tiny, "--json", "--keep", kept, environment={"TMPDIR": str(scratch)}, code=0)
     told = json.loads(done.stdout)
     assert told["ok"]
     assert told["cause"] is None
@@ -93,10 +74,8 @@ def test_a_whole_life_leaves_nothing_but_what_is_kept(tiny: Path, scratch: Path,
 
 
 def test_a_script_that_fails_is_caught_with_its_cause(tiny: Path, scratch: Path, tmp_path: Path) -> None:
-    template = tmp_path / "mine.sh.j2"
-    template.write_text(BROKEN)
-    done = hpc_gpt("rehearse", tiny, "--quick", "--template", template, environment={"TMPDIR": str(scratch)})
-    assert done.code == 3
+    (template := tmp_path / "mine.sh.j2").write_text(BROKEN)
+    done = hpc_gpt("rehearse", tiny, "--quick", "--template", template, environment={"TMPDIR": str(scratch)}, code=3)
     assert "started    FAILED: " in done.stdout
     assert "failed at started: ended user_error: no-such-launcher: command not found" in done.stderr
     assert "--keep DIR" in done.stderr
@@ -176,8 +155,7 @@ wait
 @pytest.mark.long
 def test_a_handler_that_requeues_its_job_holds(tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "fit.slurm").write_text(REQUEUES)
-    done = hpc_gpt("rehearse", "--json", "fit.slurm", cwd=tmp_path, environment={"TMPDIR": str(scratch)})
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("rehearse", "--json", "fit.slurm", cwd=tmp_path, environment={"TMPDIR": str(scratch)}, code=0)
     said = {stage["name"]: stage["evidence"] for stage in json.loads(done.stdout)["stages"]}
     assert "attempt 1 ended requeued" in said["ended"]
     assert "the attempt before came to" in said["resumed"]
@@ -198,8 +176,7 @@ echo over
 def test_a_second_start_that_dies_at_once_does_not_hold(tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "fit.slurm").write_text(DIES)
     words = ("rehearse", "--cluster", "generic-slurm", "fit.slurm")
-    done = hpc_gpt(*words, cwd=tmp_path, environment={"TMPDIR": str(scratch)})
-    assert done.code == 3, done.stderr
+    done = hpc_gpt(*words, cwd=tmp_path, environment={"TMPDIR": str(scratch)}, code=3)
     assert "exit code 0, but ValueError: the checkpoint cannot be read" in done.stderr
 
 
@@ -209,8 +186,7 @@ def test_a_job_script_is_interrupted_comes_back_and_is_stopped(tmp_path: Path, s
     (here / "out").mkdir(parents=True)
     (here / "train.slurm").write_text(SCRIPT)
     words = ("--json", "--checkpoints", "out/step-*", "train.slurm")
-    done = hpc_gpt("rehearse", *words, cwd=here, environment={"TMPDIR": str(scratch)})
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("rehearse", *words, cwd=here, environment={"TMPDIR": str(scratch)}, code=0)
     assert f"it runs as it is, in {here}" in done.stderr
     stages = json.loads(done.stdout)["stages"]
     life = ["submitted", "started", "signal", "ended", "requeued", "resumed", "stopped", "left"]

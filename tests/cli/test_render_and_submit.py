@@ -44,13 +44,13 @@ def test_an_option_wins_over_the_experiment_over_the_profile(tmp_path):
         (("--smoke",), 1),
     ],
 )
-def test_a_warm_up_is_cut_to_the_steps_of_the_command_line_and_one_line_says_so(given, kept):
+def test_a_warm_up_is_cut_to_the_command_lines_steps_and_said(given, kept):
     done = in_process("submit", "demo", "--cluster", "local", "--dry-run", "--script", *given)
     assert resolved_of(done)["train"]["warmup_steps"] == kept
     assert done.stderr.count("warmup_steps") == done.stderr.count(f"train.warmup_steps is cut from 20 to {kept}\n") == 1
 
 
-def test_steps_of_the_command_line_may_hold_a_warm_up_that_the_files_own_do_not(tmp_path):
+def test_given_steps_may_hold_a_warm_up_that_the_files_cannot(tmp_path):
     path = tmp_path / "long.toml"
     demo = (REPOSITORY / "experiments" / "demo.toml").read_text()
     path.write_text(demo.replace("\nsteps = 200\n", "\nsteps = 10\n"))
@@ -105,7 +105,7 @@ def test_nodes_settle_the_gpus_and_megatrons_names_the_layout():
     assert resolved["model"]["seq"] == 2048
 
 
-def test_a_preset_brings_its_own_sizes_and_keeps_the_experiments_vocabulary():
+def test_a_preset_brings_its_sizes_and_keeps_the_vocabulary():
     model = resolved_of(in_process("render", "demo", "--model", "gpt2"))["model"]
     assert (model["hidden"], model["layers"], model["heads"]) == (768, 12, 12)
     assert (model["vocab"], model["seq"]) == (256, 128)
@@ -115,8 +115,7 @@ def test_any_value_can_be_set_and_taken_back():
     settings = ("train.lr=2e-4", "job.time=90", 'job.sbatch=["--nice=5"]', "train.warmup_steps=")
     done = in_process("render", "demo", *(word for setting in settings for word in ("--set", setting)))
     resolved = resolved_of(done)
-    assert resolved["train"]["lr"] == 2e-4
-    assert resolved["train"]["warmup_steps"] == 0
+    assert (resolved["train"]["lr"], resolved["train"]["warmup_steps"]) == (2e-4, 0)
     assert resolved["job"]["time"] == "90"
     assert "#SBATCH --nice=5\n" in done.stdout
 
@@ -147,8 +146,7 @@ def test_rendering_needs_no_slurm(tmp_path):
 def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
     nvme = ["--engine", "deepspeed-zero", "--zero-stage", "3", "--tp", "1", "--pp", "1"]
     nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]
-    told = in_process("render", "demo", *nvme)
-    assert told.code == 0
+    told = in_process("render", "demo", *nvme, code=0)
     assert told.stderr == (
         "note: what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued\n"
         "not predicted: profile generic-slurm names no device\n"

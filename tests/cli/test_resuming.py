@@ -4,7 +4,7 @@ import pytest
 
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run, with_attempt, with_checkpoints
 
 
 def trained(steps: int = 6, saved: int = 6, cause: str | None = None, **settings: object) -> RunFolder:
@@ -28,8 +28,7 @@ def test_a_run_that_is_done_does_not_start_again(asked):
 
 @pytest.mark.parametrize("asked", [("--until", "steps=12"), ("--set", "train.steps=12")])
 def test_more_steps_are_the_way_on(asked):
-    done = in_process("submit", "--resume", trained().run_id, *asked, "--dry-run", "--script")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--resume", trained().run_id, *asked, "--dry-run", "--script", code=0)
     assert '"steps": 12,' in done.stdout
     assert "cosine of the learning rate was over 6 steps and is over 12 from step 6 on" in done.stderr
 
@@ -59,22 +58,18 @@ def test_the_way_on_is_that_of_what_ended_it(settings, cause, way):
 def test_another_model_than_the_checkpoints_is_refused():
     run = trained()
     for more in ((), ("--until", "steps=12")):
-        done = in_process("submit", "--resume", run.run_id, "--model", "48b", *more)
-        assert done.code == 2
+        done = in_process("submit", "--resume", run.run_id, "--model", "48b", *more, code=2)
         assert "model.preset 48b is another model than the checkpoint's: hidden 8192, not " in error_of(done)[0]
 
 
 def stopped(*steps: int, damaged: tuple[int, ...] = ()) -> RunFolder:
     """A run of ten steps that was stopped, with checkpoints."""
-    run = unsubmitted_run(train__steps=10, train__warmup_steps=0, data__source="random")
-    add_attempt(run, [metrics_line(step) for step in range(1, 7)], "stopped")
-    for step in (*steps, *damaged):
-        add_checkpoint(run, step, step in damaged)
-    return run
+    run = with_attempt(unsubmitted_run(train__steps=10, train__warmup_steps=0, data__source="random"), 6, "stopped")
+    return with_checkpoints(run, *steps, damaged=damaged)
 
 
 @pytest.mark.parametrize("asked", [(), ("--dry-run",), ("--tp", "1"), ("--until", "steps=20", "--dry-run")])
-def test_a_run_with_only_damaged_checkpoints_is_refused_before_it_is_queued(asked):
+def test_a_run_with_only_damaged_checkpoints_is_refused_first(asked):
     run = stopped(damaged=(4, 6))
     done = in_process("submit", "--resume", run.run_id, *asked)
     message, hint = error_of(done)
@@ -87,16 +82,14 @@ def test_a_run_with_only_damaged_checkpoints_is_refused_before_it_is_queued(aske
 
 def test_from_start_is_the_way_out():
     run = stopped(damaged=(6,))
-    done = in_process("submit", "--resume", run.run_id, "--from-start", "--dry-run", "--script")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--resume", run.run_id, "--from-start", "--dry-run", "--script", code=0)
     assert f"Trains run {run.run_id} again from step 0" in done.stdout or '"steps": 10,' in done.stdout
     assert "resumes after" not in done.stderr
 
 
-def test_resuming_says_where_and_a_dry_run_alone_shows_the_script():
+def test_resuming_says_where_and_a_dry_run_shows_the_script():
     run = stopped(4, damaged=(6,))
-    done = in_process("submit", "--resume", run.run_id, "--dry-run", "--script")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", "--resume", run.run_id, "--dry-run", "--script", code=0)
     assert done.stdout == run.job_script.read_text()
     assert "note: checkpoint step-00000006 is not sound, and is passed over: weights has 300 bytes" in done.stderr
     assert f"resumes {run.run_id} after step 4\n" in done.stderr

@@ -43,8 +43,7 @@ def test_a_key_that_goes_or_comes_unnoticed_is_found():
 
 
 def test_stdout_is_one_object_and_stderr_lines_of_json(tmp_path):
-    tiny = tmp_path / "tiny.toml"
-    tiny.write_text(TINY)
+    (tiny := tmp_path / "tiny.toml").write_text(TINY)
     done = hpc_gpt("submit", tiny, "--cluster", "local", "--wait", "--json", environment={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.stderr
     [run] = json.loads(done.stdout)["runs"]

@@ -57,9 +57,7 @@ def test_a_closed_stdin_is_no_terminal(made_run, monkeypatch, capsys, words, cod
 
 @pytest.mark.parametrize("more", [(), ("--mbs", "2"), ("--set", "train.steps=5"), ("--until", "steps=9"), ("--wait",)])
 def test_off_a_terminal_it_is_refused_with_an_example(more):
-    done = in_process("submit", *JEAN_ZAY, *more)
-    assert done.code == 2
-    message, hint = error_of(done)
+    message, hint = error_of(in_process("submit", *JEAN_ZAY, *more, code=2))
     assert message.startswith("no EXPERIMENT and no size: this would queue gpt2-meg-ds-3d-48b, 52.0e9 parameters")
     assert hint == (
         "name what to train, as hpc-gpt submit demo --cluster jean-zay-v100-32g, or its size, --gpus 64; --yes "
@@ -120,13 +118,11 @@ def test_a_profile_without_a_queue_is_not_asked_about(taken, chosen_by):
 
 
 def test_a_dry_run_and_a_sweep_are_not_asked_about(tmp_path):
-    done = in_process("submit", *JEAN_ZAY, "--dry-run", environment=without_slurm(tmp_path))
-    assert done.code == 0, done.stderr
-    done = in_process("submit", *JEAN_ZAY, "--sweep", environment=without_slurm(tmp_path))
-    assert done.code == 4, done.stderr
+    in_process("submit", *JEAN_ZAY, "--dry-run", environment=without_slurm(tmp_path), code=0)
+    in_process("submit", *JEAN_ZAY, "--sweep", environment=without_slurm(tmp_path), code=4)
 
 
-def test_the_next_command_of_an_empty_folder_is_one_that_runs_here(tmp_path):
+def test_the_next_command_of_an_empty_folder_runs_here(tmp_path):
     bare = without_slurm(tmp_path)
     assert in_process("status", environment=bare).stderr.endswith("\nnext: hpc-gpt submit demo --cluster local\n")
     own = {"HPC_GPT_CLUSTER": "jean-zay-v100-32g"}

@@ -11,37 +11,20 @@ from hpc_gpt.launch.render import array_script
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.settings.experiment_file import find_sweep
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.schemas import TINY
 from tests.cli.test_completion import offered
 
-TABLE = """
-[model]
-hidden = 16
-layers = 1
-heads = 2
-vocab = 256
-seq = 16
-[data]
-source = "random"
-[engine]
-name = "ddp"
-[layout]
-gpus = 1
-[train]
-steps = 3
-dtype = "fp32"
-log_every = 1
-[rows]
-"no" = { impossible = "it needs 2 GPUs, the row has 1" }
-"bad" = { train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1, train.steps = 50 }
-"two" = { layout.gpus = 2 }
-"good" = {}
+TABLE = f"""{TINY}[rows]
+"no" = {{ impossible = "it needs 2 GPUs, the row has 1" }}
+"bad" = {{ train.lr = 1e30, train.clip = 0.0, train.max_bad_steps = 1, train.steps = 50 }}
+"two" = {{ layout.gpus = 2 }}
+"good" = {{}}
 """
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.toml"
-    path.write_text(TABLE)
+    (path := tmp_path / "table.toml").write_text(TABLE)
     return path
 
 
@@ -68,7 +51,7 @@ def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
     assert (tmp_path / "scripts" / "two.sh").read_text() == in_process("render", table, "--row", "two").stdout
 
 
-def test_rows_that_are_refused_are_left_out_where_that_is_asked_for(table, tmp_path):
+def test_refused_rows_are_left_out_where_that_is_asked_for(table, tmp_path):
     table.write_text(TABLE + '"odd" = { layout.gpus = 3, layout.tp = 2 }\n')
     message, hint = error_of(in_process("submit", table, "--sweep", "--cluster", "local"))
     assert message.startswith("row 'odd': ")
@@ -110,10 +93,9 @@ def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_an_arrays_script_is_one_that_bash_reads_and_refuses_to_run_without_its_folder(table, tmp_path):
+def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):
     scripts = [in_process("render", table, "--row", row).stdout for row in ("bad", "good")]
-    path = tmp_path / "array.sh"
-    path.write_text(array_script("table", scripts))
+    (path := tmp_path / "array.sh").write_text(array_script("table", scripts))
     environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -123,8 +105,7 @@ def test_an_arrays_script_is_one_that_bash_reads_and_refuses_to_run_without_its_
 def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     text = "".join(line for line in TABLE.splitlines(keepends=True) if not line.startswith('"two"'))
     table.write_text(text)
-    done = hpc_gpt("submit", table, "--sweep", "--cluster", "local")
-    assert done.code == 3
+    done = hpc_gpt("submit", table, "--sweep", "--cluster", "local", code=3)
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["bad,", "good,"]
     assert "Error: 1 of 2 runs failed: bad\n" in done.stderr
     runs = json.loads(in_process("status", "--json").stdout)["runs"]
@@ -158,8 +139,7 @@ def test_rows_complete(table):
 
 
 def test_the_sweep_that_help_shows_is_one(tmp_path):
-    path = tmp_path / "shown.toml"
-    path.write_text(in_process("help", "sweeps").stdout)
+    (path := tmp_path / "shown.toml").write_text(in_process("help", "sweeps").stdout)
     assert [(row.name, row.impossible is None) for row in find_sweep(str(path)).rows] == [
         ("b1", True),
         ("b8", True),

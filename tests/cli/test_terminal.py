@@ -39,7 +39,7 @@ def test_watch_refreshes_in_place_until_ctrl_c(made_run, waiting_process):
     assert "\x1b[J" in shown
 
 
-def test_a_command_that_never_shows_the_words_fails_its_test_with_what_it_shows():
+def test_a_command_that_never_shows_the_words_fails_its_test():
     with pytest.raises(pytest.fail.Exception, match=r"did not end in 2 s; it showed:\nanother question"):
         on_a_terminal("-S", "-c", "input('another question')", type_in="y\n", after="cancel?", seconds=2)
     with pytest.raises(pytest.fail.Exception, match=r"ended with 0 and had not shown 'cancel\?' 1 times, but:\nbye"):
@@ -47,8 +47,7 @@ def test_a_command_that_never_shows_the_words_fails_its_test_with_what_it_shows(
 
 
 def test_watch_ends_when_nothing_runs(made_run):
-    done = hpc_gpt("status", "--watch")
-    assert done.code == 0
+    done = hpc_gpt("status", "--watch", code=0)
     assert made_run.run_id in done.stdout
     assert "\x1b" not in done.stdout
 

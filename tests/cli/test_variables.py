@@ -22,7 +22,7 @@ def options_of(verb):
 
 
 @pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench", "doctor", "init"])
-def test_the_name_of_any_option_of_the_verb_is_refused_and_the_hint_is_what_to_type(verb):
+def test_the_name_of_an_option_is_refused_with_what_to_type(verb):
     for option in options_of(verb):
         if option.opts[-1] in ("--checkpoints", "--cluster", "--yes", "-y"):  # of which the variables are read
             continue
@@ -35,7 +35,7 @@ def test_the_name_of_any_option_of_the_verb_is_refused_and_the_hint_is_what_to_t
             assert error_of(done) == (f"{PREFIX}{name} is set, but is no longer read", f"use {' '.join(words)}")
 
 
-def test_what_the_hint_says_is_rendered_with_the_variable_as_it_is():
+def test_the_hint_renders_with_the_variable_as_it_is():
     ours = {"HPC_GPT_TP": "4", "HPC_GPT_PIPELINE_MODEL_PARALLEL_SIZE": "1", "HPC_GPT_SET": "train.steps=7 train.lr=0.5"}
     message, hint = error_of(in_process("render", "demo", environment=ours))
     assert message.endswith(" are set, but are no longer read")
@@ -50,7 +50,7 @@ def test_what_the_hint_says_is_rendered_with_the_variable_as_it_is():
     assert in_process("status", environment=ours).code == 0  # no option of it
 
 
-def test_those_that_are_read_are_named_if_an_error_may_be_of_them():
+def test_variables_that_are_read_are_named_if_an_error_is_theirs():
     assert "environment" not in in_process("render", "demo", environment={"HPC_GPT_CLUSTER": "local"}).stderr
     for name, verb in (("CLUSTER", ["demo"]), ("EXPERIMENT", [])):
         done = in_process("render", *verb, environment={f"HPC_GPT_{name}": "nosuch"})
@@ -60,7 +60,7 @@ def test_those_that_are_read_are_named_if_an_error_may_be_of_them():
 
 
 @pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench"])
-def test_one_that_nothing_reads_is_named_with_the_nearest_and_refuses_nothing(verb):
+def test_an_unread_variable_is_named_with_the_nearest_one(verb):
     lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
     unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": ""}
     unread |= {"HPC_GPT_CLUSTER": "generic-slurm"}  # without one, and without sbatch here, `submit` asks for that first

@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.errors import JobRefused, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import cancel_job
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import unsubmitted_run, with_job
 
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
 SQUEUE = """#!/bin/bash
@@ -33,8 +33,7 @@ WAIT = (
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the two clients, first on PATH."""
-    folder = tmp_path / "clients"
-    folder.mkdir()
+    (folder := tmp_path / "clients").mkdir()
     for name, text in (("squeue", SQUEUE), ("scancel", SCANCEL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -44,9 +43,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(own_folders) -> RunFolder:
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
-    return run
+    return with_job(unsubmitted_run("generic-slurm"), "7")
 
 
 def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) -> list[str]:
@@ -74,7 +71,7 @@ def test_a_second_ctrl_c_while_the_first_is_answered_cancels(clients, run):
     assert run.cancelled_mark("7").exists()
 
 
-def test_the_first_saves_and_stops_the_second_cancels_without_asking_first(clients, run):
+def test_the_first_saves_and_stops_the_second_cancels_unasked(clients, run):
     calls = wait(clients, run, "RUNNING", "2 4")
     assert calls == ["squeue"] * 3 + ["scancel --signal=INT 7", "squeue", "scancel 7", "squeue"]
 

@@ -13,7 +13,7 @@ from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 from tests.readers.made_logs import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
@@ -23,9 +23,7 @@ KEYS = {
 
 
 def submitted(cluster: str = "local") -> RunFolder:
-    run = unsubmitted_run(cluster)
-    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
-    return run
+    return with_job(unsubmitted_run(cluster), "4711")
 
 
 def why(name: object, *more: object, code: int = 0) -> str:
@@ -36,8 +34,7 @@ def why(name: object, *more: object, code: int = 0) -> str:
 
 def why_json(*names: object, code: int = 0) -> dict:
     found = json.loads(why(*names, "--json", code=code))
-    assert set(found) == KEYS
-    assert found["schema"] == 1
+    assert (set(found), found["schema"]) == (KEYS, 1)
     return found
 
 
@@ -136,7 +133,7 @@ def test_after_a_later_cancel_the_kill_is_history() -> None:
     assert (found["cause"], [each["cause"] for each in found["attempts"]]) == (words, [KILL, words])
 
 
-def test_a_failed_attempt_is_told_with_its_place_and_the_lines_around_it() -> None:
+def test_a_failed_attempt_is_told_with_its_place_and_lines() -> None:
     run = submitted()
     attempt = add_attempt(run, [metrics_line(1)], "gpu_memory", cause=f"rank 3: {OOM}")
     words = ["starting", "rank 3 failed:", "Traceback (most recent call last):", OOM, "rank 1 lost another rank: gone"]
@@ -164,7 +161,7 @@ def test_slurms_own_output_says_what_the_trainer_could_not() -> None:
 
 
 @pytest.mark.parametrize(("node_list", "node"), [("r6i4n[5-7,9]", "r6i4n5"), ("n3,n5", "n3"), (None, None)])
-def test_a_node_that_took_the_script_with_it_is_the_first_of_the_list(node_list: str | None, node: str | None) -> None:
+def test_a_node_that_took_the_script_with_it_is_first(node_list: str | None, node: str | None) -> None:
     run = submitted("generic-slurm")
     words = "a node of the job died"
     add_attempt(run, [metrics_line(1)], "node_failure", cause=words, node_list=node_list).log.write_text("step 1\n")
@@ -173,7 +170,7 @@ def test_a_node_that_took_the_script_with_it_is_the_first_of_the_list(node_list:
     assert "the script itself was lost" in (found["sure"] or "") or node is None
 
 
-def test_a_node_that_slurm_names_goes_before_the_first_of_the_list() -> None:
+def test_a_node_that_slurm_names_goes_before_the_list() -> None:
     run = submitted("generic-slurm")
     failed = add_attempt(run, [metrics_line(1)], "node_failure", cause="a node of the job died", node_list="n[5-6]")
     failed.log.write_text("srun: error: Node failure on n6\n")
@@ -184,8 +181,7 @@ def test_a_node_that_slurm_names_goes_before_the_first_of_the_list() -> None:
 
 
 def test_a_job_that_died_before_its_first_attempt() -> None:
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "4711_3", "refused": None})
+    run = with_job(unsubmitted_run("generic-slurm"), "4711_3")
     (run.path / "slurm-4711_3.out").write_text("/var/spool/job4711/slurm_script: line 12: module: command not found\n")
     found = why_json(run.run_id)
     assert found["cause"] == "module: command not found"
@@ -227,9 +223,7 @@ def test_nothing_said_is_exit_1() -> None:
 
 
 def test_no_such_run_is_exit_5() -> None:
-    done = hpc_gpt("why", "20990101-000000-abcd")
-    assert done.code == 5
-    message, _ = error_of(done)
+    message, _ = error_of(hpc_gpt("why", "20990101-000000-abcd", code=5))
     assert "no run '20990101-000000-abcd'" in message
 
 
@@ -237,8 +231,7 @@ def test_no_such_run_is_exit_5() -> None:
 
 
 def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+    (folder := tmp_path / "theirs").mkdir()
     for rank in range(4):
         lines = [step(1), step(2), step(3)] if rank == 0 else []
         lines += [f"[rank{rank}]: {OOM}"] if rank == 3 else [timeout(rank)]
@@ -249,9 +242,8 @@ def test_a_folder_of_ranks_logs(tmp_path: Path) -> None:
     assert [other["ended"] for other in found["attempts"][0]["others"]] == ["collective_timeout"] * 3
 
 
-def test_the_rank_that_a_timeout_lacks_and_the_node_that_slurm_names_for_it(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+def test_the_rank_a_timeout_lacks_and_the_node_slurm_names(tmp_path: Path) -> None:
+    (folder := tmp_path / "theirs").mkdir()
     for rank in range(4):
         lines = [WORLD, *(step(number) for number in range(1, 4))] if rank == 0 else [WORLD]
         (folder / f"rank_{rank}.log").write_text("\n".join([*lines, *([timeout(rank)] if rank != 2 else [])]) + "\n")
@@ -286,15 +278,14 @@ def test_a_failure_with_a_cure_of_its_own_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_what_is_only_an_exit_code_says_where_more_may_be(tmp_path: Path) -> None:
-    log = tmp_path / "gpt.err"
-    log.write_text("srun: error: n7: task 3: Exited with exit code 1\n")
+    (log := tmp_path / "gpt.err").write_text("srun: error: n7: task 3: Exited with exit code 1\n")
     found = why_json(log)
     assert (found["ended"], found["rank"], found["node"]) == ("error", 3, "n7")
     for place in ("srun --output", "dmesg", "sacct"):
         assert place in found["to_do"]
 
 
-def test_the_node_that_ran_out_of_memory_is_in_the_record_and_not_left_out(tmp_path: Path) -> None:
+def test_the_node_that_ran_out_of_memory_is_in_the_record(tmp_path: Path) -> None:
     log = tmp_path / "gpt.out"
     log.write_text("\n".join([step(1), step(2), "srun: error: n7: task 3: Out Of Memory"]) + "\n")
     found = why_json(log)
@@ -314,30 +305,27 @@ def test_several_logs_of_one_run(tmp_path: Path, folder: str) -> None:
     assert "the log ends at step 3 of 1000" in why(out, code=1)
     err.write_text("")
     assert why_json(out, str(err), code=1)["cause"] == "the log ends at step 3 of 1000"
-    other = tmp_path / "B.out"
-    other.write_text("\n".join([step(1), step(2), step(3), ""]))
+    (other := tmp_path / "B.out").write_text("\n".join([step(1), step(2), step(3), ""]))
     assert "2 runs in" in error_of(hpc_gpt("why", str(out), str(other)))[0]
 
 
 @pytest.mark.parametrize("end", [TIME_LIMIT, "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2021-05-27T21:52:36 ***"])
-def test_the_advice_for_another_program_names_nothing_that_only_our_runs_can_do(tmp_path: Path, end: str) -> None:
-    log = tmp_path / "gpt.out"
-    log.write_text("\n".join([step(1), step(2), end, ""]))
+def test_advice_for_another_program_names_nothing_of_ours_alone(tmp_path: Path, end: str) -> None:
+    (log := tmp_path / "gpt.out").write_text("\n".join([step(1), step(2), end, ""]))
     found = why_json(log)
     assert found["ended"] in ("walltime", "cancelled")
     assert "resume it from its last checkpoint" in found["to_do"]
     assert all("submit" not in advice(ended, False) and "--dry-run" not in advice(ended, False) for ended in ENDED)
 
 
-def test_a_node_without_gpus_is_at_fault_in_a_job_that_asked_for_them(tmp_path: Path) -> None:
+def test_a_node_without_gpus_is_at_fault_in_a_job_that_has_some(tmp_path: Path) -> None:
     run = submitted("generic-slurm")
     attempt = add_attempt(run, [], "error", cause="exit code 1")
     attempt.log.write_text("n7: RuntimeError: No CUDA GPUs are available\n")
     found = why_json(run.run_id)
     assert (found["ended"], found["failed_node"]) == ("node_failure", "n7")
     assert read_cause(attempt).node == "n7"
-    folder = tmp_path / "theirs"
-    folder.mkdir()
+    (folder := tmp_path / "theirs").mkdir()
     (folder / "gpt.out").write_text(attempt.log.read_text())
     assert why_json(folder / "gpt.out")["ended"] == "user_error"
     (folder / "gpt.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --output=gpt.out\nsrun python t.py\n")
@@ -345,8 +333,7 @@ def test_a_node_without_gpus_is_at_fault_in_a_job_that_asked_for_them(tmp_path: 
 
 
 def test_a_log_that_ends_without_a_word_shows_its_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "gpt.out"
-    log.write_text("\n".join([step(1), step(2), "the last word", ""]))
+    (log := tmp_path / "gpt.out").write_text("\n".join([step(1), step(2), "the last word", ""]))
     shown = why(log, code=1)
     assert "the log ends at step 2 of 1000" in shown
     assert "  3 | the last word" in shown
@@ -369,8 +356,7 @@ def test_no_secret_and_no_control_character_is_shown(tmp_path: Path) -> None:
 
 
 def test_lines_around_a_line_of_a_long_log(tmp_path: Path) -> None:
-    log = tmp_path / "long.log"
-    log.write_text("".join(f"line {number}\n" for number in range(1, 900_001)))
+    (log := tmp_path / "long.log").write_text("".join(f"line {number}\n" for number in range(1, 900_001)))
     for line in (1, 2, 400_000, 899_999, 900_000):
         wanted = [(n, f"line {n}") for n in range(max(1, line - 2), min(900_000, line + 1) + 1)]
         assert lines_around(log, line, before=2, after=1) == wanted
@@ -384,8 +370,7 @@ def test_lines_around_a_line_of_a_long_log(tmp_path: Path) -> None:
 def test_lines_of_nothing(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.log").write_bytes(text)
     assert [shown for _, shown in lines_around(tmp_path / "a.log", 1) if shown] == []
-    assert last_lines(tmp_path / "a.log") == []
-    assert last_lines(tmp_path / "missing") == []
+    assert (last_lines(tmp_path / "a.log"), last_lines(tmp_path / "missing")) == ([], [])
 
 
 # --- the table of classes

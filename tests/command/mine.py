@@ -56,8 +56,7 @@ def experiment(
     lines = [f'name = "{name}"']
     for table, keys in everything.items():
         lines += [f"[{table}]", *(f"{key} = {toml_value(value)}" for key, value in keys.items() if value is not None)]
-    path = folder / f"{name}.toml"
-    path.write_text("\n".join(lines) + "\n")
+    (path := folder / f"{name}.toml").write_text("\n".join(lines) + "\n")
     return path
 
 

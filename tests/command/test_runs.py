@@ -29,21 +29,19 @@ GPUS = {"layout": {"gpus": 2}}
 
 
 def start(path: Path, *more: object, **variables: str) -> RunFolder:
-    done = hpc_gpt("submit", path, "--cluster", "local", *more, environment=variables)
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", path, "--cluster", "local", *more, environment=variables, code=0)
     return newest()
 
 
 def resume(run: RunFolder, **variables: str) -> None:
-    done = hpc_gpt("submit", "--resume", run.run_id, environment=variables)
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", "--resume", run.run_id, environment=variables, code=0)
 
 
 def step(run: RunFolder, attempt: int = 1) -> int:
     return int(run.attempt(attempt).last_metrics().get("step") or 0)
 
 
-def test_a_loop_that_is_killed_continues_from_its_newest_checkpoint_with_the_same_losses(tmp_path: Path) -> None:
+def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -> None:
     told = tmp_path / "told"
     run = start(experiment(tmp_path, "loop", tables=GPUS), *around(told, track=False), STEPS="30")
     wait_until(lambda: step(run) >= 13)
@@ -94,12 +92,11 @@ def test_a_log_without_step_numbers_shows_its_last_loss(tmp_path: Path) -> None:
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("stop_signal", ["TERM", "USR1"])
-def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Path, stop_signal: str) -> None:
+def test_stop_sends_the_signal_and_waits_for_the_programs_save(tmp_path: Path, stop_signal: str) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": stop_signal}, GPUS), STEPS="10000")
     wait_until(lambda: step(run) >= 3)
     assert "saves when it does by itself" in in_process("save", run.run_id).stderr
-    done = hpc_gpt("stop", run.run_id, "--wait")
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("stop", run.run_id, "--wait", code=0)
     assert f": asked to end by SIG{stop_signal}\n" in done.stdout
     end = run.attempt(1).ended()
     assert (end["ended"], end["cause"]) == ("stopped", "hpc-gpt stop; the program ended with exit code 3")
@@ -112,7 +109,7 @@ def test_stop_sends_the_signal_and_waits_for_what_the_program_saves(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_the_time_limit_counts_as_walltime_also_for_a_shell_that_the_signal_ends_first(tmp_path: Path) -> None:
+def test_the_limit_is_walltime_for_a_shell_it_ends_first_too(tmp_path: Path) -> None:
     # `bash -c` of two commands dies at once of SIGTERM; its program saves for a second more.
     path = experiment(
         tmp_path, "loop", {"run": "true; bash loop.sh"}, {**GPUS, "job": {"time": "1:03", "signal_lead_s": 60}}
@@ -141,8 +138,7 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "loop", {"stop_signal": "none"}, GPUS), STEPS="1000")
     wait_until(lambda: step(run) >= 1)
     for verb in ("stop", "save"):
-        done = in_process(verb, run.run_id)
-        assert done.code == 1
+        done = in_process(verb, run.run_id, code=1)
         assert ("stop_signal is none" if verb == "stop" else "saves when it does") in done.stdout + done.stderr
     mine = processes(run, "loop.sh")
     assert mine
@@ -151,7 +147,7 @@ def test_a_program_that_no_signal_ends_is_not_asked(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_alive(pid, started) for pid, started in mine.items()))
 
 
-def test_a_cancel_that_ends_the_program_before_its_supervisor_hears_of_it_is_no_error(tmp_path: Path) -> None:
+def test_a_cancel_that_ends_the_program_first_is_no_error(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "loop", {}, GPUS), STEPS="10000")
     wait_until(lambda: step(run) >= 1)
     run.mark_cancelled(str(run.attempt(1).started()["job_id"]))
@@ -176,12 +172,11 @@ def test_a_cancel_that_ends_the_program_before_its_supervisor_hears_of_it_is_no_
 def test_a_program_that_is_not_there_is_the_users_mistake(tmp_path: Path, command: Any, cause: str) -> None:
     run = start(experiment(tmp_path, "gone", {"run": command, "per": "job"}, GPUS))
     status = ended(run)
-    assert status.state == "user_error"
-    assert status.cause == f"rank 0: {cause}{platform.node()}"
+    assert (status.state, status.cause) == ("user_error", f"rank 0: {cause}{platform.node()}")
 
 
 @pytest.mark.long
-def test_a_port_that_another_process_takes_before_the_program_is_named(tmp_path: Path) -> None:
+def test_a_port_that_another_process_takes_first_is_named(tmp_path: Path) -> None:
     """Whoever takes it in between listens when the program binds it."""
     binds = "import os, socket; address = '127.0.0.1', int(os.environ['MASTER_PORT'])"
     lines = [sys.executable, "-c", f"{binds}; taken = socket.create_server(address); socket.create_server(address)"]
@@ -202,8 +197,7 @@ def test_options_that_change_nothing_resume_the_run_itself(tmp_path: Path) -> No
         assert "its checkpoints stay with its run" not in done.stderr
         assert f"started {run.run_id} as process " in done.stdout
     assert len(run.attempts()) == 3
-    other = hpc_gpt("submit", "--resume", run.run_id, "--wait", "--gpus", 1)
-    assert (other.code, len(run.attempts())) == (2, 3)
+    assert (hpc_gpt("submit", "--resume", run.run_id, "--wait", "--gpus", 1).code, len(run.attempts())) == (2, 3)
 
 
 def test_the_environment_of_each_task(tmp_path: Path) -> None:
@@ -223,7 +217,7 @@ def test_the_environment_of_each_task(tmp_path: Path) -> None:
         assert str(run.path / "code") not in found["PYTHONPATH"]
 
 
-def test_a_silent_program_is_a_hang_only_if_it_may_not_be_silent_for_so_long(tmp_path: Path) -> None:
+def test_a_silent_program_hangs_only_past_what_it_may_be_silent(tmp_path: Path) -> None:
     run = start(experiment(tmp_path, "quiet", {"run": "sleep 1000", "per": "job", "hang_s": 2.0}, GPUS))
     assert ended(run).state == "hang"
     stacks = run.attempt(1).stacks / "0.txt"
@@ -232,7 +226,7 @@ def test_a_silent_program_is_a_hang_only_if_it_may_not_be_silent_for_so_long(tmp
     wait_until(lambda: not processes(run, "sleep"))
 
 
-def test_a_pattern_reads_a_program_that_no_dialect_knows_and_a_model_gives_its_flops(tmp_path: Path) -> None:
+def test_a_pattern_reads_any_program_and_a_model_gives_its_flops(tmp_path: Path) -> None:
     shown = r"""for n in 1 2 3 4 5 6; do echo "[$n] L=$n.5 t=200"; done"""
     pattern = r"\[(?P<step>\d+)\] L=(?P<loss>\S+) t=(?P<step_ms>\d+)"
     tables = {
@@ -244,14 +238,13 @@ def test_a_pattern_reads_a_program_that_no_dialect_knows_and_a_model_gives_its_f
     status = ended(run)
     assert (status.state, status.step, status.steps) == ("done", 6, 6)
     record = read_run(run)
-    assert record.step_s == pytest.approx(0.2)
-    assert record.tokens_per_s == pytest.approx(8 * 32 / 0.2)
+    assert (record.step_s, record.tokens_per_s) == (pytest.approx(0.2), pytest.approx(8 * 32 / 0.2))
     assert record.tokens_total == 6 * 8 * 32
     assert (record.tp, record.dp, record.params) == (2, 1, run.resolved().model.params)
     assert record.tflops_model > 0
 
 
-def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path: Path) -> None:
+def test_a_run_keeps_its_folders_files_but_those_git_ignores(tmp_path: Path) -> None:
     run_line = 'cat note; ls; [ -x tool.sh ] && ./tool.sh; echo more >>note; cat "$HPC_GPT_WORKDIR/data/big"'
     path = experiment(tmp_path, "kept", {"run": run_line, "per": "job"}, GPUS)
     work = tmp_path / "work"
@@ -261,8 +254,7 @@ def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path
     (work / "data").mkdir()
     (work / "data" / "big").write_text("data in place\n")
     (work / ".gitignore").write_text("data/\n")
-    done = hpc_gpt("render", path, "--cluster", "local")
-    assert done.code == 0
+    hpc_gpt("render", path, "--cluster", "local", code=0)
     shown = in_process("submit", path, "--cluster", "local", "--dry-run").stdout
     assert "not in the copy, as git ignores it: data 0.01 KiB" in shown
     assert '[command] link = ["data"]' in shown
@@ -270,9 +262,7 @@ def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path
     (work / "note").write_text("edited later\n")
     assert ended(run).state == "done"
     log = run.attempt(1).log.read_text()
-    verified = hpc_gpt("verify", run.run_id)
-    assert verified.code == 1
-    assert "work/note" in verified.stdout
+    assert "work/note" in hpc_gpt("verify", run.run_id, code=1).stdout
     assert "as submitted" in log
     assert "tool ran" in log
     assert "data in place" in log
@@ -282,7 +272,7 @@ def test_a_run_keeps_the_files_of_its_folder_but_those_that_git_ignores(tmp_path
     assert error_of(resumed)[0] == f"run {run.run_id} is done: its program has ended"
 
 
-def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+def test_a_folder_too_large_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     path = experiment(tmp_path, "large", {"run": "true", "per": "job"}, GPUS)
     for number in range(7):
         with (tmp_path / "work" / f"w{number}.bin").open("wb") as file:
@@ -292,15 +282,13 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(tmp_path: 
     largest = ", ".join(f"w{number}.bin {10 + number}.0 MiB" for number in (6, 5, 4, 3, 2))
     assert message.endswith(f"the largest: {largest}")
     assert ".gitignore" in hint
-    done = in_process("submit", path, "--cluster", "local", "--set", "command.snapshot=false", "--dry-run")
-    assert done.code == 0, done.stderr
+    in_process("submit", path, "--cluster", "local", "--set", "command.snapshot=false", "--dry-run", code=0)
 
 
 @pytest.mark.long
-def test_without_a_snapshot_it_runs_in_its_folder_and_knows_no_checkpoint_of_before(tmp_path: Path) -> None:
+def test_without_a_snapshot_it_runs_in_its_folder_with_no_past(tmp_path: Path) -> None:
     path = experiment(tmp_path, "loop", {"snapshot": False}, GPUS)
-    old = tmp_path / "work" / "out" / "ckpt-99"
-    old.mkdir(parents=True)
+    (old := tmp_path / "work" / "out" / "ckpt-99").mkdir(parents=True)
     (old / "step").write_text("99\n")
     (old / ".done").touch()
     for entry in (old, tmp_path / "work" / "out"):
@@ -313,9 +301,7 @@ def test_without_a_snapshot_it_runs_in_its_folder_and_knows_no_checkpoint_of_bef
 
 
 def refused(*arguments: object) -> Done:
-    done = in_process(*arguments)
-    assert done.code == 2, done.stderr
-    return done
+    return in_process(*arguments, code=2)
 
 
 @pytest.mark.parametrize(
@@ -348,8 +334,7 @@ def test_a_sweep_of_commands_has_its_table_and_its_difference(tmp_path: Path) ->
     path = experiment(tmp_path, "loop", tables=GPUS)
     rows = '[rows]\n"three" = { train.steps = 3 }\n"four" = { command.run = "STEPS=4 bash loop.sh" }\n'
     path.write_text(path.read_text() + rows)
-    done = hpc_gpt("submit", path, "--sweep", "--cluster", "local", "--wait", environment={"STEPS": "3"})
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", path, "--sweep", "--cluster", "local", "--wait", environment={"STEPS": "3"}, code=0)
     three, four = (next((Path(os.environ["HPC_GPT_LOGS"]) / f"loop-{row}").iterdir()) for row in ("three", "four"))
     shown = in_process("report", path, "--json")
     assert [row["loss_last"] for row in json.loads(shown.stdout)["records"]] == [loss_of_loop(3), loss_of_loop(4)]
@@ -410,7 +395,7 @@ def test_a_program_is_done_only_after_its_last_step(tmp_path: Path, run_line: st
 
 
 @pytest.mark.long
-def test_a_file_that_git_ignores_is_not_found_and_why_names_the_line_that_links_it(tmp_path: Path) -> None:
+def test_a_file_git_ignores_is_not_found_and_why_names_the_line(tmp_path: Path) -> None:
     path = experiment(tmp_path, "data", {"run": "cat data/train.bin", "per": "job"}, GPUS)
     (tmp_path / "work" / "data").mkdir()
     (tmp_path / "work" / "data" / "train.bin").write_text("tokens\n")
@@ -440,7 +425,7 @@ def test_a_link_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any
 
 
 @pytest.mark.long
-def test_a_worker_of_torchrun_that_is_killed_has_its_rank_and_signal(tmp_path: Path) -> None:
+def test_a_killed_torchrun_worker_has_its_rank_and_signal(tmp_path: Path) -> None:
     worker = """import os, signal, time
 if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)

@@ -53,8 +53,7 @@ def launches(folder: Path) -> Launches:
 @pytest.mark.parametrize("case", long(RESUMES, SHORT_RESUMES), ids=name_of)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, case: Any) -> None:
     found = launches["two"]["resumes"][name_of(case)]
-    assert found["step"] == SAVED
-    assert found["resumed"] == found["unbroken"]
+    assert (found["step"], found["resumed"]) == (SAVED, found["unbroken"])
     assert found["same_random"]
 
 
@@ -67,7 +66,7 @@ def test_zero_3_and_it_alone_splits_every_matrix_over_the_ranks(launches: Launch
 
 
 @pytest.mark.parametrize("case", long(RESUMES, SHORT_RESUMES), ids=name_of)
-def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(launches: Launches, case: Any) -> None:
+def test_a_step_that_is_not_finite_is_skipped_without_a_trace(launches: Launches, case: Any) -> None:
     found = launches["two"]["resumes"][name_of(case)]
     [(loss, norm, skipped)] = found["bad"]
     assert skipped
@@ -112,7 +111,7 @@ def test_whole_weights_are_read_without_any_ranks(launches: Launches, folder: Pa
         assert (weight - plain[name]).abs().max() <= limit, name
 
 
-def test_fp16_keeps_its_loss_scale_and_its_skipped_steps_at_another_stage(launches: Launches) -> None:
+def test_fp16_keeps_scale_and_skipped_steps_at_another_stage(launches: Launches) -> None:
     found = launches["two"]["fp16"]
     assert [skipped for _, _, skipped in found["steps"]] == [False, True, True]
     # Hysteresis 2 forgives the first overflow; the second halves.
@@ -130,7 +129,7 @@ def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.
     assert refused.value.hint == "pip install 'hpc-gpt[hf]'"
 
 
-def test_states_left_on_the_gpu_train_and_resume_as_those_on_the_host(launches: Launches) -> None:
+def test_states_on_the_gpu_train_and_resume_as_on_the_host(launches: Launches) -> None:
     """Over warm-up and decay, and resumes with other shares in the same groups and in other groups; in `make test-all`
     with the same share and with none as well."""
     found = launches["two"]["partly offloaded"]
@@ -146,7 +145,7 @@ def test_states_left_on_the_gpu_train_and_resume_as_those_on_the_host(launches: 
 
 
 @pytest.mark.long
-def test_a_checkpoint_without_the_states_of_the_gpu_is_refused_and_its_weights_are_read(launches: Launches) -> None:
+def test_a_checkpoint_without_gpu_states_gives_its_weights_alone(launches: Launches) -> None:
     said = launches["two"]["partly offloaded"]["older"]
     for ratio in ("0.5", "1.0"):
         assert "lacks the optimizer's moments of what engine.offload_ratio left on the GPU" in said[ratio]

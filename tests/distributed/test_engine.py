@@ -23,8 +23,7 @@ WORLDS = [4, *(pytest.param(world, marks=pytest.mark.long) for world in (1, 2))]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, world: int, kind: str) -> None:
     found = launches(world).figures(f"resume {kind}")
-    assert found["step"] == SAVED
-    assert found["resumed"] == found["unbroken"]
+    assert (found["step"], found["resumed"]) == (SAVED, found["unbroken"])
     assert found["same_weights"]
     assert found["same_random"]
 
@@ -33,14 +32,14 @@ def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launch
 @pytest.mark.scenario("{model} {move}", world=2)
 @pytest.mark.parametrize("move", marked(MOVES, [move for move in MOVES if move not in SHORT_MOVES]))
 @pytest.mark.parametrize("model", MOVED_MODELS)
-def test_another_shape_resumed_in_another_layout_equals_an_unbroken_run(launches, model, move):
+def test_another_shape_in_another_layout_equals_an_unbroken_run(launches, model, move):
     _check_moved(launches(2).figures(f"{model} {move}"))
 
 
 @pytest.mark.long
 @pytest.mark.scenario("parts {move}")
 @pytest.mark.parametrize(("world", "move"), [(world, move) for world in (2, 4) for move in part_moves(world)])
-def test_a_run_resumed_with_other_parts_of_the_sequences_equals_an_unbroken_run(launches, world, move):
+def test_a_run_with_other_sequence_parts_equals_an_unbroken_one(launches, world, move):
     _check_moved(launches(world).figures(f"parts {move}"))
 
 
@@ -78,15 +77,14 @@ def _check_skipped(found: dict[str, Any]) -> None:
 
 @pytest.mark.scenario("fp16 overflow")
 @pytest.mark.parametrize("world", WORLDS)
-def test_fp16_halves_its_scale_after_overflows_and_skips_the_step(launches: Launches, world: int) -> None:
+def test_fp16_halves_its_scale_after_overflows_and_skips(launches: Launches, world: int) -> None:
     found = launches(world).figures("fp16 overflow")
     # Steps 1 and 2 overflow. Hysteresis 2 forgives the first; the second halves.
     assert found["scales"] == [65536.0] * 3 + [32768.0] * (STEPS - 2)
     skipped = [step for step, result in enumerate(found["results"]) if result[2]]
     kept = [step for step, result in enumerate(found["results"]) if result[3]]
     assert skipped == kept == [1, 2]
-    assert found["skipped"] == 2
-    assert found["step"] == STEPS
+    assert (found["skipped"], found["step"]) == (2, STEPS)
 
 
 @pytest.mark.scenario("fp16")
@@ -109,8 +107,7 @@ def test_deterministic_kernels_are_asked_for_and_agree(launches: Launches) -> No
 @pytest.mark.scenario("padding", world=2)
 def test_a_rank_may_hold_nothing_but_padding(launches: Launches) -> None:
     found = launches(2).figures("padding")
-    assert found["loss"] == pytest.approx(found["plain"], abs=1e-6)
-    assert found["padding_gradient"] == 0.0
+    assert (found["loss"], found["padding_gradient"]) == (pytest.approx(found["plain"], abs=1e-6), 0.0)
 
 
 @pytest.mark.scenario("other checkpoints", world=4)

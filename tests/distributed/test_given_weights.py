@@ -109,7 +109,7 @@ def test_three_steps_are_those_of_transformers(model: str, how: str, folder: Pat
 
 
 @pytest.mark.long
-def test_a_rank_of_sharded_weights_reads_and_holds_little_beside_its_share(tmp_path: Path) -> None:
+def test_a_rank_of_sharded_weights_holds_little_beside_its_share(tmp_path: Path) -> None:
     for size, shape in memory.SHAPES.items():
         write_hf(shape, Gpt(shape, 1).named_parameters(), tmp_path / size)
     launch_ranks("tests.distributed.given_memory_worker", 2, tmp_path / "found")

@@ -40,7 +40,7 @@ def found(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     ("ranks", "soft"),
     [(24, 64), pytest.param(240, 700, marks=pytest.mark.long), pytest.param(240, 1024, marks=pytest.mark.long)],
 )
-def test_they_meet_agree_and_leave_under_a_soft_limit_below_what_rank_0_opens(ranks: int, soft: int) -> None:
+def test_they_meet_and_leave_under_a_low_soft_limit(ranks: int, soft: int) -> None:
     figures = found(light_ranks(f"-Sn {soft}", ranks))
     assert figures["codes"] == {"0": ranks}
     assert 3 * ranks <= figures["files_of_rank_0"] <= files_of_first(ranks) - 100, "as the limit is reckoned"
@@ -48,7 +48,7 @@ def test_they_meet_agree_and_leave_under_a_soft_limit_below_what_rank_0_opens(ra
 
 
 @pytest.mark.parametrize(("ranks", "hard"), [(240, 512), (1000, 1024)])
-def test_a_hard_limit_that_is_too_low_is_refused_before_a_rank_begins(ranks: int, hard: int) -> None:
+def test_a_hard_limit_too_low_is_refused_before_a_rank_begins(ranks: int, hard: int) -> None:
     done = light_ranks(f"-n {hard}", ranks)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"rank 0 of {ranks:,} ranks has up to {files_of_first(ranks):,} files open" in done.stderr
@@ -61,7 +61,7 @@ TOO_FEW, REFUSED = "-n 205", "rank 0 of 2 ranks has up to 206 files open, and no
 TWO = ("demo", "--gpus", "2", "--tp", "2", "--pp", "1")
 
 
-def test_submit_refuses_a_run_on_this_machine_before_it_has_a_folder(tmp_path: Path) -> None:
+def test_submit_refuses_such_a_local_run_before_it_has_a_folder(tmp_path: Path) -> None:
     done = python_with(TOO_FEW, "hpc_gpt", "submit", *TWO, "--cluster", "local")
     assert (done.returncode, done.stdout) == (2, "")
     assert REFUSED in done.stderr
@@ -70,7 +70,7 @@ def test_submit_refuses_a_run_on_this_machine_before_it_has_a_folder(tmp_path: P
 
 
 @pytest.mark.parametrize(("cluster", "level"), [("local", "fail"), ("generic-slurm", "warn")])
-def test_doctor_says_so_of_this_machine_and_with_doubt_of_a_clusters(cluster: str, level: str) -> None:
+def test_doctor_says_so_of_this_machine_and_doubts_a_clusters(cluster: str, level: str) -> None:
     done = python_with(TOO_FEW, "hpc_gpt", "doctor", *TWO, "--cluster", cluster, "--json")
     (files,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "files"]
     assert files["level"] == level
@@ -84,7 +84,7 @@ def chain_before(run: RunFolder, limit: str) -> str:
     return done.stdout
 
 
-def test_a_job_ends_before_its_ranks_begin_and_no_other_of_its_chain_tries() -> None:
+def test_a_job_ends_before_its_ranks_begin_and_its_chain_with_it() -> None:
     assert chain_before(unsubmitted_run("generic-slurm"), "-n 212").startswith("hpc-gpt-next go ")
     run = unsubmitted_run("generic-slurm")
     assert chain_before(run, "-n 211") == "hpc-gpt-next stop 1 -\n"
@@ -94,7 +94,7 @@ def test_a_job_ends_before_its_ranks_begin_and_no_other_of_its_chain_tries() -> 
     assert "LimitNOFILE of slurmd" in end["cause"]
 
 
-def test_a_program_of_ones_own_gets_the_hard_limit_and_gloo_as_it_is(tmp_path: Path) -> None:
+def test_a_program_of_ones_own_gets_the_hard_limit_and_gloo(tmp_path: Path) -> None:
     """What it opens is not known, so its supervisor refuses nothing."""
     (tmp_path / "own.toml").write_text(
         'name = "own"\n[engine]\nname = "command"\n[layout]\ngpus = 1\n[command]\nsnapshot = false\n'

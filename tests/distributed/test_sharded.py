@@ -80,8 +80,7 @@ def test_it_trains_like_one_plain_process(found: Found, folder: Path, world: int
 @pytest.mark.parametrize(("world", "name"), cases("resume", RESUMED))
 def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(found: Found, world: int, name: str) -> None:
     one = found[world][f"resume {name}"]
-    assert one["step"] == SAVED
-    assert one["resumed"] == one["unbroken"]
+    assert (one["step"], one["resumed"]) == (SAVED, one["unbroken"])
     assert one["same_weights"]
     assert one["same_scale"]
     assert one["same_random"]
@@ -119,7 +118,7 @@ def test_one_rank_calls_no_collective_and_never_waits(found: Found, name: str) -
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp bf16"])
-def test_ranks_meet_once_a_step_in_fp32_whatever_the_micro_batches(found: Found, name: str) -> None:
+def test_ranks_meet_once_a_step_in_fp32_at_any_micro_batches(found: Found, name: str) -> None:
     # The gradient, in one bucket as it is small, and the loss. No number is read from the device.
     assert found[2][f"calls {name} m1"] == ["allreduce_ float32"] * 2
     assert found[2][f"calls {name} m4"] == ["allreduce_ float32"] * 2
@@ -144,7 +143,7 @@ SPLIT = {
 }
 
 
-def test_parameters_and_gradients_are_dtensors_on_tp_x_dp_placed_as_they_are_split(found: Found) -> None:
+def test_parameters_and_gradients_are_dtensors_placed_as_split(found: Found) -> None:
     described = found[4]["placements"]
     assert described.keys() == plain().weights.keys()
     for name, one in described.items():
@@ -185,7 +184,7 @@ def test_every_micro_batch_gathers_twice_and_reduces_at_once(found: Found, count
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_kept_weights_are_gathered_once_a_step_and_the_gradient_reduced_once(found: Found, count: int) -> None:
+def test_kept_weights_are_gathered_and_gradients_reduced_once(found: Found, count: int) -> None:
     calls = Counter(found[2][f"calls fsdp kept m{count}"])
     assert calls["_allgather_base_ float32"] == GROUPS
     assert calls["_reduce_scatter_base_ float32"] == GROUPS
@@ -201,14 +200,13 @@ def test_halves_are_gathered_and_fp32_is_reduced(found: Found, name: str, half: 
     assert not any("scalar" in call for call in calls)
 
 
-def test_prefetch_gathers_the_next_block_before_this_ones_gradient_is_reduced(found: Found) -> None:
+def test_prefetch_gathers_the_next_block_before_a_gradient_goes(found: Found) -> None:
     def backward(name: str) -> str:
         letters = {"_allgather_base_": "g", "_reduce_scatter_base_": "r"}
         calls = [letters.get(call.split()[0], "") for call in found[2][f"calls {name}"]]
         return "".join(calls)[GROUPS:]
 
-    assert backward("fsdp m1") == "ggrrr"
-    assert backward("fsdp without prefetch") == "grgrr"
+    assert (backward("fsdp m1"), backward("fsdp without prefetch")) == ("ggrrr", "grgrr")
 
 
 def test_checkpoints_of_others_are_refused(found: Found) -> None:

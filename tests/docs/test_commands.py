@@ -68,7 +68,7 @@ def test_every_shown_command_parses(page, words, tmp_path, monkeypatch):
         command.make_context("hpc-gpt", list(words), parent=ctx)
 
 
-def test_there_are_commands_to_test_and_reasons_for_those_that_are_not_run():
+def test_there_are_commands_to_test_and_reasons_for_the_others():
     assert len(COMMANDS) > 80
     assert len(RUN) > 30
     used = {reason_not_to_run(words) for _, words in COMMANDS}
@@ -128,8 +128,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
 def test_it_does_what_the_page_says(words, place, tmp_path):
-    profiles = tmp_path / "config" / "clusters"
-    profiles.mkdir(parents=True)
+    (profiles := tmp_path / "config" / "clusters").mkdir(parents=True)
     for name in ("mine", "mysite"):
         (profiles / f"{name}.toml").write_text(blocks("docs/profiles.md", "toml")[0])
     runs = sorted(path.name for path in (place / "logs" / "demo").iterdir())

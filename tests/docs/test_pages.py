@@ -35,7 +35,7 @@ def test_its_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors_of(there), target
 
 
-def test_every_page_of_docs_is_in_the_index_and_the_readme_leads_to_it():
+def test_every_page_is_in_the_index_and_the_readme_leads_to_it():
     assert "(docs/README.md)" in README.read_text(encoding="utf-8")
     index = text_of("docs/README.md")
     assert [path.name for path in PAGES if path.parent.name == "docs" and f"({path.name})" not in index] == [
@@ -50,7 +50,7 @@ def test_the_pictures_are_small():
         assert 5_000 < (REPOSITORY / name).stat().st_size < 150_000, name
 
 
-def test_the_picture_of_the_report_has_its_size_and_that_of_the_plan_its_rows():
+def test_the_reports_picture_has_its_size_and_the_plans_its_rows():
     head = (REPOSITORY / "docs" / "report.png").read_bytes()[16:24]  # a PNG's width and height
     assert (int.from_bytes(head[:4]), int.from_bytes(head[4:])) == (1280, 640)
     plan = text_of("docs/plan.svg")

@@ -17,7 +17,7 @@ from tests.launch.test_render import resolved_demo
         ("cred_expire=5", 10, 10, False),
     ],
 )
-def test_a_site_where_a_late_signal_ends_the_next_attempt_is_said(auth, kill_wait, timeout, warned):
+def test_a_site_where_a_late_signal_ends_the_next_attempt(auth, kill_wait, timeout, warned):
     config = {"AuthInfo": auth, "KillWait": f"{kill_wait} sec", "MessageTimeout": f"{timeout} sec"}
     found = check_signals(config)
     assert [check.level for check in found] == ["warn"] * warned

@@ -45,19 +45,19 @@ def test_a_clock_that_was_set_an_hour_ahead_is_no_hour() -> None:
     assert hours(run) * HOUR == pytest.approx(90, abs=20)
 
 
-def test_the_time_in_which_slurm_suspended_the_job_does_not_count() -> None:
+def test_time_in_which_slurm_suspended_the_job_does_not_count() -> None:
     run = unsubmitted_run()
     begun(run, HOUR)
     assert hours(run, ran_s=600.0) * HOUR == pytest.approx(600, abs=1)
 
 
-def test_on_another_host_slurm_s_own_time_bounds_the_difference_of_two_clocks() -> None:
+def test_on_another_host_slurms_time_bounds_two_clocks() -> None:
     run = unsubmitted_run()
     begun(run, 90.0, clock_s=HOUR, boot="another")
     assert hours(run, ran_s=100.0) * HOUR == pytest.approx(100, abs=1)
 
 
-def test_of_an_attempt_that_was_lost_its_heartbeats_say_how_long_it_ran() -> None:
+def test_heartbeats_say_how_long_a_lost_attempt_ran() -> None:
     run = unsubmitted_run()
     attempt = begun(run, 5 * HOUR)
     attempt.heartbeats.mkdir()
@@ -69,7 +69,7 @@ def test_of_an_attempt_that_was_lost_its_heartbeats_say_how_long_it_ran() -> Non
     assert lost.gpu_seconds == 120
 
 
-def test_what_is_written_later_of_a_lost_attempt_is_no_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_later_of_a_lost_attempt_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     run = unsubmitted_run()
     lost = begun(run, 5 * HOUR)
     monkeypatch.setenv("HPC_GPT_ATTEMPT", "2")
@@ -81,9 +81,7 @@ def test_what_is_written_later_of_a_lost_attempt_is_no_time_of_its_own(monkeypat
 
 
 @pytest.mark.parametrize(("ran_s", "stopped_s", "is_spent"), [(90, 0, False), (700, 0, True), (700, 300, False)])
-def test_a_budget_is_spent_by_time_that_nobody_sets(
-    monkeypatch: pytest.MonkeyPatch, ran_s: float, stopped_s: float, is_spent: bool
-) -> None:
+def test_a_budget_is_spent_by_time_that_nobody_sets(monkeypatch, ran_s, stopped_s, is_spent):
     run = unsubmitted_run(job__max_gpu_hours=1.0, job__signal_lead_s=60)
     attempt = begun(run, ran_s, clock_s=HOUR)
     monkeypatch.setenv("HPC_GPT_STOP_AT", f"{attempt.started()['started'] + 600:.0f}")

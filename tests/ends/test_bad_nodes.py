@@ -23,8 +23,7 @@ def test_a_failure_is_listed_until_it_expires():
     assert (bad.node, bad.why, bad.run, bad.times) == ("n7", "a node of the job died", "run-1", 1)
     assert before <= bad.since <= time.time()
     assert bad.until - bad.since == pytest.approx(7200)
-    assert list(listed("site", now=bad.until - 1)) == ["n7"]
-    assert listed("site", now=bad.until + 1) == {}
+    assert (list(listed("site", now=bad.until - 1)), listed("site", now=bad.until + 1)) == (["n7"], {})
 
 
 def test_clusters_keep_lists_of_their_own():
@@ -35,18 +34,16 @@ def test_clusters_keep_lists_of_their_own():
 
 
 @pytest.mark.parametrize("cluster", ["..", ".", "../../else", "a/b", ".hidden", "with space", "ü"])
-def test_a_profile_of_any_name_has_its_list_below_the_state_folder(cluster):
+def test_a_profile_of_any_name_has_its_list_in_the_state_folder(cluster):
     note(cluster, "n7", "slow", "run-1", hours=1)
     assert list(listed(cluster)) == ["n7"]
     written = [path for path in state_dir().rglob("*") if path.is_file()]
-    assert len(written) == 1
-    assert written[0].parent.parent == state_dir() / "nodes"
+    assert (len(written), written[0].parent.parent) == (1, state_dir() / "nodes")
 
 
 def test_one_failure_counts_for_its_run_two_for_everyone():
     note("site", "n7", "died", "run-1", hours=1)
-    assert left_out("site", "run-1") == ["n7"]
-    assert left_out("site", "run-2") == []
+    assert (left_out("site", "run-1"), left_out("site", "run-2")) == (["n7"], [])
     note("site", "n7", "died", "run-2", hours=1)
     assert left_out("site", "run-3") == ["n7"]
     bad = listed("site")["n7"]
@@ -80,8 +77,7 @@ def test_nothing_grows_for_ever(monkeypatch):
     monkeypatch.setattr(bad_nodes.time, "time", lambda: next(later))
     for number in range(20):
         note("site", "n7", "died", f"run-{number}", hours=1)
-    assert list(listed("site")) == ["n7"]
-    assert listed("site")["n7"].run == "run-19"
+    assert (list(listed("site")), listed("site")["n7"].run) == (["n7"], "run-19")
     assert len(files()) == bad_nodes._NOTES_A_NODE
 
 
@@ -134,8 +130,7 @@ def test_what_is_no_hosts_name_is_never_on_the_list():
 
 
 def test_a_list_that_cannot_be_kept_stops_nobody(monkeypatch, tmp_path, capsys):
-    in_the_way = tmp_path / "a file"
-    in_the_way.write_text("")
+    (in_the_way := tmp_path / "a file").write_text("")
     monkeypatch.setenv("HPC_GPT_STATE", str(in_the_way))
     note("site", "n7", "died", "run-1", hours=1)
     assert listed("site") == {}

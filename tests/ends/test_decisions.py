@@ -25,7 +25,7 @@ from hpc_gpt.runs import lock
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch import status
 from hpc_gpt.watch.status import read_status
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.train.filling import fill
 
 NOW = 1_700_003_600.0  # an hour after made_runs' attempts begin
@@ -45,7 +45,7 @@ def slurm_run(job_id: str = "7", chain: str | None = None, **settings: Any) -> R
         resolved = json.loads((run.path / "resolved.json").read_text())
         resolved["cluster"]["chain"] = chain
         replace_whole(run.path / "resolved.json", json.dumps(resolved))
-    run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    with_job(run, job_id)
     return run
 
 
@@ -53,8 +53,7 @@ def start(run: RunFolder, ended: str | None = None, saved: int = 0, job_id: str 
     """An attempt on 4 GPUs, at work unless it ended; with a checkpoint of step `saved`."""
     attempt = add_attempt(run, [metrics_line(5)], ended, job_id=job_id, node_list="n[3-4]", **more)
     if saved:
-        place = run.checkpoints / f"step-{saved:08d}"
-        place.mkdir(parents=True)
+        (place := run.checkpoints / f"step-{saved:08d}").mkdir(parents=True)
         (place / "complete.json").write_text(json.dumps({"step": saved}))
     return attempt
 
@@ -84,8 +83,7 @@ def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
     assert verdict["gpu_hours"] == pytest.approx(run.resolved().gpus, rel=1e-3)
     second = start(run)
     assert after(run, second)[0] == "stop"
-    assert second.ended()["ended"] == "error"
-    assert second.verdict()["ended"] == "no_progress"
+    assert (second.ended()["ended"], second.verdict()["ended"]) == ("error", "no_progress")
 
 
 def test_progress_is_what_a_checkpoint_keeps() -> None:
@@ -96,19 +94,18 @@ def test_progress_is_what_a_checkpoint_keeps() -> None:
     assert [past.progressed for past in read_history(run, 4, NOW)] == [True, False, True]
 
 
-def test_the_trainers_word_stands_and_slurms_is_better_than_a_vague_one() -> None:
+def test_the_trainers_word_stands_and_slurms_beats_a_vague_one() -> None:
     run = slurm_run()
     assert after(run, start(run, "nan", cause="20 steps in a row"))[0] == "stop"
     killed = start(run, "error", cause="rank 1: RuntimeError: Connection closed by peer")
     killed.log.write_text("srun: error: Node failure on n4\n")
     answer = after(run, killed, "node_failure", "a node of the job died")
     assert answer == ["again", "30", "=n4", "-"]
-    assert killed.verdict()["attempt_ended"] == "node_failure"
-    assert killed.verdict()["exclude"] == ["n4"]
+    assert (killed.verdict()["attempt_ended"], killed.verdict()["exclude"]) == ("node_failure", ["n4"])
     assert bad_nodes.listed("generic-slurm")["n4"].times == 1
 
 
-def test_a_rank_that_only_lost_another_one_is_not_the_cause_though_it_wrote_first() -> None:
+def test_a_rank_that_only_lost_another_is_not_the_cause() -> None:
     run = slurm_run()
     attempt = start(run, "error", cause="rank 0 lost another rank: RuntimeError: Connection reset by peer")
     after(run, attempt, "error", "n4: task 1: Killed")
@@ -160,7 +157,7 @@ def test_where_only_the_log_knows(line: str, ended: str, go_on: str) -> None:
 
 
 @pytest.mark.parametrize(("left", "code", "ended"), [(0, 0, "done"), (1, 0, "walltime"), (0, 1, "walltime")])
-def test_a_script_that_was_asked_to_end_is_done_after_its_last_step(left: int, code: int, ended: str) -> None:
+def test_a_script_asked_to_end_is_done_after_its_last_step(left: int, code: int, ended: str) -> None:
     run = slurm_run()
     last = run.resolved().train.steps - left
     attempt = add_attempt(run, [metrics_line(last)], None, job_id="7", node_list="n3")
@@ -242,7 +239,7 @@ Root Cause (first observed failure):
 
 
 @pytest.mark.parametrize("words", ["exit code 1", "n3: task 0: Exited with exit code 1"])
-def test_torchruns_killed_worker_and_what_a_program_raised_count_more_than_an_exit_code(words: str) -> None:
+def test_a_killed_worker_and_what_was_raised_beat_an_exit_code(words: str) -> None:
     run = slurm_run()
     killed, raised = start(run), start(run)
     killed.log.write_text(TORCHRUN)
@@ -254,7 +251,7 @@ def test_torchruns_killed_worker_and_what_a_program_raised_count_more_than_an_ex
     assert raised.verdict()["cause"] == (found if words == "exit code 1" else "rank 0 on n3 ended with exit code 1")
 
 
-def test_an_exclusion_keeps_the_users_own_and_gives_back_what_has_expired(monkeypatch) -> None:
+def test_an_exclusion_keeps_the_users_and_drops_expired_ones(monkeypatch) -> None:
     run = slurm_run()
     first = start(run, saved=10)
     first.log.write_text("srun: error: Node failure on n4\n")
@@ -285,7 +282,7 @@ def test_a_chain_of_none_and_a_cancel_stop() -> None:
     assert after(cancelled, start(cancelled, "walltime"))[0] == "stop"
 
 
-def test_two_runs_in_one_allocation_have_two_ports_and_no_other_attempt_as_it_is_the_users(capsys, monkeypatch) -> None:
+def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     ports = set()
     for pid in (1200, 1201):
@@ -304,7 +301,7 @@ def test_two_runs_in_one_allocation_have_two_ports_and_no_other_attempt_as_it_is
 def test_the_links_of_a_chain_are_named() -> None:
     run = slurm_run()
     for job_id in ("8", "9"):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+        with_job(run, job_id)
     assert after(run, start(run, "done"))[3] == "8,9"
 
 
@@ -316,7 +313,7 @@ def test_the_first_attempt_starts() -> None:
     assert before(run, start(run)) == ["go", "-"]
 
 
-def test_a_second_job_steps_aside_and_the_run_stands_as_the_first_does(monkeypatch) -> None:
+def test_a_second_job_steps_aside_and_the_first_one_counts(monkeypatch) -> None:
     run = slurm_run()
     first, second = start(run), start(run, job_id="8")
     assert before(run, first, "squeue 7 RUNNING", "squeue 8 RUNNING") == ["go", "-"]
@@ -357,7 +354,7 @@ def test_an_attempt_whose_script_was_lost_is_settled_by_the_next(words: tuple[st
     assert lost.verdict()["node"] == ("n3" if ended == "node_failure" else None)
 
 
-def test_a_rank_that_noticed_a_dying_node_first_does_not_have_the_last_word() -> None:
+def test_a_rank_that_saw_a_dying_node_first_does_not_decide() -> None:
     """The script was lost on the way: ended.json is the rank's, and the verdict is of the node that died."""
     run = slurm_run()
     lost = start(run, "error", saved=3)
@@ -377,25 +374,23 @@ def test_a_link_behind_a_lost_one_settles_it_too() -> None:
 
 
 @pytest.mark.parametrize(("submitted", "answer"), [(NOW - 5, "go"), (NOW - 20, "stop")])
-def test_after_a_cancel_without_a_word_only_what_was_submitted_later_starts(submitted: float, answer: str) -> None:
+def test_after_a_cancel_only_what_is_submitted_later_starts(submitted: float, answer: str) -> None:
     run = slurm_run()
     lost = start(run)
     run.cancelled_mark("7").touch()
     os.utime(run.cancelled_mark("7"), (NOW - 10, NOW - 10))
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": submitted})
+    with_job(run, "8", time=submitted)
     assert before(run, start(run, job_id="8"), "sacct 7 FAILED")[0] == answer
     assert lost.ended()["ended"] == lost.verdict()["ended"] == "cancelled"
 
 
-def test_a_run_that_is_done_is_not_trained_again_and_its_links_end(monkeypatch) -> None:
-    run = slurm_run()
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
-    run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None})
+def test_a_run_that_is_done_is_not_trained_again_its_links_end(monkeypatch) -> None:
+    (run := slurm_run()).add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+    with_job(run, "9")
     first = start(run, "done")
     after(run, first)
     second = start(run, job_id="8")
-    output = run.path / "slurm-8.out"
-    output.write_text("run folder …, attempt 2\n")
+    (output := run.path / "slurm-8.out").write_text("run folder …, attempt 2\n")
     assert before(run, second) == ["stop", "0", "7,9"]
     assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"], "nothing is left of the second"
     assert output.read_text().endswith("not started: attempt 1 has finished the training\n")
@@ -404,10 +399,10 @@ def test_a_run_that_is_done_is_not_trained_again_and_its_links_end(monkeypatch) 
     assert read_status([run])[0].state == "done"
 
 
-def test_a_job_after_the_last_of_a_run_that_is_done_does_not_change_how_it_stands(monkeypatch) -> None:
+def test_a_job_after_a_done_runs_last_changes_nothing(monkeypatch) -> None:
     run = slurm_run()
     after(run, start(run, "done", cause="train.minutes = 5 are over"))
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+    with_job(run, "8")
     for slurm in ({}, {"8": ("COMPLETED", "")}, {"8": ("CANCELLED", "")}):
         monkeypatch.setattr(status, "_slurm_states", lambda *_, slurm=slurm: (slurm, ""))
         row = read_status([run])[0]
@@ -417,29 +412,26 @@ def test_a_job_after_the_last_of_a_run_that_is_done_does_not_change_how_it_stand
 
 
 def test_a_script_run_by_hand_finds_its_run_done(capsys) -> None:
-    run = unsubmitted_run()
-    add_attempt(run, [metrics_line(5)], "done")
+    run = with_attempt(unsubmitted_run(), [metrics_line(5)], "done")
     assert by_hand.main([str(run.path)]) == 0
     assert capsys.readouterr().out == "not started: attempt 1 has finished the training\n"
     assert len(run.attempts()) == 1
     assert not run.submissions()
 
 
-def test_a_link_that_is_left_of_a_chain_stays_off_and_a_new_submission_does_not() -> None:
-    run = slurm_run()
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": NOW - 1})
+def test_a_chains_left_link_stays_off_a_new_submission_does_not() -> None:
+    (run := slurm_run()).add_submission({"scheduler": "slurm", "job_id": "8", "refused": None, "time": NOW - 1})
     after(run, start(run, "nan"))
     left = start(run, job_id="8")
     assert before(run, left)[:2] == ["stop", "1"]
-    assert left.verdict()["ended"] == "nan"
-    assert left.ended()["ended"] == "refused"
-    run.add_submission({"scheduler": "slurm", "job_id": "9", "refused": None, "time": NOW + 1})
+    assert (left.verdict()["ended"], left.ended()["ended"]) == ("nan", "refused")
+    with_job(run, "9", time=NOW + 1)
     assert before(run, start(run, job_id="9"))[0] == "go"
 
 
 @pytest.mark.parametrize(("attempts_before", "answer"), [(1, "go"), (0, "stop")])
 @pytest.mark.parametrize("behind_s", [-30, 30])
-def test_whether_a_job_came_after_the_end_is_no_matter_of_two_clocks(attempts_before, answer, behind_s) -> None:
+def test_whether_a_job_came_after_the_end_is_no_matter_of_clocks(attempts_before, answer, behind_s) -> None:
     run = slurm_run()
     line = {"scheduler": "slurm", "job_id": "8", "refused": None, "attempts_before": attempts_before}
     run.add_submission({**line, "time": NOW - behind_s})  # by the clock of the login node
@@ -447,7 +439,7 @@ def test_whether_a_job_came_after_the_end_is_no_matter_of_two_clocks(attempts_be
     assert before(run, start(run, job_id="8"))[0] == answer
 
 
-def test_a_start_that_has_just_made_its_folder_is_waited_for_by_no_clock() -> None:
+def test_a_start_that_just_made_its_folder_is_waited_for() -> None:
     run = slurm_run()
     made = run.new_attempt()
     os.utime(made.folder, (NOW - 900, NOW - 900))  # by the clock of the file server
@@ -456,7 +448,7 @@ def test_a_start_that_has_just_made_its_folder_is_waited_for_by_no_clock() -> No
         assert may_start(run, own, read_slurm([]), NOW, read_cause, left).split()[1] == answer
 
 
-def test_a_job_that_slurm_puts_back_behind_the_end_of_its_run_stays_off() -> None:
+def test_a_job_that_slurm_puts_back_after_its_runs_end_stays_off() -> None:
     run = slurm_run()
     after(run, start(run, "nan"), "requeued", "put back", put_back=True)
     assert before(run, start(run))[:2] == ["stop", "1"]
@@ -481,8 +473,7 @@ def test_who_requeues_a_stopped_job_by_hand_wants_it_to_run() -> None:
     assert before(waited, start(waited))[0] == "stop"
     after(ran, start(ran, "stopped"))
     after(put_back, start(put_back, "stopped"), "requeued", "put back", put_back=True)
-    assert before(waited, start(waited))[0] == "go"
-    assert before(ran, start(ran))[0] == "go"
+    assert (before(waited, start(waited))[0], before(ran, start(ran))[0]) == ("go", "go")
     assert before(put_back, start(put_back))[0] == "stop", "Slurm does it by itself"
 
 
@@ -516,7 +507,7 @@ def test_a_budget_is_checked_before_every_link() -> None:
         {"attempt_ended": [1]},
     ],
 )
-def test_a_verdict_of_another_hand_neither_breaks_the_script_nor_reaches_slurm(odd: dict[str, Any]) -> None:
+def test_anothers_verdict_neither_breaks_the_script_nor_gets_out(odd: dict[str, Any]) -> None:
     run = slurm_run()
     attempt = start(run, "error", saved=5)
     (attempt.folder / "next.json").write_text(json.dumps({"go_on": True, "ended": "error", "why": "w", **odd}))
@@ -526,7 +517,7 @@ def test_a_verdict_of_another_hand_neither_breaks_the_script_nor_reaches_slurm(o
     assert after(run, again)[2] == "-"
 
 
-def test_an_earlier_end_that_cannot_be_read_is_settled_by_slurms_word() -> None:
+def test_an_unreadable_earlier_end_is_settled_by_slurms_word() -> None:
     run = slurm_run(job_id="8")
     lost = start(run, job_id="7")
     (lost.folder / "ended.json").write_text("")
@@ -576,7 +567,7 @@ def test_status_says_why_a_chain_has_ended(monkeypatch) -> None:
     )
 
 
-def test_a_job_takes_the_lock_of_its_run_unless_another_one_has_it(monkeypatch, capsys) -> None:
+def test_a_job_takes_its_runs_lock_unless_another_has_it(monkeypatch, capsys) -> None:
     run = slurm_run()
     attempt = start(run)
     lock.take(run, lock.job_holder("6"))

@@ -80,7 +80,7 @@ def test_every_condition_of_a_late_signal_is_needed(marked, state, since, job_be
         assert ended in ("preempted", "requeued", "cancelled")
 
 
-def test_ranks_that_the_late_signal_ended_before_they_could_handle_it(tmp_path: Path) -> None:
+def test_ranks_that_the_late_signal_ended_unhandled(tmp_path: Path) -> None:
     """srun then names no rank that failed first, and its exit code is 143."""
     run = RunFolder(tmp_path)
     add_attempt(run, [], "requeued", time=time.time() - 60)
@@ -108,9 +108,7 @@ def test_ranks_that_the_late_signal_ended_before_they_could_handle_it(tmp_path: 
         (500, 500, 1, "exiting program after 1180 minutes", "done", "500 of 500 steps"),
     ],
 )
-def test_an_exit_code_of_0_is_done_only_after_the_last_step(
-    step: int, planned: int, spacing: int, limit: str, ended: str, words: str
-) -> None:
+def test_an_exit_code_of_0_is_done_only_after_the_last_step(step, planned, spacing, limit, ended, words):
     end = end_of_exit_0(step, planned, spacing, limit)
     assert end.ended == ended
     assert words in str(end.cause)

@@ -127,7 +127,7 @@ def test_a_budget_is_hard_and_says_what_is_spent() -> None:
 
 
 @pytest.mark.parametrize("asked", ["cancelled", "stopped"])
-def test_who_asked_for_an_end_gets_it_and_what_stops_by_itself_says_why(asked: str) -> None:
+def test_who_asked_for_an_end_gets_it_others_say_why(asked: str) -> None:
     assert judge(past(("walltime", 10)), RULES, asked).ended == asked
     assert judge(past(("error", 10)), RULES, asked).ended == asked
     assert judge(past(("nan", 10)), RULES, asked).ended == "nan"
@@ -190,7 +190,7 @@ def test_progress_keeps_it_going_and_the_pause_short(history: list[EndedAttempt]
         ("wwww+w", True),
     ],
 )
-def test_a_script_that_shows_nothing_is_not_retried_without_bound(ends: str, goes_on: bool) -> None:
+def test_a_script_that_shows_nothing_is_retried_within_bounds(ends: str, goes_on: bool) -> None:
     """w: its time limit, with nothing to show how far it came; e: an exit code; +: a step at last."""
     made, saved = [], 0
     for number, letter in enumerate(ends, 1):

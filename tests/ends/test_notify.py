@@ -75,7 +75,7 @@ def test_a_command_is_told_once_with_every_key(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_a_short_pause_has_no_time_for_is_told_beside_the_next_start(tmp_path: Path) -> None:
+def test_what_a_pause_has_no_time_for_is_told_at_the_next_start(tmp_path: Path) -> None:
     run = run_that_tells(["tee", "-a", str(tmp_path / "told")], timeout_s=20)
     assert leaves_to_next(judged(run, "error", go_on=True, pause_s=29), 20)
     main([str(run.path), "1", "after"])
@@ -92,7 +92,7 @@ def test_what_a_short_pause_has_no_time_for_is_told_beside_the_next_start(tmp_pa
     assert events[2]["next"] == "it trains"
 
 
-def test_a_run_that_was_stopped_while_it_waited_tells_nothing_and_one_out_of_budget_does(tmp_path: Path) -> None:
+def test_a_run_stopped_while_waiting_is_silent_out_of_budget_not(tmp_path: Path) -> None:
     run = run_that_tells(f"cat >>{tmp_path / 'told'}")
     judged(run, "cancelled")
     main([str(run.path), "1", "refused"])
@@ -144,9 +144,7 @@ def test_of_what_a_command_prints_the_end_is_kept_alone(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith("notify: ended: the command ended with exit code 3")
 
 
-def test_a_command_that_hangs_is_killed_with_what_it_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, capsys):
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     run = run_that_tells(f'{sys.executable} -c "{child}" & wait', timeout_s=5)
     send_event(run, run.resolved(), judged(run, "error"), "failed")
@@ -158,7 +156,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(
     assert state_of(pid) in "ZX"
 
 
-def test_the_script_does_not_end_while_the_command_has_the_first_step(tmp_path: Path) -> None:
+def test_the_script_waits_while_the_command_has_the_first_step(tmp_path: Path) -> None:
     script = render_script(resolve(load_experiment("demo", {"notify.command": "true"}), load_profile("generic-slurm")))
     functions = re.findall(r"^(?:start_notifier|send_event)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
     assert len(functions) == 2

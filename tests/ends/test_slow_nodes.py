@@ -6,13 +6,12 @@ from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.what_next import decide_next
 from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.runs.heartbeats import RankHeartbeat, write_heartbeat
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 
 
 @pytest.mark.parametrize(("seconds", "listed"), [(0.0119, ["n3"]), (0.0115, [])])
 def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -> None:
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    run = with_job(unsubmitted_run("generic-slurm"), "7")
     attempt = add_attempt(run, [metrics_line(5)], "walltime", job_id="7", requeue=True)
     attempt.heartbeats.mkdir()
     for rank, probe_s in enumerate((0.01, 0.01, seconds)):

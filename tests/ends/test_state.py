@@ -35,7 +35,7 @@ from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.watch import status
 from hpc_gpt.watch.status import NO_ANSWER, read_status
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt, with_job
 
 JOB = "7"
 # Of ended.json; the trainer's own, what Slurm's doing looks like from inside, and none.
@@ -66,9 +66,7 @@ def cases() -> Iterator[Case]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """One folder for all cases: rendering a script for each would take minutes."""
-    run = make_run(tmp_path_factory.mktemp("runs"), "generic-slurm", submit=False)
-    run.add_submission({"scheduler": "slurm", "job_id": JOB, "refused": None, "time": 1.0})
-    return run
+    return with_job(make_run(tmp_path_factory.mktemp("runs"), "generic-slurm", submit=False), JOB, time=1.0)
 
 
 @pytest.fixture
@@ -126,7 +124,7 @@ def test_every_combination_has_one_answer(made: RunFolder, slurm_says) -> None:
             assert shown in (word, "unknown", case.said), (case, slurm)
 
 
-def test_the_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFolder, slurm_says) -> None:
+def test_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFolder, slurm_says) -> None:
     """An attempt without a word or with a vague one, whose job is over: what the next job's script is told of Slurm is
     what status is told. After the chain has classified it, all have its class."""
     own_state = made.path.parent / "state"
@@ -150,7 +148,7 @@ def test_the_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFold
             assert read_history(made, 4, time.time())[0].ended == before, case
 
 
-def test_an_attempt_of_a_job_that_started_again_is_the_same_to_all(made: RunFolder) -> None:
+def test_an_attempt_whose_job_started_again_is_the_same_to_all(made: RunFolder) -> None:
     for said, cancelled in itertools.product(SAID, (False, True)):
         prepare(made, Case(said, cancelled=cancelled))
         later = add_attempt(made, [metrics_line(2)], None, job_id=JOB)
@@ -206,7 +204,7 @@ def test_an_older_job_that_was_requeued_by_hand_decides(tmp_path: Path, slurm_sa
     run = make_run(tmp_path, "generic-slurm", submit=False)
     now = time.time()
     for job_id, moment in (("7", now - 30), ("8", now - 20)):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None, "time": moment})
+        with_job(run, job_id, time=moment)
         add_attempt(run, [metrics_line(1)], "walltime", job_id=job_id, started=moment, time=moment + 5)
     add_attempt(run, [metrics_line(2)], None, job_id="7", started=now)
     slurm_says({"7": "RUNNING", "8": "COMPLETED"})
@@ -214,16 +212,15 @@ def test_an_older_job_that_was_requeued_by_hand_decides(tmp_path: Path, slurm_sa
     assert (row.state, row.job_id) == (record.ended, record.job_id) == ("running", "7")
 
 
-def test_a_run_that_is_done_stays_so_whatever_was_submitted_since(tmp_path: Path, slurm_says) -> None:
-    run = make_run(tmp_path, "generic-slurm", submit=False)
-    add_attempt(run, [metrics_line(1)], "done", job_id="7")
-    run.add_submission({"scheduler": "slurm", "job_id": "8", "refused": None})
+def test_a_done_run_stays_so_whatever_was_submitted_since(tmp_path: Path, slurm_says) -> None:
+    run = with_attempt(make_run(tmp_path, "generic-slurm", submit=False), [metrics_line(1)], "done", job_id="7")
+    with_job(run, "8")
     for words in (None, {}, {"8": "COMPLETED"}, {"8": "CANCELLED"}):
         slurm_says(words)
         assert asked_of_status(run) == read_run(run).ended == "done"
 
 
-def test_without_an_answer_the_folder_decides_and_nothing_counts_as_over(made: RunFolder, slurm_says) -> None:
+def test_without_an_answer_the_folder_decides_nothing_is_over(made: RunFolder, slurm_says) -> None:
     slurm_says(None)
     for recent, state in ((True, "running"), (False, "unknown")):
         prepare(made, Case(recent=recent))
@@ -270,7 +267,7 @@ def test_every_combination_of_facts_is_a_state() -> None:
             assert slurm not in LIVE or state_of(more).ended == slurm
 
 
-def test_a_run_that_is_judged_as_done_is_done_while_its_job_still_leaves() -> None:
+def test_a_run_judged_done_is_done_while_its_job_still_leaves() -> None:
     """Which may take a minute, if a staged environment is to be removed. A job that is to start again lives."""
     facts = Facts(slurm="running", said="done", judged="done", verdict="done")
     assert state_of(facts).ended == "done"
@@ -289,7 +286,7 @@ def test_a_log_decides_only_where_nobody_else_does() -> None:
 # --- what mends itself
 
 
-def test_every_class_that_an_attempt_can_end_with_is_in_the_table() -> None:
+def test_every_class_that_an_attempt_can_end_with_is_there() -> None:
     assert list(RETRIES) == [ended for ended in ENDED if ended not in ("pending", "running")]
 
 

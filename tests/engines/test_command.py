@@ -104,10 +104,9 @@ def test_it_is_started_once_a_gpu_a_node_or_a_job(per: str, tasks: int) -> None:
     assert resolve(experiment(replace(SOUND, per=per)), PROFILE).tasks == tasks
 
 
-def test_the_work_folder_is_beside_the_experiment_and_steps_are_not_known(tmp_path: Path) -> None:
+def test_the_work_folder_is_beside_the_experiment(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    file = tmp_path / "mine" / "e.toml"
-    file.write_text('engine.name = "command"\ncommand.run = "x"\n')
+    (file := tmp_path / "mine" / "e.toml").write_text('engine.name = "command"\ncommand.run = "x"\n')
     found = load_experiment(str(file))
     assert (found.command.workdir, found.train.steps) == (str(tmp_path / "mine"), 0)
     file.write_text('engine.name = "command"\ncommand = {run = "x", workdir = "src"}\ntrain.steps = 7\n')
@@ -135,7 +134,7 @@ BEFORE = (
     st.sampled_from(["{}", "'{}'", '"{}"', "$'{}'"]),
     st.sampled_from(BEFORE),
 )
-def test_a_value_reaches_the_program_as_it_is_however_it_is_quoted(value: str, how: str, before: str) -> None:
+def test_a_value_reaches_the_program_however_it_is_quoted(value: str, how: str, before: str) -> None:
     values = dict.fromkeys(BRACES, value)
     line = fill_line(f"{before}printf %s {how.replace('{}', '{run}')}", values)
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)

@@ -58,7 +58,6 @@ def test_rows_set_them_and_the_program_gets_them_quoted(file: Path, tmp_path: Pa
     ],
 )
 def test_a_name_that_is_taken_or_never_used_is_refused(tmp_path: Path, name: str, words: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(f"{FILE}{name} = 1\n")
+    (path := tmp_path / "mine.toml").write_text(f"{FILE}{name} = 1\n")
     message, _ = error_of(in_process("render", path, cwd=tmp_path))
     assert words in message

@@ -51,7 +51,7 @@ def test_a_module_trains(facts: EngineFacts) -> None:
 
 
 @EACH
-def test_its_switches_are_keys_and_what_to_use_instead_is_of_others(facts: EngineFacts) -> None:
+def test_its_switches_are_keys_and_alternatives_are_of_others(facts: EngineFacts) -> None:
     assert facts.axes <= {"tp", "pp", "cp"}
     assert facts.switches <= SWITCHES
     assert facts.alternatives.keys() <= (SWITCHES | {"zero_stage"}) - facts.switches
@@ -104,7 +104,7 @@ def test_what_it_offloads_it_has_a_switch_for(facts: EngineFacts) -> None:
 
 
 @EACH
-def test_it_resolves_as_it_is_by_default_and_says_what_its_library_is_told(facts: EngineFacts) -> None:
+def test_it_resolves_by_default_and_says_what_its_library_gets(facts: EngineFacts) -> None:
     resolved = resolve(
         Experiment(
             model=Model(hidden=64, layers=4, heads=4, vocab=256, seq=32),

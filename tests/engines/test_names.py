@@ -87,23 +87,14 @@ def test_no_template_names_an_engine() -> None:
 @pytest.mark.parametrize(
     "planted",
     [
-        'resolved.engine.name == "fsdp"',
-        '"ddp" != name',
-        'resolved.engine.name == "command"',
-        'name in ("fsdp", other)',
-        '{"ddp": 4}[name]',
-        'frozenset({"deepspeed-3d"})',
-        'Literal["ddp", "fsdp"]',
-        'names = ["megatron-lm"]',
-        '"deepspeed" in resolved.engine.name',
-        '"zero" not in engine',
-        'USUAL = "ddp"\nchosen = run.engine == USUAL',
-        'run.engine.startswith("hf")',
-        '[name for name in found if name.endswith("-zero")]',
-        'str(draft.get("engine")).startswith("hf")',
+        'resolved.engine.name == "fsdp"', '"ddp" != name', 'resolved.engine.name == "command"',
+        'name in ("fsdp", other)', '{"ddp": 4}[name]', 'frozenset({"deepspeed-3d"})', 'Literal["ddp", "fsdp"]',
+        'names = ["megatron-lm"]', '"deepspeed" in resolved.engine.name', '"zero" not in engine',
+        'USUAL = "ddp"\nchosen = run.engine == USUAL', 'run.engine.startswith("hf")',
+        '[name for name in found if name.endswith("-zero")]', 'str(draft.get("engine")).startswith("hf")',
         'match name:\n    case "fsdp" | "x":\n        pass',
     ],
-)
+)  # fmt: skip
 def test_a_planted_comparison_is_found(planted: str) -> None:
     assert list(comparisons(ast.parse(planted)))
 
@@ -111,14 +102,9 @@ def test_a_planted_comparison_is_found(planted: str) -> None:
 @pytest.mark.parametrize(
     "sound",
     [
-        'name: str = "deepspeed-3d"',
-        'engine = "ddp" if zero == 0 else "fsdp"',
-        'f"{name}; deepspeed-zero has stages 0 to 3"',
-        '"deepspeed" in cited',
-        'engine == "hf"',
-        'key.startswith("engine.")',
-        '"offload_ratio" in engine_named(engine).switches',
-        'engine.partition(":")',
+        'name: str = "deepspeed-3d"', 'engine = "ddp" if zero == 0 else "fsdp"',
+        'f"{name}; deepspeed-zero has stages 0 to 3"', '"deepspeed" in cited', 'engine == "hf"',
+        'key.startswith("engine.")', '"offload_ratio" in engine_named(engine).switches', 'engine.partition(":")',
         'engine in engines()',
     ],
 )  # fmt: skip

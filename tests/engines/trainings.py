@@ -26,21 +26,13 @@ def trainings(draw: st.DrawFn, among: Sequence[str] = tuple(engines())) -> Train
     pp = draw(st.sampled_from((1, 2, 3, 8))) if facts.splits("pp") else 1
     shape = draw(st.sampled_from((SMALL, LLAMA, replace(SMALL, hidden=1024, layers=25), replace(LLAMA, layers=64))))
     return Training(
-        shape,
-        tp=tp,
-        pp=pp,
-        dp=draw(st.sampled_from((1, 2, 16))),
-        vp=draw(st.sampled_from((1, 2))) if pp > 1 and facts.has_chunks else 1,
-        micro_batch=draw(st.integers(1, 16)),
+        shape, tp=tp, pp=pp, dp=draw(st.sampled_from((1, 2, 16))),
+        vp=draw(st.sampled_from((1, 2))) if pp > 1 and facts.has_chunks else 1, micro_batch=draw(st.integers(1, 16)),
         micro_batches=draw(st.sampled_from((1, 2, 8, 64))),
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
-        sequence_parallel=tp > 1 and draw(st.booleans()),
-        zero_stage=draw(st.sampled_from(facts.zero_stages)),
-        dtype=draw(st.sampled_from(("bf16", "fp16", "fp32"))),
-        flash=draw(st.booleans()),
-        engine=name,
+        sequence_parallel=tp > 1 and draw(st.booleans()), zero_stage=draw(st.sampled_from(facts.zero_stages)),
+        dtype=draw(st.sampled_from(("bf16", "fp16", "fp32"))), flash=draw(st.booleans()), engine=name,
         sharded_optimizer="sharded_optimizer" in facts.switches and draw(st.booleans()),
-        fused_loss=draw(st.sampled_from((None, "kernel"))),
-        compiled=draw(st.booleans()),
+        fused_loss=draw(st.sampled_from((None, "kernel"))), compiled=draw(st.booleans()),
         loss_chunks=draw(st.sampled_from((1, 4))),
-    )
+    )  # fmt: skip

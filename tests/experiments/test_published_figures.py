@@ -80,8 +80,7 @@ def test_mingpt(source):
     for row, cells in zip(rows, printed, strict=True):
         memory, *rest = (cells[heading] for heading in list(cells)[1:])
         run = settle("mingpt-fsdp", row.name)
-        assert run.batch.micro_batch == int(cells["Batch Size"])
-        assert run.layout.gpus == 4
+        assert (run.batch.micro_batch, run.layout.gpus) == (int(cells["Batch Size"]), 4)
         assert str(row.published["memory_mb"]) == memory
         figures = [row.published.get(key, "") for key in ("gpu_util", "tflops_hardware", "step_ms")]
         assert [str(figures[0]), *(float(cell) for cell in figures[1:] if cell)] == [

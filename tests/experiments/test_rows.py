@@ -30,11 +30,10 @@ def test_every_row_resolves_to_the_gpus_it_names(name):
     for row in sweep(name).possible:
         for profile in PROFILES:
             run = settle(name, row.name, profile)
-            assert run.layout.gpus == run.gpus
-            assert run.name == f"{name}-{row.name}"
+            assert (run.layout.gpus, run.name) == (run.gpus, f"{name}-{row.name}")
 
 
-def test_the_six_rows_that_cannot_exist_are_refused_by_our_own_rules():
+def test_the_six_impossible_rows_are_refused_by_our_rules():
     impossible = [(name, row) for name in COUNTS for row in sweep(name).rows if row.impossible]
     assert len(impossible) == 6
     for name, row in impossible:
@@ -50,7 +49,7 @@ def test_the_six_rows_that_cannot_exist_are_refused_by_our_own_rules():
         assert resolve(enough, load_profile("generic-slurm")).layout.gpus == int(needed)
 
 
-def test_without_an_experiment_the_default_is_the_source_64_gpu_run():
+def test_by_default_it_is_the_sources_64_gpu_run():
     run = resolve(load_experiment(DEFAULT_EXPERIMENT), load_profile("generic-slurm"))
     assert run.name == "gpt2-meg-ds-3d-48b"
     assert (str(run.layout), run.batch.micro_batches, run.batch.global_batch) == ("tp4-pp16-dp1", 256, 1024)
@@ -70,7 +69,7 @@ def test_every_row_renders_and_differs_from_the_others(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_shellcheck_finds_nothing_in_the_first_row_of_each_folder(tmp_path):
+def test_shellcheck_finds_nothing_in_each_folders_first_row(tmp_path):
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("no shellcheck here")
@@ -82,7 +81,7 @@ def test_shellcheck_finds_nothing_in_the_first_row_of_each_folder(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_a_rung_of_the_ladder_keeps_what_the_one_before_switched_on():
+def test_a_rung_keeps_what_the_one_before_switched_on():
     """the colab ladder's rungs differ from one another by what their names say, and by the batch that then fits."""
     rungs = [row.name for row in sweep("colab-ladder").rows]
     settings = [settle("colab-ladder", name) for name in rungs]
@@ -112,13 +111,13 @@ def test_colab_ladders_samples_are_512_tokens():
     assert 11 * run.batch.global_batch * run.model.seq == 157_696
 
 
-def test_the_memory_ladder_trains_on_the_source_10240_samples_in_every_rung():
+def test_every_memory_rung_trains_on_the_sources_10240_samples():
     for row in sweep("memory-ladder").rows:
         run = settle("memory-ladder", row.name)
         assert run.train.steps * run.batch.global_batch == 10_240
 
 
-def test_each_memory_technique_stands_alone_against_a_base_that_has_none():
+def test_each_memory_technique_stands_alone_against_a_plain_base():
     """One GPU, no published figure, shape and batch of the base; one switch each, but for the row of all of them."""
     rows = sweep("memory-techniques").rows
     base = settle("memory-techniques", "base")
@@ -133,7 +132,7 @@ def test_each_memory_technique_stands_alone_against_a_base_that_has_none():
             assert sum(len(table) for table in row.overrides.values()) == 1, row.name
 
 
-def test_training_parallelisms_parameters_are_of_another_block_than_ours():
+def test_training_parallelisms_parameters_are_of_another_block():
     """What the sweep's file says of the 194,103,296: 8.5 h^2 + 2 h a block, no positions, tied."""
     run = settle("training-parallelism", "fsdp")
     shape = run.model
@@ -144,7 +143,7 @@ def test_training_parallelisms_parameters_are_of_another_block_than_ours():
     assert shape.params == 253_577_216
 
 
-def test_torchtitans_llama_rows_resolve_and_its_figures_are_as_printed():
+def test_torchtitans_llama_rows_resolve_with_figures_as_printed():
     """As benchmarks/llama3_h100_202412_torchtitan.md has them."""
     rows = {row.name: row.published for row in sweep("torchtitan-llama").rows}
     assert {name: figures["tokens_per_s_gpu"] for name, figures in rows.items()} == {

@@ -22,7 +22,7 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from tests.conftest import REPOSITORY
-from tests.made_runs import add_attempt, add_checkpoint, make_run
+from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.train.filling import fill
 
 
@@ -49,8 +49,7 @@ def steps(run: RunFolder) -> list[int]:
 
 def test_each_nth_checkpoint_gets_one_job_over_all_attempts(tmp_path):
     run = make_run(tmp_path, after__run="echo {step} >>{run}/ran", after__every=2)
-    for step in (10, 20, 30):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 10, 20, 30)
     follower_of(run).look()
     assert steps(run) == [20]
     add_checkpoint(run, 40)
@@ -66,8 +65,7 @@ def test_each_nth_checkpoint_gets_one_job_over_all_attempts(tmp_path):
 def test_beyond_most_a_checkpoint_gets_none_with_a_line(tmp_path, capfd):
     run = make_run(tmp_path, after__run="until [ -e {run}/go ]; do sleep 0.05; done; exit 3", after__most=2)
     follower = follower_of(run)
-    for step in (1, 2, 3):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 1, 2, 3)
     follower.look()
     assert steps(run) == [1, 2]
     assert capfd.readouterr().err == "after: step 3: it gets no job, as 2 jobs have not ended (after.most is 2)\n"
@@ -91,7 +89,7 @@ class Refusing(ProcessQueue):
         super().submit(job)
 
 
-def test_what_is_refused_counts_for_nothing_and_is_tried_again_newest_first(tmp_path, capfd):
+def test_what_is_refused_counts_for_nothing_and_is_tried_again(tmp_path, capfd):
     run = make_run(tmp_path, after__run="true", after__most=2)
     queue = Refusing()
     follower = CheckpointFollower(run, add_attempt(run, []), run.resolved(), queue)
@@ -115,8 +113,7 @@ def test_what_is_refused_counts_for_nothing_and_is_tried_again_newest_first(tmp_
 def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
     run = make_run(tmp_path, after__run="true", after__every=3)
     follower = follower_of(run)
-    for step in (1, 2):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 1, 2)
     Retention(keep_last=1).apply(run.checkpoints, 2)
     assert len(list(run.checkpoints.iterdir())) == 2
     follower.finish()
@@ -124,10 +121,9 @@ def test_one_that_gets_no_job_goes_once_it_was_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize(("ended", "jobs"), [("done", [20]), ("error", []), ("stopped", [])])
-def test_of_every_zero_only_the_last_checkpoint_of_a_done_run_gets_one(tmp_path, ended, jobs):
+def test_of_every_zero_only_a_done_runs_last_checkpoint_has_one(tmp_path, ended, jobs):
     run = make_run(tmp_path, after__run="true", after__every=0)
-    for step in (10, 20):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 10, 20)
     follower = follower_of(run, ended)
     follower.look()
     assert steps(run) == []
@@ -150,14 +146,13 @@ def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
     assert job.has_left
 
 
-def test_an_own_list_is_executed_as_it_is_and_knows_nothing_of_the_run(tmp_path, monkeypatch):
+def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("HPC_GPT_ATTEMPT", "1")
     given = ["python3", "-c", "import os, sys; print(sys.argv[1:], *sorted(os.environ))", "{checkpoint}", "$a {{step}}"]
-    run = make_run(tmp_path / "it's a $place", after__run=given)
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path / "it's a $place", after__run=given), 1)
     follower_of(run).look()
     wait_until(lambda: after_table(run.path)[0]["state"] == "done")
     (job,) = list_after(run.path)
@@ -169,8 +164,7 @@ def test_an_own_list_is_executed_as_it_is_and_knows_nothing_of_the_run(tmp_path,
 
 
 def test_a_second_job_for_a_step_does_nothing(tmp_path):
-    run = make_run(tmp_path, after__run="echo once >>{run}/ran")
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path, after__run="echo once >>{run}/ran"), 1)
     follower_of(run).look()
     (job,) = list_after(run.path)
     wait_until(lambda: job.has_left)
@@ -193,12 +187,11 @@ def test_the_checkpoints_of_a_program_are_followed(tmp_path):
 
 
 def _program(folder: Path) -> str:
-    file = folder / "mine.toml"
-    file.write_text('name = "mine"\n[layout]\ngpus = 1\n')
+    (file := folder / "mine.toml").write_text('name = "mine"\n[layout]\ngpus = 1\n')
     return str(file)
 
 
-def test_a_fault_of_its_own_is_a_line_that_nobody_takes_for_the_training_s(tmp_path):
+def test_a_fault_of_its_own_is_not_taken_for_the_trainings(tmp_path):
     run = make_run(tmp_path, after__run="true")
     attempt = add_attempt(run, [])
     attempt.ranks_ended.touch()
@@ -240,7 +233,7 @@ def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: st
     return done.stdout + done.stderr
 
 
-def test_a_refused_job_is_a_line_with_the_command_and_the_next_attempt_submits_it(tmp_path):
+def test_a_refused_job_is_a_line_and_the_next_attempt_submits_it(tmp_path):
     run = make_run(tmp_path / "logs of mine", "generic-slurm", after__run="true", after__sbatch=["--qos=none"])
     add_checkpoint(run, 1)
     script = run.path / "after" / "step-1" / "job.sh"
@@ -261,8 +254,7 @@ def test_a_refused_job_is_a_line_with_the_command_and_the_next_attempt_submits_i
 
 
 def test_one_that_waits_for_a_late_verdict_still_submits_its_job(tmp_path):
-    run = make_run(tmp_path / "logs", "generic-slurm", after__run="true", after__every=0)
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path / "logs", "generic-slurm", after__run="true", after__every=0), 1)
     (tmp_path / "allow").touch()
     # It is judged a minute later, by the script's clock, and sbatch takes its time.
     slow = SBATCH.replace("env >>", "sleep 4\nenv >>")
@@ -273,20 +265,18 @@ def test_one_that_waits_for_a_late_verdict_still_submits_its_job(tmp_path):
 
 
 def test_an_answer_without_a_line_break_is_one(tmp_path):
-    run = make_run(tmp_path / "logs", "generic-slurm", after__run="true")
-    add_checkpoint(run, 1)
+    run = with_checkpoints(make_run(tmp_path / "logs", "generic-slurm", after__run="true"), 1)
     assert ask_script(run, tmp_path, sbatch='#!/bin/bash\nprintf "Submitted batch job 4242"\n') == ""
     assert after_table(run.path) == [{"step": 1, "job": "4242", "state": "pending", "code": None}]
 
 
-def test_a_full_disk_is_waited_for_and_each_checkpoint_gets_its_job(tmp_path, small_disk):
+def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small_disk):
     run = make_run(small_disk, after__run="true")
     attempt = add_attempt(run, [])
     for name in ("after", "after/step-1"):
         (run.path / name).mkdir()  # of an earlier attempt, which could not submit it
     (run.path / "after" / "step-1" / "job.sh").write_text(f"echo >{run.path}/ran\n")
-    add_checkpoint(run, 1)
-    add_checkpoint(run, 2)
+    with_checkpoints(run, 1, 2)
     filler = fill(small_disk)
     command = [sys.executable, "-m", "hpc_gpt.launch.after", str(run.path), str(attempt.number)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -41,8 +41,7 @@ def make(folder: Path, text: str = TEXT) -> Path:
 
 
 def submitted(*arguments: object) -> RunFolder:
-    done = in_process("submit", *arguments, "--cluster", "local")
-    assert done.code == 0, done.stderr
+    done = in_process("submit", *arguments, "--cluster", "local", code=0)
     return find_run(done.stdout.split()[1], Path(os.environ["HPC_GPT_LOGS"]))
 
 
@@ -59,7 +58,7 @@ def test_the_file_beside_the_one_that_states_it_is_read(folders, experiment):
     assert str(folders) not in run.job_script.read_text()
 
 
-def test_a_copy_made_later_and_another_folder_change_nothing_for_the_run(folders, monkeypatch):
+def test_a_later_copy_or_another_folder_changes_nothing(folders, monkeypatch):
     wanted = make(folders / "ex")
     run = submitted("../ex/base.toml")
     monkeypatch.chdir(folders / "elsewhere")
@@ -74,9 +73,7 @@ def test_two_files_of_the_name_are_a_fault_that_names_both(folders):
     make(folders / "ex")
     make(folders / "here")
     for verb in ("render", "submit"):
-        done = in_process(verb, "../ex/base.toml", "--cluster", "local")
-        assert done.code == 2
-        message, hint = error_of(done)
+        message, hint = error_of(in_process(verb, "../ex/base.toml", "--cluster", "local", code=2))
         assert "data.path c.tokens is ambiguous: " in message
         assert "/ex/c.tokens" in message
         assert str(folders / "here/c.tokens") in message
@@ -94,7 +91,7 @@ def test_where_the_file_has_none_beside_it_the_other_places_stay(folders):
     assert read_by(submitted("../ex/base.toml")).samefile(wanted)
 
 
-def test_a_path_from_the_command_line_is_not_looked_for_beside_a_file(folders):
+def test_a_command_lines_path_is_not_looked_for_beside_a_file(folders):
     make(folders / "ex")
     wanted = make(folders / "here")
     run = submitted("../ex/base.toml", "--set", "data.path=c.tokens")
@@ -135,8 +132,7 @@ def test_a_prefix_and_an_absolute_path(folders):
 
 def test_every_verb_that_looks_at_the_data_finds_them(folders):
     make(folders / "ex")
-    dry = in_process("submit", "../ex/base.toml", "--cluster", "local", "--dry-run", "--script")
-    assert dry.code == 0, dry.stderr
+    in_process("submit", "../ex/base.toml", "--cluster", "local", "--dry-run", "--script", code=0)
     run = submitted("../ex/base.toml")
     for asked in ("../ex/base.toml", run.run_id):
         assert "c.tokens is fit for the run" in in_process("doctor", asked, "--cluster", "local").stdout

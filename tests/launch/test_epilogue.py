@@ -77,8 +77,7 @@ def end(tmp_path: Path):
         **files: str,
     ) -> Left:
         run, clients, calls = disk / "a run", tmp_path / "clients", tmp_path / "calls"
-        attempt = run / "attempts" / "1"
-        attempt.mkdir(parents=True)
+        (attempt := run / "attempts" / "1").mkdir(parents=True)
         clients.mkdir()
         commands = {"scontrol": SCONTROL, "python": python} | dict.fromkeys(("sbatch", "scancel", "squeue"), OTHER)
         for name, text in (*commands.items(), ("sleep", "#!/bin/bash\n")):
@@ -97,14 +96,9 @@ def end(tmp_path: Path):
         }  # fmt: skip
         (run / "resolved.json").write_text(resolved.to_json())
         done = subprocess.run(
-            ["bash", "-c", part_of(render_script(resolved))],
-            env=environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+            ["bash", "-c", part_of(render_script(resolved))], env=environment, cwd=tmp_path, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
         said = calls.read_text().splitlines() if calls.exists() else []
         changes = [line for line in said if " show " not in line and "--test-only" not in line]
         told = Path(f"{calls}.python")
@@ -122,7 +116,7 @@ WISH = json.dumps({"ended": "walltime", "cause": "SIGUSR2", "step": 5, "time": 7
 FAILED = "srun: error: n3: task 1: Exited with exit code 7\n"
 
 
-def test_a_job_that_goes_on_is_requeued_then_told_when_and_without_which_nodes(end) -> None:
+def test_a_job_that_goes_on_is_requeued_and_told_when_and_where(end) -> None:
     left = end("again 30 =n4 - 7", log=FAILED)
     assert left.changes == [
         "scontrol requeue 7",
@@ -138,7 +132,7 @@ def test_a_job_that_stops_asks_slurm_for_nothing(end) -> None:
     assert (left.changes, left.code) == ([], 7)
 
 
-def test_real_python_reads_the_message_of_the_log_and_the_nodes_that_the_job_excludes(end) -> None:
+def test_real_python_reads_the_logs_message_and_excluded_nodes(end) -> None:
     shown = "JobState=RUNNING Reason=None Restarts=0 ExcNodeList=n[8-9]"
     left = end("", shown, FAILED + "srun: error: Node failure on n4\n", python=REAL)
     assert left.code == 7, "the first rank's own"
@@ -156,7 +150,7 @@ def test_what_somebody_has_ended_meanwhile_is_not_revived(end, state) -> None:
     assert left.changes == []
 
 
-def test_a_requeue_that_slurm_refuses_is_no_wait_and_its_message_names_the_chain(end) -> None:
+def test_a_refused_requeue_is_no_wait_and_names_the_chain(end) -> None:
     left = end("", f"{AT_THE_LIMIT} Requeue=0", python=REAL)
     assert (left.code, left.changes) == (1, ["scontrol requeue 7"])
     state = read_run_state(left.run, 1)
@@ -175,7 +169,7 @@ def test_what_slurm_has_put_back_is_not_requeued_again(end) -> None:
 
 
 @pytest.mark.parametrize("python", BROKEN.values(), ids=BROKEN)
-def test_without_python_the_trainers_wish_and_the_time_limit_count(end, python) -> None:
+def test_without_python_the_trainers_wish_and_the_limit_count(end, python) -> None:
     left = end("", log=FAILED, python=python)
     assert (left.changes, left.code) == ([], 1)
     said = json.loads((left.attempt / "ended.json").read_text())
@@ -251,7 +245,7 @@ def test_the_script_states_facts_and_python_classifies(tmp_path, shown, log, can
     assert (found[0], explain_srun(found[1])) == (ended, cause)
 
 
-def test_real_python_answers_the_script_and_those_of_earlier_versions(end, capsys) -> None:
+def test_real_python_answers_this_script_and_earlier_ones(end, capsys) -> None:
     left = end("", AT_THE_LIMIT, python=REAL)
     assert left.changes == ["scontrol requeue 7"]
     verdict = left.run.attempt(1).verdict()
@@ -275,7 +269,7 @@ def test_a_link_of_a_chain_that_waits_goes_on_and_a_stop_ends_it(end) -> None:
     assert end("stop 0 - 8,9 0", chain="singleton").changes == ["scancel --quiet --state=PENDING 8 9"]
 
 
-def test_the_cause_that_the_script_writes_is_json_whatever_it_names(end) -> None:
+def test_the_cause_that_the_script_writes_is_always_json(end) -> None:
     resolved = resolve(load_experiment("demo"), load_profile("generic-slurm"))
     command = part_of(render_script(resolved)).removesuffix('continue_or_end\nexit "$rc"')
     left = end("stop 0 - - 0")

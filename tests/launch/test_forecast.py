@@ -78,7 +78,7 @@ def test_more_work_takes_no_less_and_a_longer_job_no_more_jobs(steps, more, pace
 
 
 @given(PACES)
-def test_the_lead_is_enough_for_what_may_come_between_the_signal_and_the_end(pace):
+def test_the_lead_is_enough_for_what_comes_after_the_signal(pace):
     """The worst: it comes as a step begins, then what is due at the edge, the step of the agreement, the save."""
     due = pace.eval_s * (pace.eval_every > 0) + pace.save_s * (pace.save_every > 0)
     assert signal_lead_s(pace) >= 2 * pace.step_s + due + pace.save_s + LEAVE_S
@@ -103,17 +103,15 @@ def test_a_job_that_is_full_is_one_job(steps, jobs):
     """(1000 - 0) / 10 = 100 steps a job."""
     found = chain_length(steps, Pace(10.0), 1, 1000, 0)
     assert found is not None
-    assert found.jobs == jobs
-    assert found.total_s == 10 * steps
+    assert (found.jobs, found.total_s) == (jobs, 10 * steps)
 
 
 def test_tenths_do_not_cost_a_step():
     """0.3 / 0.1 is 2.999… in floating point."""
-    assert steps_of_job(Pace(0.1), 0.3, 0) == 3
-    assert steps_of_job(Pace(0.1), 0.7, 0) == 7
+    assert (steps_of_job(Pace(0.1), 0.3, 0), steps_of_job(Pace(0.1), 0.7, 0)) == (3, 7)
 
 
-def test_a_job_without_a_limit_does_it_all_and_one_too_short_nothing():
+def test_a_job_without_a_limit_does_all_a_too_short_one_nothing():
     assert chain_length(10**9, Pace(1.0, start_s=60, save_s=10), 1, None, 120) == ChainLength(
         1, 10**9, 10**9 + 70.0, 10**9 + 70.0, (10**9 + 70.0) / 3600
     )
@@ -147,8 +145,7 @@ def test_measured_figures_by_hand():
     forecast = make_forecast(asked(), ForecastFacts(alike=ALIKE), lead_is_given=False, now=NOW)
     assert forecast.total is not None
     assert (forecast.total.jobs, forecast.total.job_steps, forecast.lead_s) == (8, 1332, 169)
-    assert forecast.total.total_s == 8 * 150 + 25_000
-    assert forecast.jobs == 8
+    assert (forecast.total.total_s, forecast.jobs) == (8 * 150 + 25_000, 8)
     first = forecast.lines[0]
     assert "8 jobs of 1:00:00 by requeue" in first
     assert f"{8 * 26_200 / 3600:,.4g} GPU-hours on 8 GPUs" in first
@@ -178,7 +175,7 @@ def test_a_prediction_has_a_range_and_an_assumed_save():
     assert f"({low.total.jobs} to {high.total.jobs})" in forecast.lines[0]
 
 
-def test_the_parents_figures_stand_in_for_what_its_new_layout_has_not_measured():
+def test_a_parents_figures_stand_in_for_a_new_layouts():
     parent = replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
     forecast = make_forecast(asked(), ForecastFacts(done=40, parent=parent), lead_is_given=False, now=NOW)
     told = "\n".join(forecast.lines)
@@ -208,7 +205,7 @@ def test_a_given_lead_stays_and_one_too_short_is_warned_of():
     assert not any("warning" in line for line in long.lines)
 
 
-def test_without_a_measured_save_the_profiles_lead_stays_or_grows():
+def test_without_a_measured_save_the_lead_stays_or_grows():
     unsaved = replace(ALIKE, save_s=None)
     assert make_forecast(asked(), ForecastFacts(alike=unsaved), False).lead_s == SITE.signal_lead_s
     slow = make_forecast(asked(), ForecastFacts(alike=replace(unsaved, step_s=100.0)), False)
@@ -246,7 +243,7 @@ def test_contradictions_are_refused_with_their_numbers():
     assert "169 s to save" in words
 
 
-def test_a_budget_smaller_than_the_forecast_is_warned_of_with_the_step_it_ends_near():
+def test_a_budget_below_the_forecast_is_warned_of_with_its_step():
     forecast = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=29.0)), ForecastFacts(alike=ALIKE), False)
     assert forecast.total is not None
     near = int(10_000 * 29 / forecast.total.gpu_hours)
@@ -255,7 +252,7 @@ def test_a_budget_smaller_than_the_forecast_is_warned_of_with_the_step_it_ends_n
     assert not any("warning" in line for line in enough.lines)
 
 
-def test_a_budget_that_holds_no_save_is_refused_even_where_no_step_time_is_known():
+def test_a_budget_that_holds_no_save_is_refused_in_any_case():
     """120 s of lead on 8 GPUs are 0.267 GPU-hours."""
     assert "120 s to save" in refusal(asked(job=Job(max_gpu_hours=0.26)), ForecastFacts())
     assert make_forecast(asked(job=Job(max_gpu_hours=0.27)), ForecastFacts(), False).total is None

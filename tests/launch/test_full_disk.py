@@ -29,8 +29,7 @@ class Script:
         keys = {"notify.command": ["true"]}
         resolved = resolve(load_experiment("demo", keys), replace(load_profile("generic-slurm"), chain=chain))
         self.text = render_script(resolved)
-        clients = tmp_path / "clients"
-        clients.mkdir()
+        (clients := tmp_path / "clients").mkdir()
         for name, text in {"python": PYTHON, **dict.fromkeys(("squeue", "sacct", "scancel"), "#!/bin/bash\n")}.items():
             (clients / name).write_text(text)
             (clients / name).chmod(0o755)
@@ -43,8 +42,7 @@ class Script:
     def run(self, *lines: str, **more: str) -> subprocess.CompletedProcess[str]:
         functions = self.text[self.text.index("# === ") : self.text.rindex("\nmain\n")]
         part = "\n".join(["set -o pipefail", functions, "python=(python)", *lines])
-        script = Path(self.environment["PATH"].partition(":")[0]) / "job.sh"
-        script.write_text(part)
+        (script := Path(self.environment["PATH"].partition(":")[0]) / "job.sh").write_text(part)
         return subprocess.run(
             ["bash", script], env=self.environment | more, capture_output=True, text=True, timeout=120, check=False
         )
@@ -61,7 +59,7 @@ def test_a_refused_start_ends_whatever_fails(tmp_path: Path, small_disk: Path, c
         assert go.stdout.strip() == port
 
 
-def test_a_second_start_finds_the_script_and_the_settings_that_are_there(tmp_path: Path, small_disk: Path) -> None:
+def test_a_second_start_finds_the_script_and_settings_there(tmp_path: Path, small_disk: Path) -> None:
     script = Script(tmp_path, small_disk)
     lines = ("make_run_folder", "echo made")
     first = script.run(*lines)

@@ -8,7 +8,7 @@ import pytest
 from hpc_gpt.launch.past_timings import PastTimings, measure_run
 from hpc_gpt.runs.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.settings.resolved import speed_hash
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 
 def lines(first, last, at=STARTED + 60, evaluated=(), saved=(), step_s=0.5):
@@ -26,14 +26,12 @@ def lines(first, last, at=STARTED + 60, evaluated=(), saved=(), step_s=0.5):
 
 
 def test_seconds_of_steps_saves_evaluations_and_starts(tmp_path):
-    run = make_run(tmp_path, "generic-slurm")
-    add_attempt(run, lines(1, 40, evaluated=(10, 20, 30), saved=(20, 40)))
+    run = with_attempt(make_run(tmp_path, "generic-slurm"), lines(1, 40, evaluated=(10, 20, 30), saved=(20, 40)))
     found = measure_run(run)
     assert found is not None
     assert found.run == run.run_id
     assert (found.step_s, found.save_s, found.saves) == (0.5, 7.0, 2)
-    assert found.eval_s == pytest.approx(3.0)
-    assert found.start_s == pytest.approx(60.0)
+    assert (found.eval_s, found.start_s) == (pytest.approx(3.0), pytest.approx(60.0))
     assert found.hold_s is None, "no save was due by itself"
 
 
@@ -49,13 +47,11 @@ def test_a_save_in_the_background_holds_up_less_than_it_takes(tmp_path):
     add_attempt(run, written)
     found = measure_run(run)
     assert found is not None
-    assert found.save_s == 7.0
-    assert found.hold_s == pytest.approx(1.0)
+    assert (found.save_s, found.hold_s) == (7.0, pytest.approx(1.0))
 
 
-def test_a_start_that_loads_a_checkpoint_is_what_later_links_have(tmp_path):
-    run = make_run(tmp_path, "generic-slurm")
-    add_attempt(run, lines(1, 20, saved=(20,)))
+def test_a_start_that_loads_a_checkpoint_is_the_later_links(tmp_path):
+    run = with_attempt(make_run(tmp_path, "generic-slurm"), lines(1, 20, saved=(20,)))
     add_attempt(run, lines(21, 40, at=STARTED + 300 + 90), started=STARTED + 300, resumed_step=20)
     found = measure_run(run)
     assert found is not None
@@ -64,8 +60,7 @@ def test_a_start_that_loads_a_checkpoint_is_what_later_links_have(tmp_path):
 
 @pytest.mark.parametrize("written", [[], lines(1, 2)])
 def test_a_run_that_has_hardly_begun_tells_nothing(tmp_path, written):
-    run = make_run(tmp_path, "generic-slurm")
-    add_attempt(run, written, ended=None)
+    run = with_attempt(make_run(tmp_path, "generic-slurm"), written, ended=None)
     assert measure_run(run) is None
 
 
@@ -93,7 +88,7 @@ def test_alike_is_what_is_as_fast(tmp_path):
         assert speed_hash(other) != speed_hash(base)
 
 
-def test_of_several_runs_the_newest_that_tells_something_is_taken(tmp_path):
+def test_of_several_runs_the_newest_with_figures_is_taken(tmp_path):
     runs = [make_run(tmp_path, "generic-slurm") for _ in range(4)]
     add_attempt(runs[0], lines(1, 20, step_s=9.0))
     add_attempt(runs[1], lines(1, 20, step_s=0.5))
@@ -109,15 +104,14 @@ def test_of_several_runs_the_newest_that_tells_something_is_taken(tmp_path):
     assert asked == [1], "the folder is looked through once"
 
 
-def test_the_size_of_a_checkpoint_is_as_the_last_one_says_else_as_the_engine_keeps_it(tmp_path):
+def test_a_checkpoints_size_is_the_last_ones_else_the_engines(tmp_path):
     run = make_run(tmp_path, "generic-slurm")
     resolved = run.resolved()
     half = replace(resolved, train=replace(resolved.train, dtype="bf16", steps=1000))
     assert checkpoint_bytes(half) == 14 * resolved.model.params, "16-bit weights, fp32 weights, two moments"
     assert space_needed_gib(half, run)[0] * 2**30 == checkpoint_bytes(half)
     for step, size in ((10, 5), (20, 7)):
-        folder = run.checkpoints / f"step-{step:08d}"
-        folder.mkdir(parents=True)
+        (folder := run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
         files = {"a": {"bytes": size, "crc32": 0}, "b": {"bytes": 100, "crc32": 0}}
         (folder / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "files": files}))
     assert space_needed_gib(half, run)[0] * 2**30 == 107

@@ -41,7 +41,7 @@ def asked(experiment: str = "demo", cluster: str = "generic-slurm", **more: Any)
     ],
     ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults", "row"],
 )
-def test_an_experiment_is_read_once_and_its_run_is_what_the_last_resolve_gave(monkeypatch, request_):
+def test_an_experiment_is_read_once_its_run_is_as_last_resolved(monkeypatch, request_):
     calls: list[tuple[str, Any]] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,13 +64,12 @@ def row_of(prepared: PreparedRun) -> tuple[str | None, str | None]:
     return prepared.resolved.sweep, prepared.resolved.row
 
 
-def test_the_file_that_is_made_of_a_run_without_an_experiment_is_that_run(tmp_path):
+def test_the_file_made_of_a_run_without_one_is_that_run(tmp_path):
     """Also where its forecast has decided the signal's lead."""
     asks = {"model.preset": "7.5b", "layout.gpus": 64, "job.time": "20:00:00"}
     request = asked("gpt2-meg-ds-3d", "a100-80g-8", overrides=asks, names_experiment=False, until=Until(steps=5000))
     prepared = prepare(request)
-    path = tmp_path / "made.toml"
-    path.write_text(prepared.text)
+    (path := tmp_path / "made.toml").write_text(prepared.text)
     profile = load_profile("a100-80g-8")
     assert resolve(load_experiment(str(path)), profile) == prepared.resolved
     assert prepared.resolved.job.signal_lead_s != profile.signal_lead_s
@@ -149,7 +148,7 @@ def test_what_resolve_refuses_of_a_length_is_refused_of_until():
         resolve(longer, profile)
 
 
-def test_two_sizes_of_a_batch_win_over_the_third_that_the_file_states():
+def test_two_sizes_of_a_batch_win_over_the_files_third():
     file = read_experiment("gpt2-meg-ds-3d")
     stated = {"layout.micro_batch": 4, "layout.micro_batches": 256, "layout.global_batch": 1024}
     file = type(file)(file.path, file.text, file.overridden(stated, None), None, file.stated)
@@ -167,5 +166,4 @@ def test_what_is_ready_has_its_script_and_its_prediction():
     assert prepared.resolved == resolve(load_experiment(file), profile)
     assert prepared.messages[0].startswith("predicted: ")
     assert prepared.resolved.to_json() in prepared.script
-    assert prepared.text == file.text
-    assert prepared.jobs == 1
+    assert (prepared.text, prepared.jobs) == (file.text, 1)

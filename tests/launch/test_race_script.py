@@ -26,8 +26,7 @@ def test_it_starts_its_ranks_once_a_visit_by_one_line(tmp_path: Path, chain: str
     main = text[text.index("main() {") : text.index("# === nothing below")]
     assert main.count("srun ") == 1
     assert main.index("while next_visit") < main.index("run_ranks in_visit srun") < main.index("\n  done\n")
-    script = tmp_path / "job.sh"
-    script.write_text(text)
+    (script := tmp_path / "job.sh").write_text(text)
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     if shellcheck := shutil.which("shellcheck"):
         done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)

@@ -74,8 +74,7 @@ def test_any_comment_is_refused_or_stays_one_line(comment):
 
 class TestOwnTemplate:
     def render(self, tmp_path, text, name="mine.sh.j2"):
-        path = tmp_path / name
-        path.write_text(text)
+        (path := tmp_path / name).write_text(text)
         return render_script(resolved_demo(), path)
 
     def test_a_child_replaces_a_block_and_keeps_the_rest(self, tmp_path):
@@ -112,7 +111,7 @@ class TestOwnTemplate:
             self.render(tmp_path, "{{ 1 // 0 }}")
 
 
-def test_modules_are_loaded_without_a_purge_if_the_profile_says_so():
+def test_modules_load_without_a_purge_if_the_profile_says_so():
     modules = ("cuda/12",)
     purged = resolved_demo(modules=modules)
     assert "module purge\nmodule load cuda/12" in render_script(purged)
@@ -125,14 +124,14 @@ def test_modules_are_loaded_without_a_purge_if_the_profile_says_so():
     assert not Resolved.from_json(resolved_demo(purge_modules=False).to_json()).cluster.purge_modules
 
 
-def test_the_allocators_segments_grow_unless_the_profile_sets_the_allocator():
+def test_the_allocators_segments_grow_unless_the_profile_sets_it():
     line = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert f"export {line}" in render_script(resolved_demo())
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert line not in render_script(resolved_demo(environment={name: "backend:native"}))
 
 
-def test_a_chosen_clusters_next_jobs_are_for_the_one_that_took_the_first():
+def test_a_chosen_clusters_next_jobs_go_where_the_first_went():
     text = render_script(resolved_demo(chain="singleton", sbatch=("--clusters=near,far",)))
     assert text.count('"--clusters=$SLURM_CLUSTER_NAME"') == 2
     assert '"slurm_cluster": "%s"' in text

@@ -48,7 +48,7 @@ def test_a_run_is_one_job(run, monkeypatch):
     assert "link" not in entry
 
 
-def test_each_job_of_a_chain_says_which_it_is_until_one_is_refused(run, monkeypatch):
+def test_each_job_of_a_chain_says_which_until_one_is_refused(run, monkeypatch):
     resolved = run.resolved()
     chained = replace(resolved, cluster=replace(resolved.cluster, chain="singleton"))
     taken = [Answer(0, f"Submitted batch job {number}\n", "") for number in (7, 8)]

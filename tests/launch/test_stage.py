@@ -73,8 +73,7 @@ class Node:
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
     """Of an environment's content, with an odd path."""
-    folder = tmp_path_factory.mktemp("archive") / ODD
-    folder.mkdir()
+    (folder := tmp_path_factory.mktemp("archive") / ODD).mkdir()
     return make_archive(folder / "a b.tar.gz")
 
 
@@ -142,11 +141,9 @@ def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
     (folder := tmp_path / "original" / "bin").mkdir(parents=True)
     (folder / "python").symlink_to(sys.executable)
     bodies = {
-        "torchrun": "#!/gone/env/bin/python3.11",
-        "pack": "#!/usr/bin/env python",
-        "of-the-system": "#!/usr/bin/python3",
-        "below-usr": "#!/usr/local/envs/gpt/bin/python3",
-    }
+        "torchrun": "#!/gone/env/bin/python3.11", "pack": "#!/usr/bin/env python",
+        "of-the-system": "#!/usr/bin/python3", "below-usr": "#!/usr/local/envs/gpt/bin/python3",
+    }  # fmt: skip
     for name, shebang in bodies.items():
         (folder / name).write_text(f"{shebang}\nprint(1)\n")
         (folder / name).chmod(0o755)
@@ -226,7 +223,7 @@ def test_conda_unpack_runs_where_the_environment_stays(tmp_path):
     assert (at / "unpacked-at").read_text() == str(at)
 
 
-def test_warm_reads_the_libraries_of_the_environment_alone_and_in_order(tmp_path):
+def test_warm_reads_the_environments_libraries_alone_in_order(tmp_path):
     import numpy
 
     node = Node(tmp_path, "warm")
@@ -266,7 +263,7 @@ def test_a_smoke_run_stages_nothing(tmp_path):
         assert (done.code, done.stdout.count('"stage": ')) == (0, count), done.stderr
 
 
-def test_an_archive_that_is_not_here_is_said_before_it_waits_in_the_queue(tmp_path):
+def test_an_absent_archive_is_said_before_the_queue(tmp_path):
     (profile := tmp_path / "site.toml").write_text('stage = "/an/environment.tar"\n')
     assert (
         "note: stage /an/environment.tar is not a file here; "

@@ -71,7 +71,7 @@ def refusals(sweep: SubmittedSweep) -> dict[str, str]:
     return {str(run.resolved().row): run.submissions()[-1]["refused"] for run in sweep.runs if list(run.submissions())}
 
 
-def test_rows_alike_are_one_array_and_a_row_of_its_own_a_single_job(sweep, monkeypatch) -> None:
+def test_rows_alike_are_one_array_an_odd_row_a_single_job(sweep, monkeypatch) -> None:
     sbatch = Sbatch(monkeypatch)
     queue_sweep(sweep, ROWS, at_once=2)
     assert sbatch.taken == [(["a", "c", "e"], 2), (["b", "d"], 2), (["f"], None)]
@@ -97,7 +97,7 @@ def test_what_sbatch_refuses_is_kept_and_the_rest_goes_on(sweep, monkeypatch) ->
 
 
 @pytest.mark.parametrize("fault", [SlurmUnreachable("slurmctld is away", "wait"), KeyboardInterrupt()])
-def test_the_rows_behind_a_slurm_that_is_away_are_marked_refused_and_no_others(sweep, monkeypatch, fault) -> None:
+def test_rows_after_slurm_went_away_are_refused_and_no_others(sweep, monkeypatch, fault) -> None:
     Sbatch(monkeypatch, n2=fault)
     with pytest.raises(type(fault)):
         queue_sweep(sweep, ROWS)

@@ -30,8 +30,7 @@ def rank_environment(
         (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroup / name).write_text(f"{text}\n")
     assert "cgroup=/sys/fs/cgroup\n" in script
-    loads = folder / "loadavg"
-    loads.write_text(f"0.10 0.20 0.30 {runnable}/900 4711\n")
+    (loads := folder / "loadavg").write_text(f"0.10 0.20 0.30 {runnable}/900 4711\n")
     assert "</proc/loadavg " in script
     script = script.replace("/sys/fs/cgroup", str(cgroup)).replace("/proc/loadavg", str(loads))
     (folder / "job.sh").write_text(script)

@@ -88,8 +88,7 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     assert len(functions) == 3
     # The script's sleeps are a second of its clock each, and hear the TERM that a requeue sends.
     sleep = 'sleep() { SECONDS=$((SECONDS + 1)); command sleep 0.01 & kill "$!"; }' if "600" in what else ""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/bash\n{what}\n")
+    (python := tmp_path / "python").write_text(f"#!/bin/bash\n{what}\n")
     python.chmod(0o755)
     steps = [
         "start_tracker",
@@ -99,8 +98,7 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
         "echo alive",
     ]
     # As a file: `bash -c` sometimes prints a line when a background process ends.
-    whole = tmp_path / "script.sh"
-    whole.write_text("\n".join([*functions, sleep, f"python=({python})", *steps]))
+    (whole := tmp_path / "script.sh").write_text("\n".join([*functions, sleep, f"python=({python})", *steps]))
     done = subprocess.run(
         ["bash", whole],
         env={**os.environ, "attempt": str(tmp_path), "HPC_GPT_RUN": "/run", "n": "1", "answer": answer},
@@ -126,7 +124,7 @@ echo sent >"$attempt/sent"
 
 
 @pytest.mark.parametrize("what", ["start_tracker", "start_follower", "start_notifier"])
-def test_in_a_step_of_a_container_the_job_s_signals_are_for_the_ranks(tmp_path, what):
+def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     keys = {"track.tensorboard": True, "after.run": "true", "notify.command": ["true"]}
     profile = replace(load_profile("h100-80g-8"), container=Container("pyxis", "image.sqsh"))
     script = render_script(resolve(load_experiment("demo", keys), profile))
@@ -161,8 +159,7 @@ def test_a_script_without_the_table_has_no_line_of_it():
 @pytest.fixture
 def lacking(tmp_path) -> Path:
     """A Python without any package."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
+    (python := tmp_path / "python").write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)
     return python
 

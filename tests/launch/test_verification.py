@@ -35,8 +35,7 @@ def run(tmp_path: Path) -> RunFolder:
     )
     found.add_submission({"scheduler": "local", "job_id": None})
     unpack_code(found.path)
-    checkpoint = found.checkpoints / "step-00000010"
-    checkpoint.mkdir(parents=True)
+    (checkpoint := found.checkpoints / "step-00000010").mkdir(parents=True)
     (checkpoint / "weights").write_bytes(b"w" * 1000)
     files = {"weights": {"bytes": 1000, "crc32": zlib.crc32(b"w" * 1000)}}
     (checkpoint / "complete.json").write_text(json.dumps({"schema": 1, "step": 10, "data": "random", "files": files}))
@@ -98,9 +97,7 @@ def test_what_differs_is_named(run: RunFolder, check: str) -> None:
     found = verify_run(run)
     assert check in {one.check for one in found.differences}, found
     assert {one.check for one in found.differences} <= {check, "script"}  # what is rendered follows from the settings
-    done = in_process("verify", run.path, "--json")
-    assert done.code == 1
-    told = json.loads(done.stdout)
+    told = json.loads(in_process("verify", run.path, "--json", code=1).stdout)
     assert (told["schema"], told["equal"]) == (1, False)
     assert next(one["means"] for one in told["differences"] if one["check"] == check) == MEANS[check]
     assert re.search(f"^{check} ", in_process("verify", run.path).stdout, re.MULTILINE)
@@ -118,9 +115,8 @@ def test_a_checkpoint_whose_list_of_files_is_damaged_is_told(run: RunFolder, fil
     assert MEANS["checkpoint"] not in done
 
 
-def test_a_profile_that_has_changed_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:
-    clusters = tmp_path / "config" / "clusters"
-    clusters.mkdir(parents=True)
+def test_a_changed_profile_tells_no_value_of_its_environment(run: RunFolder, tmp_path: Path) -> None:
+    (clusters := tmp_path / "config" / "clusters").mkdir(parents=True)
     shipped = Path(__file__).parents[2] / "templates" / "clusters" / "local.toml"
     (clusters / "local.toml").write_text(f'{shipped.read_text()}\n[environment]\nA_TOKEN = "hidden"\n')
     done = in_process("verify", run.path)
@@ -132,9 +128,8 @@ def test_a_run_that_is_none_exits_with_5() -> None:
     assert hpc_gpt("verify", "no-such-run").code == 5
 
 
-def test_the_experiments_file_is_found_though_it_goes_by_another_name(run: RunFolder, tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text(f"{(experiments_dir() / 'demo.toml').read_text()}\n# another line\n")
+def test_the_experiments_file_is_found_by_another_name(run: RunFolder, tmp_path: Path) -> None:
+    (file := tmp_path / "mine.toml").write_text(f"{(experiments_dir() / 'demo.toml').read_text()}\n# another line\n")
     provenance = run.path / "provenance.json"
     provenance.write_text(json.dumps({**json.loads(provenance.read_text()), "experiment_file": str(file)}))
     edit(run.path / "resolved.json", '"name": "demo"', '"name": "another"')

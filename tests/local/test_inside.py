@@ -63,7 +63,7 @@ def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
     assert hpc_gpt("shell", "20200101-000000-dead").code == 5
 
 
-def test_what_forbids_a_debugger_is_said_and_a_process_that_is_gone(tmp_path):
+def test_what_forbids_a_debugger_is_said_and_a_gone_process(tmp_path):
     def enter(text: str, pid: int) -> subprocess.CompletedProcess[str]:
         # The signal is the one that tells ranks of the time limit.
         line = ["bash", "-c", text, "hpc-gpt", "4", str(pid), "bash", "-c", "kill -USR2 $$; echo came here"]

@@ -90,7 +90,7 @@ def wait(what: Any) -> None:
 
 
 @pytest.mark.long
-def test_rows_are_measured_in_turns_and_those_that_fail_are_rows_with_a_cause(race):
+def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race):
     run, said = race("quick slow oom other hang", "--rounds", 2, "--wait")
     assert names_of(run) == ["quick", "slow", "oom", "other", "hang", "other", "hang", "quick"]
     page = page_of(run)

@@ -72,7 +72,7 @@ def test_submit_resume_with_another_layout():
     assert "resumed after step 6 of 7" in newest().attempts()[0].log.read_text()
 
 
-def test_of_two_resumptions_at_once_one_trains_and_the_script_by_hand_waits_for_its_end(ranks_that):
+def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
     run = ranks_that('[ "$HPC_GPT_ATTEMPT" != 1 ] || exit 1; sleep 1000')
     assert ended(run).state == "error"
     line = [sys.executable, "-m", "hpc_gpt", "submit", "--resume", run.run_id]
@@ -94,7 +94,7 @@ def test_of_two_resumptions_at_once_one_trains_and_the_script_by_hand_waits_for_
     assert len(run.attempts()) == 2
 
 
-def test_a_resumption_waits_until_the_process_that_started_an_ended_run_has_left(ranks_that):
+def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
     run = ranks_that("exit 1")
     assert ended(run).state == "error"
     wait_until(lambda: not (run.path / "lock.json").exists())
@@ -109,7 +109,7 @@ def test_a_resumption_waits_until_the_process_that_started_an_ended_run_has_left
 
 
 @pytest.mark.long
-def test_a_controller_that_was_killed_leaves_a_lock_that_the_next_one_takes(ranks_that):
+def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
     run = ranks_that('[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 1; sleep 1000')
     wait_until(lambda: (run.attempt(1).ranks / "0.json").exists())
     os.kill(run.submissions()[-1]["pid"], 9)

@@ -42,7 +42,7 @@ def test_a_program_of_ones_own_finds_the_unpacked_python_first(tmp_path):
 
 
 @pytest.mark.long
-def test_ranks_wait_for_the_first_and_the_seconds_are_the_attempts(tmp_path):
+def test_ranks_wait_for_the_first_and_its_seconds_count(tmp_path):
     archive = make_archive(tmp_path / "environment.tar")
     run = start(tmp_path, archive, *SMALL[:1], *SMALL[3:], "--set", "train.steps=2")
     assert ended(run).state == "done", run.attempt(1).log.read_text()

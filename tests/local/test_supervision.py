@@ -96,7 +96,7 @@ def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     assert f"hint: hpc-gpt logs {newest().run_id}" in done.stderr
 
 
-def test_by_hand_the_script_ends_with_the_worst_of_the_ranks_codes(rank_template, tmp_path):
+def test_by_hand_the_script_ends_with_the_worst_ranks_code(rank_template, tmp_path):
     script = tmp_path / "job.sh"
     script.write_text(in_process("render", *SMALL, "--template", rank_template("exit $((8 + rank))")).stdout)
     environment = {**os.environ, "HPC_GPT_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
@@ -105,7 +105,7 @@ def test_by_hand_the_script_ends_with_the_worst_of_the_ranks_codes(rank_template
     assert "ended with exit code" in done.stdout
 
 
-def test_a_second_ctrl_c_cancels_a_run_that_does_not_heed_the_first(rank_template, tmp_path):
+def test_a_second_ctrl_c_cancels_a_run_that_heeds_no_first(rank_template, tmp_path):
     text = f"trap 'touch {tmp_path}/asked.$rank' INT; touch {tmp_path}/up.$rank; while :; do sleep 0.1; done"
     command = ["submit", *SMALL, "--template", str(rank_template(text)), "--wait"]
     waiting = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_cancel_lets_ranks_save_and_leaves_its_mark_first(ranks_that, tmp_path):
         assert done.stderr == f"{run.run_id}: nothing to {verb}, it ended as cancelled\n"
 
 
-def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):
+def test_a_ctrl_c_at_the_start_leaves_a_run_to_be_cancelled(monkeypatch):
     run = unsubmitted_run()
 
     class Interrupted(subprocess.Popen):
@@ -163,7 +163,7 @@ def test_a_ctrl_c_while_a_run_is_started_leaves_it_to_be_cancelled(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_run_goes_on_without_the_terminal_and_the_command_that_started_it(ranks_that):
+def test_a_run_goes_on_without_its_terminal_and_command(ranks_that):
     run = ranks_that("sleep 300")
     pid = run.submissions()[-1]["pid"]
     assert os.getsid(pid) == pid
@@ -183,7 +183,7 @@ def test_the_time_limit_comes_with_a_warning(ranks_that):
     assert "rank 1 warned" in run.attempts()[-1].log.read_text()
 
 
-def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
+def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay(ranks_that):
     outside = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "5", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1",
                "SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_CPU_BIND": "none", "SUBMITIT_LOCAL_GLOBALID": "8",
                "HPC_GPT_ATTEMPT": "9", "HPC_GPT_RUN": "/nowhere", "CUDA_VISIBLE_DEVICES": "2,3",
@@ -201,7 +201,7 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay_visible(ranks_that):
         assert (seen["CUDA_VISIBLE_DEVICES"], seen["MINE"]) == ("2,3", "kept")
 
 
-def test_a_killed_controller_leaves_no_rank_and_the_next_one_sends_its_event(ranks_that, tmp_path):
+def test_a_killed_controller_leaves_no_rank_its_event_is_sent(ranks_that, tmp_path):
     """Nothing waits for the command that gets the events: it has them all before the first is read."""
     told, text = tmp_path / "told", '[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 9; sleep 300'
     command = f"touch {tmp_path}/has.$$; until [ -e {tmp_path}/go ]; do sleep 0.1; done; cat >>{told}"
@@ -229,7 +229,7 @@ def test_a_killed_controller_leaves_no_rank_and_the_next_one_sends_its_event(ran
 
 
 @pytest.mark.long
-def test_a_controller_whose_run_was_moved_ends_its_ranks_and_does_not_make_the_folder_again(ranks_that):
+def test_a_controller_of_a_moved_run_ends_its_ranks_alone(ranks_that):
     run = ranks_that("sleep 3000")
     wait_until(lambda: (run.attempt(1).ranks / "1.json").exists())
     line, ranks = run.submissions()[-1], rank_processes(run)

@@ -57,7 +57,7 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
 
 
 @pytest.mark.long
-def test_a_stream_and_its_tokenizer_are_found_beside_the_experiment_wherever_it_is_submitted(tmp_path):
+def test_a_stream_and_its_tokenizer_are_beside_the_experiment(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "texts").mkdir()
@@ -81,7 +81,7 @@ def test_a_stream_and_its_tokenizer_are_found_beside_the_experiment_wherever_it_
 
 
 @pytest.mark.long
-def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_one():
+def test_two_ranks_that_share_samples_are_one_and_resume_as_one():
     settings = ("--cluster", "local", "--set", "train.steps=6", "--set", "train.log_every=1", "--wait",
                 "--set", "layout.micro_batch=4")  # fmt: skip
     alone = hpc_gpt("submit", "llama-tiny", "--gpus", "1", *settings)
@@ -99,7 +99,7 @@ def test_two_ranks_that_share_each_sample_train_as_one_and_the_run_resumes_on_on
     assert len(losses(newest())) == 2
 
 
-def test_a_run_here_has_its_curve_its_events_and_a_job_after_it_is_done(tmp_path):
+def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
     told = tmp_path / "told"
     after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
     done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told), *after)

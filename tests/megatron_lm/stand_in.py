@@ -59,8 +59,7 @@ def hear(peer):
 
 def save(args, iteration, weight):
     if RANK == 0:
-        folder = Path(args.save) / f"iter_{iteration:07d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder := Path(args.save) / f"iter_{iteration:07d}").mkdir(parents=True, exist_ok=True)
         (folder / "model.json").write_text(json.dumps(weight))
         (Path(args.save) / "latest_checkpointed_iteration.txt").write_text(str(iteration))
 

@@ -117,14 +117,10 @@ def test_a_mixture_is_a_weight_and_a_prefix_for_each_source():
 
 
 @given(
-    tp=st.sampled_from([1, 2, 4, 8]),
-    pp=st.sampled_from([1, 2, 4]),
-    dp=st.integers(1, 4),
-    vocab=st.integers(300, 60000),
-    multiple=st.sampled_from([8, 64, 128]),
-    micro=st.integers(1, 4),
+    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), dp=st.integers(1, 4),
+    vocab=st.integers(300, 60000), multiple=st.sampled_from([8, 64, 128]), micro=st.integers(1, 4),
     count=st.integers(1, 6),
-)
+)  # fmt: skip
 def test_layout_batch_and_rows_are_the_runs_own(tp, pp, dp, vocab, multiple, micro, count):
     model = Model(hidden=64, layers=4, heads=8, vocab=vocab, seq=128, vocab_multiple=multiple)
     layout = {"tp": tp, "pp": pp, "dp": dp, "gpus": tp * pp * dp, "micro_batch": micro, "micro_batches": count}
@@ -156,7 +152,7 @@ def test_shapes_that_its_options_cannot_say_are_refused():
         settle(model=replace(model, kv_heads=4), layout={"tp": 8, "gpus": 8})
 
 
-def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
+def test_data_layouts_and_warm_ups_megatron_lacks_are_refused():
     assert settle().data == Data(source="megatron", path="stdlib")
     for data in (Data(source="tokens", path="a.tokens"), Data(source="stream", path="a.jsonl")):
         with pytest.raises(ConfigError, match="Megatron-LM reads only its own token files"):
@@ -173,7 +169,7 @@ def test_data_layouts_and_warm_ups_that_megatron_does_not_take_are_refused():
     assert refused.value.hint == "use --pp 1, or model.layers = 6"
 
 
-def test_embedding_and_head_take_a_layers_place_where_only_so_the_stages_are_equal():
+def test_embedding_and_head_take_a_layers_place_for_equal_stages():
     def words(layers: int, pp: int, *own: str) -> str:
         layout = {"tp": 1, "pp": pp, "gpus": pp}
         run = settle(
@@ -251,7 +247,7 @@ def test_the_options_read_from_source_are_those_the_parser_has(checkout, monkeyp
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_an_argument_it_does_not_know_is_named_with_what_comes_close(tmp_path):
+def test_an_unknown_argument_is_named_with_what_comes_close(tmp_path):
     old = make_checkout(tmp_path / "old", without=("recompute-granularity", "hidden-size", "lr-wsd-decay-iters"))
     with pytest.raises(ConfigError) as refused:
         ENGINE.check_program(settle(engine={"recompute": "selective"}), {"MEGATRON_LM": str(old)})

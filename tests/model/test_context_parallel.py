@@ -25,9 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("heads", "key_heads", "cp"), HEADS)
-def test_attention_with_some_heads_has_the_bits_of_one_process(
-    found: dict[str, Any], heads: int, key_heads: int, cp: int
-) -> None:
+def test_attention_with_some_heads_has_the_bits_of_one_process(found, heads, key_heads, cp):
     far = found[name_of("heads", heads, key_heads, cp)]
     assert far["output"] == far["query"] == 0
     # The gradients of a repeated head are summed in another order.
@@ -45,7 +43,7 @@ def test_attention_of_two_chunks_is_that_of_one_process(
 
 
 @pytest.mark.parametrize("expands", [False, True])
-def test_a_kernel_for_the_last_queries_computes_what_the_mask_does(expands: bool) -> None:
+def test_a_kernel_for_the_last_queries_does_what_the_mask_does(expands: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, *size, 8, generator=generator) for size in ((3, 4), (7, 2), (7, 2)))
 
@@ -69,8 +67,6 @@ def test_the_flash_kernel_for_the_last_queries_gives_their_shape(width: int) -> 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_rank_keeps_its_part_of_the_activations(
-    found: dict[str, Any], exchange: str, shape: str, recompute: str
-) -> None:
+def test_a_rank_keeps_its_part_of_the_activations(found, exchange, shape, recompute):
     for cp, share in found[f"{exchange} {shape} {recompute}"].items():
         assert share * int(cp) == pytest.approx(1, rel=0.02)

@@ -64,7 +64,7 @@ def per_document(
     return torch.cat(found)
 
 
-def test_a_document_begins_after_an_end_token_and_with_each_sample() -> None:
+def test_a_document_begins_after_an_end_token_and_each_sample() -> None:
     tokens = torch.tensor([[9, 9, END, 9, END], [END, END, 9, 9, 9]])
     found = Boundaries.of(tokens, END)
     assert found.starts.tolist() == [[0, 0, 0, 3, 3], [0, 1, 2, 2, 2]]

@@ -173,7 +173,7 @@ def model_in_fp8(shape: ModelShape, **techniques: Any) -> Gpt:
 
 
 @pytest.mark.parametrize("shape", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_the_blocks_linear_layers_and_nothing_else_multiply_in_fp8(shape: ModelShape):
+def test_the_blocks_linear_layers_alone_multiply_in_fp8(shape: ModelShape):
     model, plain = model_in_fp8(shape), model_in_fp8(shape)
     layers = [layer for layer in plain.modules() if isinstance(layer, SplitLinear)]
     assert len(layers) == 4 * shape.layers
@@ -219,7 +219,7 @@ def test_weights_cast_once_are_cast_anew_when_they_have_changed():
     assert all(map(torch.equal, gradients_of(model), gradients_of(other)))
 
 
-def test_a_compiled_block_keeps_the_inputs_of_its_products_in_8_bits_and_computes_the_same():
+def test_a_compiled_block_keeps_inputs_in_8_bits_bit_for_bit():
     """In 16 bits, of all that is as wide as the MLP, it keeps GELU's input alone. (What compiled code does not round to
     16 bits in between lies, now and then, on the other side of a rounding to 8.)"""
     kept: list[Tensor] = []
@@ -244,7 +244,7 @@ def test_a_compiled_block_keeps_the_inputs_of_its_products_in_8_bits_and_compute
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_fp8_on_a_gpu_compiled_makes_both_copies_alike_and_the_products_of_its_operands():
+def test_compiled_fp8_on_a_gpu_makes_copies_and_products_alike():
     """(triton-lang/triton#11111: garbage in a cast's turned copy.)"""
 
     def both(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,7 +60,7 @@ def test_nan_is_refused_by_the_name_of_its_weight(tmp_path: Path) -> None:
         Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(tmp_path / "out"), shape)))
 
 
-def test_a_model_on_another_device_is_drawn_a_parameter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_another_device_is_drawn_by_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # nothing is drawn ahead
     most = Most()
     model = Gpt(LARGE, 1, TensorParallel(device=torch.device("meta")))  # which takes no memory of the host
@@ -70,7 +70,7 @@ def test_a_model_on_another_device_is_drawn_a_parameter_at_a_time(monkeypatch: p
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_memory_beside_the_share_is_less_than_twice_the_largest_parameter(tmp_path: Path, dtype: str) -> None:
+def test_memory_beside_the_share_is_below_two_largest_parameters(tmp_path: Path, dtype: str) -> None:
     write_hf(LARGE, Gpt(LARGE, 1).named_parameters(), tmp_path / "out", dtype=dtype)
     read_folder(tmp_path / "out")  # what the libraries import and keep is not the weights'
     for tp in (1, 2):

@@ -121,7 +121,7 @@ def test_of_several_pieces_the_logits_of_one_are_there() -> None:
 @pytest.mark.long(but="each value")
 @pytest.mark.parametrize("how", ["none", "block", "edges"])
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_an_evaluation_holds_the_logits_and_at_most_two_bytes_each_beyond(how: Any, chunks: int) -> None:
+def test_an_evaluation_holds_the_logits_and_two_bytes_each(how: Any, chunks: int) -> None:
     shape = ModelShape(hidden=8, layers=1, heads=2, vocab=2990, seq=32, vocab_multiple=500)
     engine = Engine(compile=how, compile_backend="aot_eager", one_pass_loss=True, loss_chunks=chunks)
     model = Gpt(shape, 1, techniques=Techniques.of(engine)).to(torch.bfloat16)

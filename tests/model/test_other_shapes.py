@@ -82,7 +82,7 @@ def test_expanded_keys_and_values_give_the_same() -> None:
     torch.testing.assert_close(mix(turned[0], turned[1], turned[1]), mix(turned[0], turned[2], turned[2]))
 
 
-def test_in_half_precision_the_rotation_and_the_norms_are_computed_in_fp32() -> None:
+def test_in_half_precision_rotation_and_norms_are_in_fp32() -> None:
     rotation = Rotation(16, 4096, 1e4, None)
     heads = torch.randn(1, 4096, 1, 16)
     exact, half = rotation.rotate(heads.bfloat16().float()), rotation.rotate(heads.bfloat16())

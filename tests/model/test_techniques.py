@@ -62,8 +62,17 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], atol: float 
         )
 
 
+def trained_alike(shape: ModelShape, techniques: Techniques) -> tuple[Gpt, Tensor]:
+    """A model with these techniques, whose loss and gradients are those without any; and that loss."""
+    loss, gradients, _ = train(Gpt(shape, 1), shape)
+    again, found, _ = train(model := Gpt(shape, 1, techniques=techniques), shape)
+    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
+    assert_same(found, gradients, atol=1e-6)
+    return model, loss
+
+
 @pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_selective_recomputation_drops_what_the_core_of_attention_makes(kernel: SDPBackend) -> None:
+def test_selective_recomputation_drops_the_cores_activations(kernel: SDPBackend) -> None:
     with sdpa_kernel(kernel):
         loss, gradients, all_kept = train(Gpt(SMALL, 1))
         again, recomputed, fewer = train(Gpt(SMALL, 1, techniques=Techniques(recompute="selective")))
@@ -79,7 +88,7 @@ def test_selective_recomputation_drops_what_the_core_of_attention_makes(kernel: 
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_offload_takes_every_activation_of_a_block_and_no_parameter(monkeypatch, recompute):
+def test_offload_takes_every_activation_and_no_parameter(monkeypatch, recompute):
     loss, gradients, _ = train(Gpt(SMALL, 1))
     packed: list[tuple[Tensor, Any]] = []
     pack = ActivationOffload._pack
@@ -112,7 +121,7 @@ def test_offload_takes_every_activation_of_a_block_and_no_parameter(monkeypatch,
         assert copies > 8 * SMALL.layers * block_input
 
 
-def test_offload_lets_an_engine_free_parameters_between_the_passes() -> None:
+def test_offload_lets_an_engine_free_parameters_between_passes() -> None:
     _, gradients, _ = train(Gpt(SMALL, 1))
     model = Gpt(SMALL, 1, techniques=Techniques(activation_offload=True))
     loss = model(*tokens_of(SMALL))
@@ -150,11 +159,7 @@ def test_offload_does_nothing_where_no_gradient_is_wanted(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("chunks", [2, 5, 30])
 def test_a_chunked_loss_is_the_loss(shape: ModelShape, chunks: int) -> None:
-    loss, gradients, _ = train(Gpt(shape, 1), shape)
-    model = Gpt(shape, 1, techniques=Techniques(loss_chunks=chunks))
-    again, chunked, _ = train(model, shape)
-    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
-    assert_same(chunked, gradients, atol=1e-6)
+    model, loss = trained_alike(shape, Techniques(loss_chunks=chunks))
     assert list(model.state_dict()) == list(Gpt(shape, 1).state_dict())
     with torch.no_grad():
         torch.testing.assert_close(model(*tokens_of(shape)), loss, atol=1e-6, rtol=0)
@@ -192,11 +197,7 @@ def test_the_whole_logits_are_never_there(tied: bool) -> None:
 @pytest.mark.parametrize("shape", SHAPES[:2])
 @pytest.mark.parametrize("tiles", [2, 3, 8])
 def test_a_tiled_model_is_the_model(shape: ModelShape, tiles: int) -> None:
-    loss, gradients, _ = train(Gpt(shape, 1), shape)
-    model = Gpt(shape, 1, techniques=Techniques(tiles=tiles))
-    again, tiled, _ = train(model, shape)
-    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
-    assert_same(tiled, gradients, atol=1e-6)
+    model, _ = trained_alike(shape, Techniques(tiles=tiles))
     holders = [module for module in model.modules() if isinstance(module, TileLinear)]
     assert len(holders) == 4 * shape.layers * tiles
     assert all([*holder.parameters()] == [holder.weight] for holder in holders)
@@ -224,13 +225,8 @@ def test_a_missing_tile_is_no_whole_parameter() -> None:
 
 
 def test_all_of_them_together_are_the_model() -> None:
-    everything = Techniques(
-        recompute="selective", sequence_parallel=True, tiles=2, activation_offload=True, loss_chunks=3
-    )
-    loss, gradients, _ = train(Gpt(SMALL, 1))
-    again, together, _ = train(Gpt(SMALL, 1, techniques=everything))
-    torch.testing.assert_close(again, loss, atol=1e-6, rtol=0)
-    assert_same(together, gradients, atol=1e-6)
+    more = {"sequence_parallel": True, "tiles": 2, "activation_offload": True, "loss_chunks": 3}
+    trained_alike(SMALL, Techniques(recompute="selective", **more))
 
 
 def test_the_compiled_loss_keeps_the_logits_alone() -> None:

@@ -47,7 +47,7 @@ def on_sm90() -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.long
-def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once(on_sm90: dict[str, dict[str, int]]) -> None:
+def test_for_an_h200_rows_move_in_16_bytes_at_once(on_sm90: dict[str, dict[str, int]]) -> None:
     for name, kernel in on_sm90.items():
         assert kernel["16-byte loads"] >= 2, name
         assert "2-byte stores" not in kernel, name
@@ -55,7 +55,7 @@ def test_compiled_for_an_h200_rows_are_read_and_written_in_16_bytes_at_once(on_s
 
 
 @pytest.mark.long
-def test_five_rows_of_the_loss_are_on_a_multiprocessor_and_their_next_columns_are_loaded_ahead(on_sm90):
+def test_five_rows_of_the_loss_fit_and_load_their_next_ahead(on_sm90):
     for name in ("whole", "whole fp32", "evaluated", "statistics", "gradients", "wide"):
         kernel = on_sm90[name]
         assert kernel["programs"] >= 5, name

@@ -59,7 +59,7 @@ def _mean_error(entries, constants):
     ) / len(entries)
 
 
-def test_noisy_rows_do_not_count_and_the_fastest_of_a_layout_does():
+def test_noisy_rows_do_not_count_and_a_layouts_fastest_does():
     read = rows_of({"rows": [row(id="a"), row(id="b", sec_per_iter=8.0), row(id="c", sec_per_iter=1.0, noisy=True),
                              row(id="d", sec_per_iter=None)]}, "rows").rows  # fmt: skip
     assert [entry.id for entry in fastest(read)] == ["b"]
@@ -112,7 +112,7 @@ def test_constants_as_a_profile_stores_them():
             constants_from({"gemm": wrong})
 
 
-def test_cross_validation_predicts_each_row_with_constants_that_never_saw_it():
+def test_cross_validation_predicts_rows_its_constants_never_saw():
     slow = rows("a", source="slow", true=dataclasses.replace(DEFAULT, gemm=0.6))
     fast = rows("b", source="fast", true=dataclasses.replace(DEFAULT, gemm=0.9))
     by_source = without_source(slow + fast)
@@ -225,10 +225,8 @@ def test_a_shipped_profile_gets_a_copy_that_extends_it():
     assert path == config_dir() / "clusters" / f"{NAME}.toml"
     assert shipped.read_bytes() == before
     profile = load_profile(NAME)
-    assert profile.gpus_per_node == 4
-    assert profile.calibration.constants["gemm"] == 0.512346
-    assert profile.calibration.rows == 2
-    assert profile.calibration.mean_error == pytest.approx(0.1155)
+    assert (profile.gpus_per_node, profile.calibration.constants["gemm"]) == (4, 0.512346)
+    assert (profile.calibration.rows, profile.calibration.mean_error) == (2, pytest.approx(0.1155))
     assert profile.calibration.residuals == FOUND.residuals
     assert stored_calibration(profile).constants.gemm == 0.512346
 
@@ -238,7 +236,7 @@ def test_the_path_of_a_shipped_file_is_not_written_either():
     assert calibration_path(str(shipped)) == config_dir() / "clusters" / f"{NAME}.toml"
 
 
-def test_comments_and_order_of_the_users_file_survive_and_the_old_table_goes():
+def test_comments_and_order_survive_and_the_old_table_goes():
     path = own(
         f'# mine\nextends = "{NAME}"  # so\n\n[calibration]\nrows = 3 # old\n[calibration.constants]\ngemm = 1.0\n'
         '# of the environment\n[environment]\nA = "[calibration]"\n'
@@ -253,7 +251,7 @@ def test_comments_and_order_of_the_users_file_survive_and_the_old_table_goes():
     assert path.read_text() == first
 
 
-def test_a_table_that_cannot_be_separated_from_the_rest_is_refused_and_nothing_written():
+def test_an_inseparable_table_is_refused_and_nothing_written():
     for text in ("calibration = { rows = 3 }\n", "calibration.rows = 3\n", 'description = """\n[calibration]\n"""\n'):
         path = config_dir() / "clusters" / f"{NAME}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -271,10 +269,8 @@ def test_a_file_that_is_no_toml_is_refused():
 
 
 def test_a_profile_by_path_is_written_where_it_is(tmp_path):
-    path = tmp_path / "site.toml"
-    path.write_text('device = "v100-32g"\n')
-    link = tmp_path / "link.toml"
-    link.symlink_to(path)
+    (path := tmp_path / "site.toml").write_text('device = "v100-32g"\n')
+    (link := tmp_path / "link.toml").symlink_to(path)
     assert store_calibration(str(link), FOUND) == path
     assert link.is_symlink()
     assert load_profile(str(path)).calibration.rows == 2

@@ -48,7 +48,7 @@ def test_the_peak_is_what_is_allocated(name: str, held: Path) -> None:
 @pytest.mark.long
 @NEED_COMPILER
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_kept_residual_takes_the_place_of_what_it_is_the_sum_of(name: str) -> None:
+def test_a_kept_residual_replaces_what_it_is_the_sum_of(name: str) -> None:
     """What two compiled layers keep is the same with it and without, of GPT-2's kind what `plan` counts."""
     words = [*forked_python("tests.plan.kept_by_layers"), name]
     done = subprocess.run(words, check=True, capture_output=True, cwd=ROOT, timeout=600, text=True)

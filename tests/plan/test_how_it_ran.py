@@ -44,7 +44,7 @@ def test_cp_divides_tokens_and_shares_states_as_dp_does() -> None:
     assert step(halved).compute_s == pytest.approx(step(LONG).compute_s / 2, rel=0.05)
 
 
-def test_a_ring_hides_what_gathered_keys_and_exchanged_heads_show() -> None:
+def test_a_ring_hides_what_gathered_keys_and_heads_show() -> None:
     ring, keys, heads = (step(replace(LONG, cp=4, cp_exchange=way)).cp_s for way in ("ring", "keys", "heads"))
     assert 0 < ring < heads
     assert ring < keys
@@ -107,13 +107,10 @@ def test_edges_take_the_place_of_layers() -> None:
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"matmul": "fp8"}, ConfigError),
-        ({"attention": "fa9"}, ConfigError),
-        ({"states": "half"}, ConfigError),
-        ({"cp": 3}, LayoutError),
-        ({"cp": 32, "cp_exchange": "heads"}, LayoutError),
+        ({"matmul": "fp8"}, ConfigError), ({"attention": "fa9"}, ConfigError), ({"states": "half"}, ConfigError),
+        ({"cp": 3}, LayoutError), ({"cp": 32, "cp_exchange": "heads"}, LayoutError),
     ],
-)
+)  # fmt: skip
 def test_what_no_run_has_is_refused_in_a_line_with_a_hint(fields: dict[str, Any], fault: type) -> None:
     with pytest.raises(fault) as raised:
         replace(LONG, **fields)
@@ -121,9 +118,8 @@ def test_what_no_run_has_is_refused_in_a_line_with_a_hint(fields: dict[str, Any]
     assert raised.value.hint
 
 
-def test_a_row_with_a_value_that_is_not_listed_ends_the_benchmark_with_2(tmp_path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text('{"rows": [{"id": "a-1", "attention": "fa9"}]}')
+def test_a_row_with_an_unlisted_value_ends_the_benchmark_with_2(tmp_path) -> None:
+    (path := tmp_path / "rows.json").write_text('{"rows": [{"id": "a-1", "attention": "fa9"}]}')
     done = subprocess.run(
         [sys.executable, REPOSITORY / "tests" / "benchmarks" / "plan.py", "--rows", path],
         capture_output=True, text=True, check=False,
@@ -144,7 +140,7 @@ def test_traits_are_read_from_a_rows_fields_alone() -> None:
         assert getattr(plain.training, name) == getattr(Training(LLAMA), name)
 
 
-def test_gradients_that_are_reduced_once_are_gathered_for_all_along() -> None:
+def test_gradients_reduced_once_are_gathered_for_all_along() -> None:
     """Weights are gathered in each pass, gradients are reduced in the last micro-batch alone; until then a rank holds
     whole ones, whose place their shards take."""
     each = Training(LLAMA, dp=2, micro_batches=8, flash=True, engine="fsdp", grad_sum="fp32", states="fp32")

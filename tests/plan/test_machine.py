@@ -20,8 +20,7 @@ SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G"
 
 
 def write(folder: Path, text: str) -> str:
-    path = folder / "site.toml"
-    path.write_text(text)
+    (path := folder / "site.toml").write_text(text)
     return str(path)
 
 
@@ -36,7 +35,7 @@ def test_every_device_has_its_rates_and_a_source(device):
     assert 0.01 < machine.memory_gib * 2**30 / (machine.memory_gb_s * 1e9) < 0.5
 
 
-def test_newer_nvlinks_are_faster_and_a_devices_is_its_generations():
+def test_newer_nvlinks_are_faster_each_of_its_devices_time():
     rates = [link_gb_s("nvlink", generation) for generation in range(1, 6)]
     assert rates == sorted(rates)
     assert machine_named("v100-32g", 4, "omni-path 4x100G").node_gb_s == link_gb_s("nvlink", 2)
@@ -162,7 +161,7 @@ def test_a_device_with_fewer_links_has_its_own_rate_between_them():
 
 
 @pytest.mark.parametrize(("dtypes", "compile"), [("bf16 = 900.0, fp16 = 900.0", "block"), ("fp16 = 900.0", "none")])
-def test_a_card_of_a_profiles_own_figures_compiles_as_its_formats_say(dtypes, compile, tmp_path):
+def test_a_card_of_own_figures_compiles_as_its_formats_say(dtypes, compile, tmp_path):
     own = 'device = "mi999"\nfabric = "infiniband 8x400G"\n[machine]\nmemory_gib = 191.0\nmemory_gb_s = 5300.0\n'
     text = f"{own}node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\n"
     profile = load_profile(write(tmp_path, text + dtypes.replace(", ", "\n") + "\n"))

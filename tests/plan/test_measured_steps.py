@@ -35,20 +35,14 @@ def left_out(path, profile):
 
 
 def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
-    path = tmp_path / "record.json"
-    path.write_text(RECORD.to_json())
+    (path := tmp_path / "record.json").write_text(RECORD.to_json())
     (entry,) = rows(path, profile)
     training = entry.training
     assert entry.id == "20261120-gpt2"
     assert (training.tp, training.pp, training.dp, training.engine, training.micro_batches) == (
-        4,
-        4,
-        1,
-        "deepspeed-3d",
-        4,
-    )
-    assert entry.step_s == 1.4
-    assert entry.machine.gpus_per_node == 4
+        4, 4, 1, "deepspeed-3d", 4,
+    )  # fmt: skip
+    assert (entry.step_s, entry.machine.gpus_per_node) == (1.4, 4)
 
 
 def test_settings_tell_the_switches(tmp_path, profile):
@@ -89,7 +83,7 @@ def test_how_the_update_ran(tmp_path, profile):
     assert entry.training.program_states is None
 
 
-def test_a_record_of_another_program_is_predicted_as_the_engine_nearest_to_it(tmp_path, profile):
+def test_another_programs_record_is_predicted_as_the_nearest(tmp_path, profile):
     path = tmp_path / "record.json"
     for engine, stage, pp, expected in (("gpt-neox", 0, 4, "megatron-lm"), ("gpt-neox", 1, 4, "deepspeed-3d"),
                                         (None, 3, 1, "deepspeed-zero"), ("fsdp", 0, 1, "fsdp")):  # fmt: skip
@@ -104,8 +98,7 @@ def test_what_our_own_run_trained_is_what_its_settings_say(tmp_path, profile):
     resolved = resolve(load_experiment("llama-tiny", {"train.dtype": "fp16"}), profile)
     settings = {"model": resolved.model.table()}
     record = dataclasses.replace(RECORD, dialect="hpc-gpt", **figures_asked(resolved), settings=settings)
-    path = tmp_path / "record.json"
-    path.write_text(dataclasses.replace(record, dtype="fp16").to_json())
+    (path := tmp_path / "record.json").write_text(dataclasses.replace(record, dtype="fp16").to_json())
     (entry,) = rows(path, profile)
     assert entry.training.shape == dataclasses.replace(resolved.model, rope_scaling=None)
     assert hash(entry.training)  # the shortest step of each training counts
@@ -123,25 +116,22 @@ def test_report_json_run_folders_and_the_logs_folder(tmp_path, profile):
     for place in ("a", "b", "sweep/c"):
         (logs / place).mkdir(parents=True)
         (logs / place / "record.json").write_text(RECORD.to_json())
-    assert len(rows(logs, profile)) == 3
-    assert len(rows(logs / "a", profile)) == 1
+    assert (len(rows(logs, profile)), len(rows(logs / "a", profile))) == (3, 1)
 
 
 def test_a_record_of_another_device_or_of_no_step_is_reported(tmp_path, profile):
-    path = tmp_path / "record.json"
-    path.write_text(dataclasses.replace(RECORD, device="a100-80g").to_json())
+    (path := tmp_path / "record.json").write_text(dataclasses.replace(RECORD, device="a100-80g").to_json())
     assert "device is a100-80g, but profile" in left_out(path, profile)[0].reason
     path.write_text(dataclasses.replace(RECORD, step_s=None).to_json())
     assert rows(path, profile)[0].step_s is None
 
 
-def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, profile):
+def test_a_record_of_a_cpu_or_another_cluster_is_left_out(tmp_path, profile):
     """A foreign log that states no device is taken for the profile's."""
     ours = dataclasses.replace(RECORD, dialect="hpc-gpt")
     for name, record in (("same", ours), ("other", ours), ("cpu", dataclasses.replace(ours, device=None)),
                          ("foreign", dataclasses.replace(RECORD, dialect="megatron", device=None))):  # fmt: skip
-        run = tmp_path / "logs" / name
-        run.mkdir(parents=True)
+        (run := tmp_path / "logs" / name).mkdir(parents=True)
         (run / "record.json").write_text(dataclasses.replace(record, run=name).to_json())
         cluster = "local" if name == "other" else NAME
         (run / "resolved.json").write_text(json.dumps({"cluster": {"name": cluster}}))
@@ -157,8 +147,7 @@ def test_a_record_of_a_cpu_or_another_cluster_is_left_out_by_name(tmp_path, prof
 
 @pytest.mark.parametrize("text", ["", "3", "[]", "{}", '{"schema": 1}', '{"records": 3}', '{"rows": []}'])
 def test_what_is_neither(tmp_path, profile, text):
-    path = tmp_path / "x.json"
-    path.write_text(text)
+    (path := tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError) as raised:
         read_measured_steps(path, profile)
     assert raised.value.hint

@@ -23,15 +23,9 @@ from tests.plan.published.programs import PROGRAMS
 GIB = 2.0**30
 # Megatron-DeepSpeed's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
 MEGATRON_18B = Training(
-    ModelShape(6144, 40, 32, vocab=50688, seq=1024),
-    tp=4,
-    pp=4,
-    micro_batches=4,
-    recompute="full",
-    dtype="fp16",
-    engine="megatron-lm",
-    program_states=PROGRAMS["megatron-2021-fp16"],
-)
+    ModelShape(6144, 40, 32, vocab=50688, seq=1024), tp=4, pp=4, micro_batches=4, recompute="full", dtype="fp16",
+    engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"],
+)  # fmt: skip
 
 
 def peak(training: Training) -> float:
@@ -39,7 +33,7 @@ def peak(training: Training) -> float:
     return max(stage.allocated for stage in predict_memory(training).stages)
 
 
-def test_a_loss_in_one_pass_holds_the_logits_once_and_computes_them_once() -> None:
+def test_a_loss_in_one_pass_holds_and_computes_the_logits_once() -> None:
     """124M at micro-batch 32: 3.1 GiB less than a compiled loss, plus the gradient of the head's weight."""
     compiled = replace(GPT2, compiled=True, compiled_loss=True)
     one_pass = replace(compiled, one_pass_loss=True)
@@ -106,7 +100,7 @@ def test_a_larger_micro_batch_or_sequence_never_needs_less(training: Training, m
     assert peak(longer) >= peak(training)
 
 
-def test_a_loss_in_chunks_keeps_one_chunks_logits_and_makes_each_twice() -> None:
+def test_a_loss_in_chunks_keeps_one_chunk_and_makes_each_twice() -> None:
     """124M, 16 samples of 1024: 9.2 GiB of logits at 12 bytes become an eighth; an H200 makes the product again,
     2 x 16384 x 768 x 50304 FLOPs, 1.3 TFLOP of the step's 14."""
     plain = Training(ModelShape(768, 12, 12, vocab=50304, seq=1024), micro_batch=16, engine="ddp", flash=True)
@@ -133,7 +127,7 @@ def test_a_compiled_loss_holds_logits_and_their_gradient_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["edges", "whole"])
-def test_compiled_with_the_head_the_gradient_overwrites_the_logits(how: Any) -> None:
+def test_compiled_with_the_head_gradients_overwrite_logits(how: Any) -> None:
     """124M at micro-batch 32: 3 GiB less than by block; a bare compiled model took 14.5 GiB on one H200. A pipeline's
     stage is compiled apart from its loss."""
     by_block, with_head = (
@@ -148,7 +142,7 @@ def test_compiled_with_the_head_the_gradient_overwrites_the_logits(how: Any) -> 
 
 
 @given(trainings())
-def test_an_evaluation_is_counted_and_never_needs_more_than_training(training: Training) -> None:
+def test_an_evaluation_never_needs_more_than_training(training: Training) -> None:
     """Of ours: what a user has planned survives its first evaluation."""
     for stage in predict_memory(training).stages:
         assert stage.moment != "evaluation"
@@ -340,16 +334,9 @@ def test_a_published_stage() -> None:
 # what one micro-batch more in flight holds: 0.266, four layers' inputs and a quarter of the output; Megatron's by
 # 0.314, five.
 MEGATRON_52B = Training(
-    ModelShape(8192, 64, 32, vocab=50688, seq=1024),
-    tp=4,
-    pp=16,
-    micro_batch=4,
-    micro_batches=256,
-    recompute="full",
-    dtype="fp16",
-    engine="deepspeed-3d",
-    program_states=PROGRAMS["deepspeed-fp16"],
-)
+    ModelShape(8192, 64, 32, vocab=50688, seq=1024), tp=4, pp=16, micro_batch=4, micro_batches=256, recompute="full",
+    dtype="fp16", engine="deepspeed-3d", program_states=PROGRAMS["deepspeed-fp16"],
+)  # fmt: skip
 
 
 def test_the_published_stages_of_a_pipeline() -> None:
@@ -406,7 +393,7 @@ def test_activations_on_the_host_are_counted_there() -> None:
     assert there.allocated < here.allocated
 
 
-def test_a_mask_of_documents_is_held_for_each_micro_batch_in_flight() -> None:
+def test_a_mask_of_documents_is_held_for_each_batch_in_flight() -> None:
     plain = Training(SMALL, pp=4, micro_batch=2, micro_batches=8, dtype="bf16", engine="deepspeed-3d")
     for training, width in ((plain, 2), (replace(plain, dtype="fp32"), 4), (replace(plain, recompute="full"), 2)):
         without, masked = (predict_memory(replace(training, document_mask=mask)).stages for mask in (False, True))
@@ -418,14 +405,11 @@ def test_a_mask_of_documents_is_held_for_each_micro_batch_in_flight() -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "attention", "has"),
     [
-        ("a100-80g", "bf16", "auto", False),
-        ("h100-80g", "fp16", "flash", False),
-        ("a100-80g", "bf16", "efficient", True),
-        ("a100-80g", "fp32", "auto", True),
-        ("v100-32g", "fp16", "auto", True),
-        ("cpu", "bf16", "auto", True),
+        ("a100-80g", "bf16", "auto", False), ("h100-80g", "fp16", "flash", False),
+        ("a100-80g", "bf16", "efficient", True), ("a100-80g", "fp32", "auto", True),
+        ("v100-32g", "fp16", "auto", True), ("cpu", "bf16", "auto", True),
     ],
-)
+)  # fmt: skip
 def test_only_what_cannot_take_documents_in_a_row_has_a_mask(device, dtype, attention, has) -> None:
     engine, shape = Engine("ddp", attention=attention), replace(SMALL, heads=8)
     assert has_mask(Data(mask_documents=True), engine, shape, dtype, device) is has
@@ -441,7 +425,7 @@ def test_layers_of_stages_as_given() -> None:
     assert memory.stages[3].parameters < memory.stages[2].parameters
 
 
-def test_what_is_reserved_stays_within_the_card_while_what_is_allocated_does() -> None:
+def test_what_is_reserved_stays_within_the_card() -> None:
     card = machine_named("v100-32g", 4, "omni-path 4x100G")
     # Megatron-DeepSpeed's 36B with micro-batch 6, which ran ("a very snag fit"): more is wished for than there is.
     training = replace(
@@ -467,7 +451,7 @@ MODES = ("fused", "foreach", "for-loop", "compiled")
 
 
 @given(trainings(), st.sampled_from(MODES))
-def test_no_way_of_updating_needs_less_than_fused_but_the_compiled_one(training: Training, mode: OptimizerMode) -> None:
+def test_no_update_needs_less_than_fused_but_the_compiled_one(training: Training, mode: OptimizerMode) -> None:
     other = replace(training, optimizer_mode=mode)
     if mode != "compiled":
         assert peak(other) >= peak(training)
@@ -502,15 +486,9 @@ def test_13_billion_parameters_fit_one_gpu_and_its_host() -> None:
     """41 layers of 5120 with half of the optimizer's states on the host: 139 GiB on the GPU, 119 GiB there."""
     shape = ModelShape(5120, 41, 40, vocab=50304, seq=1024)
     training = Training(
-        shape,
-        engine="deepspeed-zero",
-        zero_stage=3,
-        offload="optimizer",
-        offload_ratio=0.5,
-        micro_batch=4,
-        recompute="full",
-        flash=True,
-    )
+        shape, engine="deepspeed-zero", zero_stage=3, offload="optimizer", offload_ratio=0.5, micro_batch=4,
+        recompute="full", flash=True,
+    )  # fmt: skip
     [stage] = predict_memory(training).stages
     assert stage_params(training, 0) > 13.0e9
     assert stage.nvidia_smi < 139

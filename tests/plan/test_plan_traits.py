@@ -76,7 +76,7 @@ def test_each_changes_time_or_memory(words, faster, smaller):
     assert (memory[1] < memory[0]) == smaller
 
 
-def test_gradients_that_overlap_are_hidden_and_the_gathers_only_if_they_do_too():
+def test_overlapped_gradients_are_hidden_gathers_only_if_told():
     half = replace(RUN, dp_overlap=True, gathers_wait=True)
     exposed, some, least = (predict_step(run, H100).dp_s for run in (RUN, half, replace(half, gathers_wait=False)))
     assert exposed > some > least > 0
@@ -86,15 +86,14 @@ def test_gradients_that_overlap_are_hidden_and_the_gathers_only_if_they_do_too()
 
 
 def planned(*words):
-    done = in_process("plan", *words, "--cluster", "h100-80g-8", "--json")
-    assert done.code == 0, done.stderr
+    done = in_process("plan", *words, "--cluster", "h100-80g-8", "--json", code=0)
     return json.loads(done.stdout)
 
 
 ASKED = ("--model", "llama3.1-70b", "--gpus", "128", "--engine", "megatron-lm")
 
 
-def test_the_best_is_shown_once_more_with_arguments_that_hide_communication_and_never_in_its_place():
+def test_the_best_is_shown_again_with_hidden_communication():
     page = planned(*ASKED)
     shown, best = page["overlapped"], page["candidates"][0]
     expected = ["--overlap-grad-reduce", "--overlap-param-gather"] + ["--tp-comm-overlap"] * (best["tp"] > 1)
@@ -116,8 +115,7 @@ def test_the_best_is_shown_once_more_with_arguments_that_hide_communication_and_
 
 
 def test_init_names_them_in_a_comment(tmp_path):
-    done = in_process("init", "mine", *ASKED, "--cluster", "h100-80g-8", "-o", tmp_path)
-    assert done.code == 0, done.stderr
+    in_process("init", "mine", *ASKED, "--cluster", "h100-80g-8", "-o", tmp_path, code=0)
     text = (tmp_path / "mine.toml").read_text()
     assert '# "--overlap-grad-reduce", "--overlap-param-gather"' in text
 
@@ -137,14 +135,12 @@ global_batch = 512
 
 
 def experiment(tmp_path, more=""):
-    path = tmp_path / "mine.toml"
-    path.write_text(PROGRAM + more)
+    (path := tmp_path / "mine.toml").write_text(PROGRAM + more)
     return path
 
 
-def test_a_program_of_ones_own_is_planned_as_the_engine_that_it_is_like(tmp_path):
-    refused = in_process("plan", experiment(tmp_path), "--cluster", "h100-80g-8")
-    assert refused.code == 2
+def test_a_program_of_ones_own_is_planned_as_its_engine_like(tmp_path):
+    refused = in_process("plan", experiment(tmp_path), "--cluster", "h100-80g-8", code=2)
     assert "hpc-gpt help plan-traits" in error_of(refused)[1]
     like = '[plan]\nlike = "megatron-lm"\n'
     plain, told = (
@@ -162,7 +158,7 @@ def test_a_program_of_ones_own_is_planned_as_the_engine_that_it_is_like(tmp_path
     assert "plan.attention" in error_of(wrong)[0]
 
 
-def test_the_table_decides_nothing_and_is_refused_beside_another_engine(tmp_path):
+def test_the_table_decides_nothing_beside_another_engine(tmp_path):
     profile = load_profile("h100-80g-8")
     plain, told = (
         resolve(load_experiment(str(experiment(tmp_path, more)), {}), profile)

@@ -88,7 +88,7 @@ def ratio_of(row):
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_a_published_layout_is_near_the_best_or_it_is_said_why_not(row):
+def test_a_published_layout_is_near_the_best_or_says_why_not(row):
     ratio, best, own = ratio_of(row)
     assert ratio <= row.most, (str(best.layout), best.training, own.training)
     assert bool(row.why) == (row.most > NEAR)

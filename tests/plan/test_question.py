@@ -40,9 +40,7 @@ def experiment(layout=None, engine=None, **train):
 def test_nothing_holds_unless_it_is_said_to():
     asked = experiment({"tp": 5, "pp": 2, "micro_batch": 4}, {"recompute": "full", "zero_stage": 1})
     question = question_of(asked, PROFILE)
-    assert question.fixed == {}
-    assert question.global_batch == 64
-    assert question.gpus == 16
+    assert (question.fixed, question.global_batch, question.gpus) == ({}, 64, 16)
     holds = {"layout.tp", "layout.micro_batch", "engine.recompute"}
     assert question_of(asked, PROFILE, holds).fixed == {"tp": 5, "micro_batch": 4, "recompute": "full"}
 
@@ -102,7 +100,7 @@ def test_a_dtype_without_a_unit_is_refused():
         check_dtype("bf16", machine)
 
 
-def test_a_batch_that_nobody_gave_is_one_that_the_gpus_divide_and_does_not_grow_with_them():
+def test_a_batch_nobody_gave_is_divided_and_does_not_grow():
     batches = {
         (1024, 3): 1023,
         (1024, 24): 1032,
@@ -115,7 +113,7 @@ def test_a_batch_that_nobody_gave_is_one_that_the_gpus_divide_and_does_not_grow_
     assert usual_batch(1024, 1536) == 768  # as many replicas as have a sample each
 
 
-def test_a_bubble_of_over_half_the_step_names_a_batch_with_less_of_it():
+def test_a_bubble_over_half_the_step_names_a_better_batch():
     machine = machine_named("h100-80g", 8, "infiniband 8x400G")
     traits = {"megatron-lm": {"flash": True}}
     asked = Question(preset("llama3.1-405b"), 16384, 8, "bf16", 512, ("megatron-lm",), traits=traits)

@@ -61,8 +61,7 @@ def facts(entry: PublishedRow) -> Iterator[tuple[str, Any]]:
 
 
 def test_both_shapes_of_file(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps({"note": "x", "rows": [row(), row(hidden=None), 5]}))
+    (path := tmp_path / "rows.json").write_text(json.dumps({"note": "x", "rows": [row(), row(hidden=None), 5]}))
     rows = read_rows(path)
     assert [type(entry) for entry in rows.entries] == [PublishedRow, LeftOut, LeftOut]
     path.write_text(json.dumps({"clusters": {"a": [row()], "b": [row(), row(id=None, source=None)]}}))

@@ -172,7 +172,7 @@ def test_a_small_model_waits_for_its_host() -> None:
     assert two.band > predict_step(Training(GPT3, tp=8, recompute="full"), machine_named("a100-80g", 8, None)).band
 
 
-def test_fitted_constants_widen_the_range_by_half_of_what_they_move() -> None:
+def test_fitted_constants_widen_the_range_by_half_their_move() -> None:
     run = Training(GPT3, tp=8, pp=8, micro_batches=64, flash=True)
     plain, slower = predict_step(run, SELENE), replace(DEFAULT, gemm=0.8 * DEFAULT.gemm)
     fitted = predict_step(run, SELENE, slower)
@@ -242,7 +242,7 @@ def test_what_one_h200_measured_is_within_the_stated_range(name: str) -> None:
     assert step.band == pytest.approx(0.12)
 
 
-def test_another_programs_deepspeed_waits_as_its_documentation_sets_it_up() -> None:
+def test_another_programs_deepspeed_waits_as_documented() -> None:
     ours = Training(GPT2, micro_batch=32, engine="deepspeed-zero", zero_stage=1, flash=True)
     others = replace(ours, program_states=PROGRAMS["bf16-optimizer"])
     machine = machine_named("h200", 8, None)
@@ -255,7 +255,7 @@ def test_compiling_takes_time_off() -> None:
     assert predict_step(replace(eager, compiled=True), machine).step_s < 0.92 * predict_step(eager, machine).step_s
 
 
-def test_fsdp_gathers_its_parameters_for_every_micro_batch_whether_or_not_a_stage_is_named():
+def test_fsdp_gathers_parameters_for_every_micro_batch():
     """48B at tp2 x dp32 on V100s: 104 GB a node and gather over 50 GB/s, three times a micro-batch, 32 of them."""
     machine = machine_named("v100-32g", 4, "omni-path 4x100G")
     shape = ModelShape(hidden=8192, layers=64, heads=32, vocab=50304, seq=1024)

@@ -85,8 +85,7 @@ def test_steps_of_other_sizes_are_compared_by_the_token():
 
 
 def test_bars_fill_what_they_stand_for():
-    assert time_bar(STEP, 20) == "ccccccccccccccrrttbd"
-    assert len(time_bar(STEP, 37)) == 37
+    assert (time_bar(STEP, 20), len(time_bar(STEP, 37))) == ("ccccccccccccccrrttbd", 37)
     assert sum(shares(STEP).values()) == pytest.approx(1)
     assert memory_bar(32, 32, 10, False) == "##########"
     assert memory_bar(0.1, 32, 10, True) == "█░░░░░░░░░"
@@ -180,7 +179,7 @@ def test_an_explanation_shows_the_sums_it_states(place):
         assert sum(sums[part][at] for part in parts) == pytest.approx(allocated, abs=0.04)
 
 
-def test_parameters_and_their_bytes_come_to_the_states_of_the_table():
+def test_parameters_and_bytes_come_to_the_states_of_the_table():
     searched, model = searched_for(pp=16, micro_batch=4, recompute="full", zero_stage=1, sequence_parallel=False)
     one = searched.candidates[0]
     assert (one.training.engine, str(one.layout)) == ("deepspeed-3d", "tp4-pp16-dp1")
@@ -206,7 +205,7 @@ def test_interleaving_is_explained():
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama3.1-8b", "llama3.1-405b"])
 @pytest.mark.parametrize("matmul", ["none", "fp8-tensor", "nvfp4"])
-def test_without_recomputation_the_hardware_does_what_the_model_needs(name, matmul):
+def test_without_recomputation_hardware_does_the_models_work(name, matmul):
     """Tables that are looked up multiply nothing, in neither figure; both are shares of the products' own units."""
     machine = machine_named("b200", 8, "infiniband 8x400G")
     run = Training(preset(name), dp=8, micro_batches=4, flash=True, engine="fsdp", matmul=matmul)
@@ -219,7 +218,7 @@ def test_without_recomputation_the_hardware_does_what_the_model_needs(name, matm
     assert f" of {machine.peak_tflops[units]:g} {units}" in figures_lines(found, 8)[1]
 
 
-def test_causal_attention_that_is_counted_whole_is_said_where_it_matters():
+def test_causal_attention_counted_whole_is_said_where_it_matters():
     machine = machine_named("h100-80g", 8, "infiniband 8x400G")
     run = Training(replace(preset("llama3.1-8b"), seq=131072), cp=8, micro_batches=4, flash=True, engine="fsdp")
     long, short = (

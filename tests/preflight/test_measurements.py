@@ -34,7 +34,7 @@ def test_a_round_has_each_rank_once_at_most(tp, pp, dp, ranks_per_node, spares):
 
 
 @given(SIZES, SIZES, SIZES, st.sampled_from([1, 2]))
-def test_every_group_of_the_layout_has_its_ring_and_pairs_that_join_it(tp, pp, dp, cp):
+def test_every_group_has_its_ring_and_pairs_that_join_it(tp, pp, dp, cp):
     layout = Layout(tp, pp, dp, cp)
     _, rounds = planned(layout, 1)
     every = [each for exchanges in rounds for each in exchanges]
@@ -69,8 +69,7 @@ def test_the_seconds_of_an_exchange_are_those_of_one(monkeypatch: pytest.MonkeyP
 
 
 def test_a_command_gives_figures_or_none():
-    assert figures_of_command(None) == {}
-    assert figures_of_command("") == {}
+    assert (figures_of_command(None), figures_of_command("")) == ({}, {})
     assert figures_of_command("true") == {}
     assert figures_of_command("""echo '{"matmul_tflops": 90.5}'""") == {"matmul_tflops": 90.5}
 

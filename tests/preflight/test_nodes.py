@@ -26,8 +26,7 @@ COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 
 @pytest.fixture
 def figures(tmp_path):
-    folder = tmp_path / "figures"
-    folder.mkdir()
+    (folder := tmp_path / "figures").mkdir()
     (folder / "well").write_text(json.dumps(WELL))
     return folder
 
@@ -51,13 +50,9 @@ def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment)
     attempt = run.new_attempt()
     start = command or [sys.executable, "-m", "hpc_gpt.preflight.probe", nodes, str(ranks_per_node)]
     own = {
-        "PYTHONPATH": str(REPOSITORY),
-        "HPC_GPT_RUN": str(run.path),
-        "HPC_GPT_ATTEMPT": str(attempt.number),
-        "HPC_GPT_MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
+        "PYTHONPATH": str(REPOSITORY), "HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": str(attempt.number),
+        "HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "hpc_gpt.doctor.preflight", str(run.path), str(attempt.number), nodes, "--", *start]
         + ([] if command else ranks),
@@ -177,7 +172,7 @@ def test_who_breaks_an_exchange_is_named(tmp_path, how):
     assert LOST[how][2] in finding["words"]
 
 
-def test_an_exchange_that_breaks_between_two_is_neither_ones_fault(tmp_path):
+def test_an_exchange_broken_between_two_is_neither_ones_fault(tmp_path):
     run = new_run(tmp_path, nodes=2)
     words = "for node in 'ab': say(node, failed='RuntimeError: Connection reset by peer')"
     said, _, _ = probe(run, "a b", command=act(tmp_path, "ab", JUDGED, words))
@@ -208,7 +203,7 @@ def test_a_cpus_rates_between_ranks_are_judged_only_if_given(tmp_path, figures, 
 
 
 @pytest.mark.parametrize(("nodes", "warned"), [("ab", True), ("a", False)])
-def test_a_transfer_that_never_came_is_a_warning_where_two_nodes_were_asked(tmp_path, nodes, warned):
+def test_a_transfer_that_never_came_warns_of_two_asked_nodes(tmp_path, nodes, warned):
     """One GPU and a spare: the layout has no transfers, the nodes have one."""
     command = act(tmp_path, nodes, JUDGED, "for node in ranks: say(node, done=True)")
     said, found, _ = probe(new_run(tmp_path, nodes=1, spares=1), " ".join(nodes), command=command)
@@ -228,7 +223,7 @@ def test_a_line_without_a_ranks_fields_is_foreign(fields):
     assert decode(line_of(fields)) is None
 
 
-def test_foreign_lines_among_a_ranks_own_do_not_end_the_preflight(tmp_path):
+def test_foreign_lines_among_a_ranks_do_not_end_the_preflight(tmp_path):
     lines = "".join(map(line_of, [*FOREIGN, {"node": "elsewhere", "local": 0, "time": 1.0}]))
     words = f"sys.stdout.write({lines!r})\nfor node in ranks: say(node, done=True)"
     said, found, log = probe(new_run(tmp_path), "a b", command=act(tmp_path, "ab", JUDGED, words))
@@ -237,7 +232,7 @@ def test_foreign_lines_among_a_ranks_own_do_not_end_the_preflight(tmp_path):
     assert found["exchanges"] == []
 
 
-def test_a_message_of_any_length_arrives_in_lines_that_srun_does_not_cut(tmp_path):
+def test_a_message_of_any_length_arrives_in_uncut_lines(tmp_path):
     trace = 'File "a.py", line 1\n\tü' * 300
     words = f"say('b', failed='it broke', trace={trace!r})\nsay('a', done=True)"
     assert max(map(len, encode("a" * 64, 0, trace=trace).splitlines())) <= 1024
@@ -260,7 +255,7 @@ def test_what_a_rank_leaves_running_does_not_hold_the_judge(tmp_path):
         ({"sees_run_folder": False}, "user_error", "the run folder is not shared: 2 of 2 nodes"),
     ],
 )
-def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_nobody(tmp_path, given, ended, words):
+def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_none(tmp_path, given, ended, words):
     command = act(tmp_path, "ab", JUDGED | WELL | given, "")
     said, _, log = probe(new_run(tmp_path, nodes=2), "a b", command=command)
     assert said.startswith(f"end {ended} preflight: ")

@@ -54,7 +54,7 @@ def test_within_15_percent_nobody_is_named(own):
     assert judge_devices(cluster(a={}, b=own, c={}, d={}), 1) == []
 
 
-def test_a_slow_copy_or_disk_and_a_clock_slightly_off_are_warnings():
+def test_a_slow_copy_or_disk_and_a_clock_off_are_warnings():
     (found,) = judge_devices(cluster(a={}, b={"host_to_device_gb_s": 12.0}, c={}), 1)
     assert (found.node, found.ended, found.words) == (None, None, "b: host to device 12 GB/s, median of its peers 50")
     (found,) = judge_devices(cluster(a={}, b={"clock_skew_s": -5.0}, c={}), 1)
@@ -115,7 +115,7 @@ def pairs(*rates):
     ]
 
 
-def test_a_slow_node_is_distinguished_from_its_neighbours_by_their_other_exchanges():
+def test_a_slow_node_is_told_from_neighbours_by_other_exchanges():
     assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20))) == {
         "n2": "exchange of a pair of nodes 3 GB/s, median of its peers 20"
     }
@@ -125,7 +125,7 @@ def test_a_slow_link_is_no_nodes_fault():
     assert judge_exchanges(pairs(20, 3, 20, 20, 20, 20))[0].node is None
 
 
-def test_a_slow_group_that_a_slow_node_explains_is_no_finding_of_its_own():
+def test_a_slow_group_explained_by_a_slow_node_is_no_finding():
     groups = [
         Measure("ring", "dp", (0, 2), ("n0", "n2"), 3.0),
         Measure("ring", "dp", (1, 3), ("n1", "n3"), 20.0),
@@ -144,7 +144,7 @@ def test_a_slow_bus_within_a_node_is_the_nodes():
 
 
 @given(st.integers(3, 24), st.data())
-def test_of_a_ring_with_one_slow_node_that_one_is_named_whoever_it_is(count, data):
+def test_of_a_ring_with_one_slow_node_that_one_is_named(count, data):
     slow = data.draw(st.integers(0, count - 1))
     rates = [3.0 if slow in (at, (at + 1) % count) else data.draw(st.floats(19, 21)) for at in range(count)]
     named = blamed(judge_exchanges(pairs(*rates)))
@@ -169,7 +169,7 @@ def test_the_first_sound_nodes_are_chosen_in_their_order(bad, needed):
     ("free", "one", "every", "ended"),
     [(100, 10, 50, []), (20, 10, 50, [None]), (5, 10, 50, ["disk_full"]), (None, 10, 50, []), (0, 0, 0, [])],
 )
-def test_space_for_the_next_checkpoint_is_needed_for_all_to_come_is_wished(free, one, every, ended):
+def test_space_for_the_next_checkpoint_is_needed_for_all_wished(free, one, every, ended):
     found = judge_space(free, one, every, "/scratch")
     assert [finding.ended for finding in found] == ended
     assert all(isinstance(finding, Finding) and finding.node is None for finding in found)

@@ -18,8 +18,7 @@ CHOSEN = {"HPC_GPT_CLUSTER": "generic-slurm"}  # there may be no sbatch here
 
 
 def script(folder: Path, text: str, name: str = "fit.slurm") -> Path:
-    path = folder / name
-    path.write_text(text)
+    (path := folder / name).write_text(text)
     return path
 
 
@@ -42,7 +41,7 @@ def test_directives_end_at_the_first_line_that_is_no_comment(tmp_path: Path) -> 
         read_job_script(script(tmp_path, text))
 
 
-def test_a_directive_after_the_first_command_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_directive_after_the_first_command_is_named(tmp_path: Path) -> None:
     head = "#!/bin/bash\n#SBATCH --time=7\nulimit -c 0\n#SBATCH --nodes=3\n"
     (caution,) = scan(read_job_script(script(tmp_path, head + BODY)))
     assert str(caution) == (
@@ -62,8 +61,7 @@ def test_a_directive_after_the_first_command_is_named_with_its_line(tmp_path: Pa
 def test_a_script_of_which_sbatch_would_read_nothing_is_refused(tmp_path: Path, text: str, said: str) -> None:
     script(tmp_path, text)
     for verb in (("submit",), ("submit", "--dry-run"), ("render",)):
-        done = in_process(*verb, "fit.slurm", cwd=tmp_path, environment=CHOSEN)
-        assert done.code == 2, done
+        done = in_process(*verb, "fit.slurm", cwd=tmp_path, environment=CHOSEN, code=2)
         assert said in done.stderr
         assert "--nodes=1" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["fit.slurm"]
@@ -106,7 +104,7 @@ def test_what_keeps_the_jobs_number_from_the_run_is_left_out(tmp_path: Path, wor
     assert any(f"{word} is left out" in note for note in prepared.notes)
 
 
-def test_variables_of_sbatch_are_options_of_every_job_of_the_chain(tmp_path: Path, monkeypatch) -> None:
+def test_sbatchs_variables_are_options_of_every_chained_job(tmp_path: Path, monkeypatch) -> None:
     set_ = {"SBATCH_MEM_PER_NODE": "9G", "SBATCH_REQ_SWITCH": "2", "SBATCH_WAIT4SWITCH": "60", "SBATCH_WAIT": "1"}
     found = options_of_variables({**set_, "SBATCH_CPU_FREQ_REQ": "high", "SBATCH_MEM_PER_GPU": "3G"})
     assert found == ["--cpu-freq=high", "--mem-per-gpu=3G", "--mem=9G", "--switches=2@60", "--wait"]

@@ -100,8 +100,7 @@ echo "step 1 loss 2.5"
 def test_an_array_is_rehearsed_element_after_element(tmp_path: Path) -> None:
     (tmp_path / "train.slurm").write_text(REHEARSED)
     words = ("rehearse", "--cluster", "generic-slurm", "--json", "--quick", "--array=3,5", "train.slurm")
-    done = hpc_gpt(*words, cwd=tmp_path)
-    assert done.code == 0, done
+    done = hpc_gpt(*words, cwd=tmp_path, code=0)
     stages = [(each["evidence"].partition(": ")[0], each["name"]) for each in json.loads(done.stdout)["stages"]]
     elements = [element for element, _ in stages if element.startswith("element")]
     assert list(dict.fromkeys(elements)) == ["element 3", "element 5"]

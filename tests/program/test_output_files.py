@@ -20,8 +20,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "gpt"}
 
 @pytest.fixture
 def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "run" / "attempts" / "1"
-    folder.mkdir(parents=True)
+    (folder := tmp_path / "run" / "attempts" / "1").mkdir(parents=True)
     (folder / "log").write_text("said\n")
     (folder / "err").write_text("bad\n")
     (tmp_path / "job").mkdir()
@@ -57,10 +56,9 @@ def test_a_new_file_is_the_log_itself(attempt: Path, appends: bool) -> None:
     assert Path("moved").read_text() == "said\nmore\n"
 
 
-def test_an_earlier_file_is_truncated_or_kept_and_no_other_log_changes(attempt: Path, tmp_path: Path) -> None:
+def test_an_earlier_file_is_cut_or_kept_and_no_log_changes(attempt: Path, tmp_path: Path) -> None:
     for number, appends, text in ((1, False, "said\n"), (2, True, "said\nsecond\n"), (3, False, "third\n")):
-        own = tmp_path / "run" / "attempts" / str(number)
-        own.mkdir(exist_ok=True)
+        (own := tmp_path / "run" / "attempts" / str(number)).mkdir(exist_ok=True)
         (own / "log").write_text(text.splitlines(keepends=True)[-1])
         make_outputs(own, "out", None, appends, JOB, "me")
         after(own, "")
@@ -80,7 +78,7 @@ def test_a_file_of_the_users_is_truncated_or_kept(attempt: Path) -> None:
         assert Path("out").read_text() == text
 
 
-def test_a_link_of_the_users_is_written_through_and_one_to_a_log_is_replaced(attempt: Path) -> None:
+def test_a_users_link_is_written_through_a_logs_is_replaced(attempt: Path) -> None:
     Path("latest").symlink_to("real")
     Path("old").symlink_to("/runs/tiny/1/attempts/1/log")
     make_outputs(attempt, "latest", "old", False, JOB, "me")
@@ -90,7 +88,7 @@ def test_a_link_of_the_users_is_written_through_and_one_to_a_log_is_replaced(att
     assert Path("old").read_text() == "bad\n"
 
 
-def test_what_is_no_file_stays_and_a_folder_that_is_not_there_is_said(attempt: Path, capfd) -> None:
+def test_what_is_no_file_stays_and_an_absent_folder_is_said(attempt: Path, capfd) -> None:
     os.mkfifo("pipe")
     make_outputs(attempt, "/dev/null", "pipe", False, JOB, "me")
     assert capfd.readouterr().out == ""
@@ -123,14 +121,12 @@ echo more
 """
 
 
-def test_on_this_machine_they_are_there_before_the_first_line_and_the_users_own(tmp_path, elsewhere) -> None:
-    error = elsewhere / "err"
-    error.write_text("mine\n")
+def test_on_this_machine_they_are_there_before_the_first_line(tmp_path, elsewhere) -> None:
+    (error := elsewhere / "err").write_text("mine\n")
     (tmp_path / "train.slurm").write_text(FIRST.format(error=error))
     own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
     words = ("--cluster", "local", "--wait", "--set", "notify.command=exit 9", "train.slurm")
-    done = hpc_gpt("submit", *words, cwd=tmp_path, environment=own)
-    assert done.code == 0, done
+    hpc_gpt("submit", *words, cwd=tmp_path, environment=own, code=0)
     assert (tmp_path / "seen").read_text() == "regular empty file\nregular file\n"
     assert error.read_text() == "mine\nbad\n"
     subprocess.run(["gzip", "moved.out"], cwd=tmp_path, check=True)  # which takes no file with a second name

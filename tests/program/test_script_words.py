@@ -36,12 +36,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("rehearse F --cluster local", "rehearse --cluster local F", "rehearse F -- --cluster local"),
     ],
 )
-def test_an_option_of_the_verb_after_the_script_is_refused_with_both_right_spellings(
-    place: Path, line: str, of_verb: str, of_script: str
-) -> None:
-    done = in_process(*(word.replace("F", "a b.slurm") for word in line.split()), cwd=place)
-    assert done.code == 2, done
-    message, hint = error_of(done)
+def test_a_verbs_option_after_the_script_is_refused_twice_put(place, line, of_verb, of_script):
+    message, hint = error_of(in_process(*(word.replace("F", "a b.slurm") for word in line.split()), cwd=place, code=2))
     assert "is after a b.slurm, so it would go to the script: nothing was done" in message
     spelled = [f"hpc-gpt {each}".replace("F", "'a b.slurm'") for each in (of_verb, of_script)]
     assert hint == " or for the script: ".join((f"{spelled[0]},", spelled[1]))
@@ -57,9 +53,8 @@ def test_an_option_of_the_verb_after_the_script_is_refused_with_both_right_spell
         ("--", ","),
     ],
 )
-def test_other_words_and_all_after_the_first_dashes_are_the_scripts(place: Path, words: str, got: str) -> None:
-    rendered = in_process("render", "--cluster", "local", "a b.slurm", *words.split(), cwd=place)
-    assert rendered.code == 0, rendered
+def test_other_words_and_all_after_dashes_are_the_scripts(place: Path, words: str, got: str) -> None:
+    rendered = in_process("render", "--cluster", "local", "a b.slurm", *words.split(), cwd=place, code=0)
     (place / "job.sh").write_text(rendered.stdout)
     environment = {"HPC_GPT_RUN": str(place / "run"), "PATH": "/usr/bin:/bin"}
     (line,) = (each for each in rendered.stdout.splitlines() if "/slurm_script" in each and "<&3" in each)

@@ -34,8 +34,7 @@ def test_a_time_is_that_of_a_stretch_of_ten_turns(step_s: float) -> None:
 
 
 def test_there_is_none_before_the_first_stretch() -> None:
-    assert times(0.3, 11) == []
-    assert len(times(0.3, 14)) == 1
+    assert (times(0.3, 11), len(times(0.3, 14))) == ([], 1)
 
 
 def test_each_line_of_a_pipe_has_its_own_time() -> None:

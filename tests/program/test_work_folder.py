@@ -20,8 +20,7 @@ from hpc_gpt.settings.resolve import resolve
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    folder = tmp_path / "logs" / "mine" / "run [1]"
-    folder.mkdir(parents=True)
+    (folder := tmp_path / "logs" / "mine" / "run [1]").mkdir(parents=True)
     asked = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=1), command=Command(run="x"))
     (folder / "resolved.json").write_text(resolve(asked, ClusterProfile("one", gpus_per_node=1)).to_json())
     return RunFolder(folder)
@@ -140,7 +139,7 @@ def test_without_git_all_files_are_kept(folder: Path, tmp_path: Path, monkeypatc
     assert found.keys() == {*KEPT, "outside", "a.bin", "sub/b.bin", "data/x"}
 
 
-def test_it_is_unpacked_once_with_its_modes_and_what_changes_is_seen(folder: Path, tmp_path: Path) -> None:
+def test_it_is_unpacked_once_with_modes_and_changes_are_seen(folder: Path, tmp_path: Path) -> None:
     (folder / "train.py").chmod(0o755)
     files_of(folder, tmp_path / "run")
     unpacked = work.unpack_work(tmp_path / "run")
@@ -160,9 +159,7 @@ def test_another_archive_than_the_submitted_one_is_refused(folder: Path, tmp_pat
         work.unpack_work(tmp_path / "run")
 
 
-def test_the_runs_below_a_folder_are_not_its_files(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_runs_below_a_folder_are_not_its_files(folder, tmp_path, monkeypatch):
     (folder / "logs" / "a" / "b").mkdir(parents=True)
     (folder / "logs" / "a" / "b" / "resolved.json").write_text("{}")
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))
@@ -183,7 +180,7 @@ def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch
         work.take_work(str(folder))
 
 
-def test_what_is_not_kept_is_named_with_its_size_and_only_what_is_named_is_linked(folder: Path, tmp_path: Path) -> None:
+def test_what_is_not_kept_is_named_and_only_that_is_linked(folder: Path, tmp_path: Path) -> None:
     work.take_work.cache_clear()
     archive = work.take_work(str(folder))
     assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)

@@ -12,7 +12,7 @@ from hpc_gpt.readers.logs import Failure, Part, Place
 from tests.readers.made_logs import timeout
 
 
-def test_the_node_of_a_silent_rank_is_not_that_of_the_one_that_reports() -> None:
+def test_a_silent_ranks_node_is_not_that_of_the_reporting_one() -> None:
     reports = [Failure("collective_timeout", timeout(rank), Place("a", rank + 1), rank, "n1") for rank in (0, 1, 3)]
     cause = first_cause([Part("a", failures=reports)], False)
     assert (cause.rank, cause.node, cause.failed_node) == (2, None, None)
@@ -43,7 +43,7 @@ _FAILURES = st.builds(
     st.lists(st.tuples(st.sampled_from(["a.log", "rank_1.log"]), st.lists(_FAILURES, max_size=12)), max_size=3),
     st.booleans(),
 )
-def test_whatever_failures_there_are_each_is_told_once_the_cause_first(files, reached_end: bool) -> None:
+def test_whatever_failures_each_is_told_once_the_cause_first(files, reached_end: bool) -> None:
     parts = [
         Part(name, failures=[replace(failure, place=Place(f"{name}{n}", failure.place.line)) for failure in failures])
         for n, (name, failures) in enumerate(files)

@@ -33,7 +33,7 @@ def test_an_evaluation_is_in_the_row_of_the_next_step() -> None:
     assert [(row["step"], row["loss_eval"]) for row in rows(lines)] == [(250.0, 4.2077)]
 
 
-def test_an_exception_is_one_by_its_place_and_its_message_may_begin_on_the_next_line() -> None:
+def test_an_exceptions_message_may_begin_on_the_next_line() -> None:
     frames = ["Traceback (most recent call last):", '  File "train.py", line 9, in get', "    raise Empty"]
     caught = ["queue.Empty", "", "During handling of the above exception, another exception occurred:", "", *frames[:2]]
     for lines, ended, words in (
@@ -60,7 +60,7 @@ def test_a_pattern_of_ones_own_is_the_only_one(line: str) -> None:
     assert rows(["step 9 loss 9.9", line], pattern) == [{"step": 3.0, "loss": 2.5, "step_s": 0.2}]
 
 
-def test_the_first_failure_of_the_last_lines_that_no_other_caused() -> None:
+def test_the_last_lines_first_failure_that_no_other_caused() -> None:
     live = LiveLines()
     live.take("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     for number in range(300):

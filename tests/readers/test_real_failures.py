@@ -169,7 +169,7 @@ dist.all_reduce(x)
 """
 
 
-def test_of_two_ranks_the_one_that_was_killed_is_named_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
+def test_of_two_ranks_the_killed_one_is_named_not_its_loser(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PEERS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
 

@@ -17,7 +17,7 @@ true
 """
 
 
-def test_the_line_lies_over_the_directives_which_end_at_the_first_command(slurm, commands):
+def test_the_line_goes_over_directives_up_to_the_first_command(slurm, commands):
     job_id = commands.submit("job", SCRIPT, "--nodes=3")
     asked = slurm.jobs()[int(job_id)]
     assert (asked.options["job-name"], asked.options["open-mode"]) == ("a b", "append")
@@ -26,7 +26,7 @@ def test_the_line_lies_over_the_directives_which_end_at_the_first_command(slurm,
     assert signal_number("SIGUSR2") == signal_number("usr2") == signal_number("12") == 12
 
 
-def test_a_profiles_own_options_are_accepted_and_those_not_acted_on_are_named() -> None:
+def test_a_profiles_options_are_accepted_and_idle_ones_named() -> None:
     words = ["--error=job.err", "--nice=5", "--hold", "job.sh"]
     options, left = parse_options("sbatch", words)
     assert left == ["job.sh"]

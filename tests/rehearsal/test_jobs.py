@@ -147,8 +147,7 @@ def test_one_job_runs_at_a_time_and_the_others_wait(slurm: LocalSlurm, commands:
 
 def test_gpus_are_seen_where_there_are_enough(tmp_path: Path) -> None:
     for here, seen in ((4, {"0,1", "2,3"}), (3, {""}), (0, {"unset"})):
-        folder = tmp_path / str(here)
-        folder.mkdir()
+        (folder := tmp_path / str(here)).mkdir()
         with LocalSlurm(2, gpus=here) as slurm:
             commands = Commands({name: text for name, text in slurm.environment.items() if "CUDA" not in name}, folder)
             text = "srun bash -c 'echo ${CUDA_VISIBLE_DEVICES-unset}'"
@@ -166,8 +165,7 @@ def test_a_script_is_run_as_it_was_submitted(slurm: LocalSlurm, commands: Comman
 
 def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """The guard ends what the scheduler's own process cannot end any more."""
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/bash\nsrun sleep 300\n")
+    (script := tmp_path / "job.sh").write_text("#!/bin/bash\nsrun sleep 300\n")
     program = (
         "import subprocess, sys, time\n"
         "from hpc_gpt.rehearsal.local_slurm import LocalSlurm\n"
@@ -216,7 +214,7 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
         ("sacctmgr show qos", "sacctmgr"),
     ],
 )
-def test_a_call_that_the_stand_ins_do_not_know_is_refused_and_says_so(slurm, commands, command, what):
+def test_a_call_that_the_stand_ins_do_not_know_is_refused(slurm, commands, command, what):
     (commands.folder / "job.sh").write_text("#!/bin/sh\n")
     done = commands.run(*command.split())
     name = command.split()[0]

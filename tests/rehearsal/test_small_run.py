@@ -96,14 +96,14 @@ def test_what_cannot_be_resumed_is_not_interrupted(tmp_path) -> None:
     assert not can_resume(small.resolved.engine)
 
 
-def test_data_that_submit_would_refuse_are_named_and_stop_nothing() -> None:
+def test_data_that_submit_refuses_are_named_and_stop_nothing() -> None:
     found = check_data(real(data__source="tokens", data__path="/nosuch.tokens"))
     assert isinstance(found, NotRehearsed)
     assert "no token file /nosuch.tokens" in found.why
     assert check_data(real(data__source="random")) == "random tokens"
 
 
-def test_without_gpus_the_ranks_of_a_profile_with_a_device_run_on_the_cpu_and_that_is_said() -> None:
+def test_without_gpus_a_devices_ranks_run_on_the_cpu_in_words() -> None:
     """On a cluster a rank that sees no GPU is refused."""
     site = load_profile("a100-80g-8")
     small = make_small(real(site), gpus_here=0)

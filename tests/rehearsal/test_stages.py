@@ -22,7 +22,7 @@ def concluded(broken: dict[int, float], gpus: int) -> Stage:
     return stage
 
 
-def test_the_ranks_that_train_are_counted_and_not_those_of_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_train_are_counted_not_a_preflights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_module, "read_status", lambda runs: [SimpleNamespace(state="running")])
     monkeypatch.setattr(stages_module, "steps_of", lambda attempt: {1: 5.0})
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)

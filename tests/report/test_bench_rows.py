@@ -14,7 +14,7 @@ from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.compare_text import as_tables, comparison_text
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from hpc_gpt.runs.record import Record
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
 
 
@@ -27,7 +27,7 @@ def logs(tmp_path):
 def bench(logs):
     """Two rows, with a run and a peer's log of theirs below."""
     folder = make_folder(logs, "gpt2")
-    add_attempt(make_run(folder.path), [metrics_line(step) for step in range(1, 11)])
+    add_attempt(make_run(folder.path), 10)
     write_log(folder.path / "peer-round1.log", dump(), iterations(1, 5))
     folder.write(
         [
@@ -55,9 +55,8 @@ def test_the_runs_of_its_rounds_are_read_where_they_are_named(bench, logs):
 
 
 def test_other_runs_are_beside_it(bench, logs):
-    add_attempt(make_run(logs), [metrics_line(step) for step in range(1, 11)])
-    assert len(gather_paths([str(logs)], logs).runs) == 3
-    assert len(gather_paths([], logs).runs) == 3
+    add_attempt(make_run(logs), 10)
+    assert (len(gather_paths([str(logs)], logs).runs), len(gather_paths([], logs).runs)) == (3, 3)
 
 
 def test_a_row_by_its_number(bench, logs):
@@ -117,7 +116,7 @@ def test_two_rows_are_compared_by_pairs_of_rounds(logs):
     assert "there are only 3 rounds" in words
 
 
-def test_no_interval_of_one_round_and_none_of_rounds_that_tell_nothing(logs):
+def test_no_interval_of_one_round_or_of_rounds_without_figures(logs):
     a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0, 112.0)), ({}, (110.0, 10.0, 60.0)), ({}, ()))
     found = compare_runs(a, b)
     assert found.verdict == "no_interval"
@@ -153,7 +152,7 @@ def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
     assert [speed.interval.change for speed in found.speeds] == pytest.approx([50.0, -25.0, 50.0])
 
 
-def test_a_row_and_a_run_have_no_interval_and_the_words_say_what_has(bench, logs):
+def test_a_row_and_a_run_have_no_interval_and_words_say_why(bench, logs):
     found = compare_runs(read_compared(f"{bench.id}#1", logs), read_compared(str(bench.path / "demo"), logs))
     assert found.verdict == "no_interval"
     assert "is a row of a bench" in comparison_text(found, "A", "B")
@@ -173,8 +172,7 @@ def test_the_only_row_of_a_bench_by_its_file(logs):
 
 
 def test_a_report_of_that_name_hides_no_run(logs):
-    run = make_run(logs)
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    run = with_attempt(make_run(logs), 10)
     page = {"schema": 1, "records": [record.to_tables() for record in gather_paths([str(logs)], logs).records]}
     (logs / BENCH_FILE).write_text(json.dumps(page))
     assert [record.run for record in gather_paths([str(logs)], logs).records] == [run.run_id]

@@ -62,8 +62,7 @@ def words(a: RunRead, b: RunRead) -> str:
 
 def test_faster_in_plain_words():
     comparison = compare_runs(made(1), made(2, step_s=100 / 1.04))
-    assert comparison.verdict == "faster"
-    assert comparison.speeds[0].name == "step_s"
+    assert (comparison.verdict, comparison.speeds[0].name) == ("faster", "step_s")
     interval = comparison.speeds[0].interval
     assert interval.low < 4 < interval.high
     assert verdict_text(comparison, "A", "B").startswith("faster by 4.0 % (3.6")
@@ -177,7 +176,7 @@ def test_another_model_is_compared_by_its_flops_beside_tokens():
     assert not any("count other parameters" in note for note in comparison.notes)
 
 
-def test_figures_of_two_versions_that_count_other_parameters_are_said_so():
+def test_figures_of_versions_that_count_otherwise_are_said_so():
     old, new = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B", MULTIPLIED
     runs = [
         made(number, layers=30 + number, tflops_model=40.0, sources={"tflops_model": count})
@@ -245,7 +244,7 @@ def test_losses_that_part_are_said_to_diverge():
     assert (losses.last_common_step, losses.common_steps, losses.tail_steps) == (200, 200, 20)
 
 
-def test_a_loss_is_compared_where_both_have_one_and_a_step_trained_again_counts_once():
+def test_a_loss_is_compared_where_both_have_one_each_step_once():
     losses = np.full(60, 3.0)
     losses[10] = np.nan
     a = made(1, losses=losses, count=60)
@@ -313,7 +312,7 @@ def test_many_settings_are_cut_and_counted():
     assert "16 more settings differ: --json lists them" in text
 
 
-def test_a_difference_under_the_same_settings_is_of_something_else():
+def test_a_difference_under_equal_settings_is_of_something_else():
     comparison = compare_runs(made(1, config_hash="c"), made(2, step_s=90, config_hash="c", node_list="n1"))
     assert "the difference is from the nodes, their load or the day" in comparison_text(comparison, "A", "B")
 

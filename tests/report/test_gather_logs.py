@@ -3,7 +3,6 @@
 import io
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hpc_gpt.errors import NoSuchRun
 from hpc_gpt.readers.logs import read_log
 from hpc_gpt.readers.runs import foreign_run
 from hpc_gpt.report.gather import gather_paths, read_one
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
 
 
@@ -29,8 +28,7 @@ def lab(tmp_path):
 
 
 def test_our_own_runs_and_logs_side_by_side(lab, logs):
-    run = make_run(lab / "ours")
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    run = with_attempt(make_run(lab / "ours"), 10)
     (lab / "notes.txt").write_text("nothing\n")
     gathered = gather_paths([str(lab)], logs)
     assert [run.record.dialect for run in gathered.runs] == ["hpc-gpt", "megatron", "megatron", "megatron"]
@@ -115,9 +113,7 @@ def fails_on_bad(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", ["_read_log", "group_logs", "read_foreign"])
-def test_a_file_whose_reader_raised_is_skipped_by_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_whose_reader_raised_is_skipped_by_name(name, tmp_path, monkeypatch):
     for file in ("bad.log", "good.log", "other.log"):
         write_log(tmp_path / file, iterations(1, 9))
     module = read_log if name == "_read_log" else foreign_run

@@ -33,8 +33,7 @@ def page(tmp_path_factory):
 def test_it_is_quiet_asks_for_nothing_and_runs_nothing(browser, page):
     for dark in (False, True):
         browser.open(page, dark=dark)
-        assert browser.console == []
-        assert browser.requests == [page.as_uri()]
+        assert (browser.console, browser.requests) == ([], [page.as_uri()])
         assert browser.run("typeof window.hacked") == "undefined"
     assert HOSTILE in browser.run("document.querySelector('h1').textContent")
     assert browser.run("document.scripts.length") == 0
@@ -75,7 +74,7 @@ def test_at_a_usual_width_the_layouts_are_seen_without_scrolling(browser, tmp_pa
     assert wide == box
 
 
-def test_every_drawing_has_words_and_every_part_a_mark_beside_its_colour(browser, page):
+def test_every_drawing_has_words_and_parts_marks_beside_colours(browser, page):
     browser.open(page)
     met = browser.roles()
     images = {name: words for role, name, words in met if role == "image"}
@@ -110,7 +109,7 @@ def test_bars_are_as_long_as_what_they_stand_for(browser, page):
     assert got == pytest.approx(best.memory.stages[0].nvidia_smi / best.card_gib, abs=0.01)
 
 
-def test_a_bar_in_the_table_ends_outside_its_frame_if_it_does_not_fit(browser, page):
+def test_a_bar_that_does_not_fit_ends_outside_its_frame(browser, page):
     browser.open(page)
     rows = browser.run("""
     [...document.querySelectorAll('.plans tbody tr')].map((row) => {

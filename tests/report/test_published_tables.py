@@ -59,7 +59,7 @@ def cells(text, row):
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_folder_has_columns_of_its_published_and_each_published_figure_a_place(name):
+def test_every_folder_has_its_columns_and_each_figure_a_place(name):
     sweep = find_sweep(name)
     shown = {column.published for column in PUBLISHED_TABLES[name].columns}
     for row in sweep.rows:
@@ -76,7 +76,7 @@ CONTRADICTED = {
 TOO_FEW_GPUS = 6
 
 
-def test_what_is_wrong_in_the_published_tables_is_marked_and_nothing_else():
+def test_what_is_wrong_in_published_tables_alone_is_marked():
     lines = [(name, line) for name in COUNTS for line in sweep_lines(name, []).lines]
     found = {(name, line.row.name): line.contradiction for name, line in lines if line.contradiction}
     assert set(found) == set(CONTRADICTED)
@@ -114,7 +114,7 @@ def test_our_figure_stands_beside_the_source(logs):
     }  # fmt: skip
 
 
-def test_rows_without_a_run_and_impossible_ones_are_listed_with_their_reason(logs):
+def test_rows_without_a_run_and_impossible_ones_have_a_reason(logs):
     run = ran(logs, "gpt2-meg", "32g-18b")
     text = call(str(logs), "--format", "md").stdout
     assert len(text.splitlines()) == 2 + COUNTS["gpt2-meg"]
@@ -126,7 +126,7 @@ def test_rows_without_a_run_and_impossible_ones_are_listed_with_their_reason(log
     assert never["Notes"] == "05-26; tp4 x pp32 needs 128 GPUs, the row has 64"
 
 
-def test_a_sweep_by_name_is_its_runs_and_without_any_the_source_table(logs):
+def test_a_sweep_by_name_is_its_runs_or_the_source_table(logs):
     assert call("memory-ladder", "--format", "md").stdout.count("\n") == 2 + 7
     ran(logs, "memory-ladder", "batch64", memory_reserved_gib=[14.0], memory_allocated_gib=[13.0])
     ran(logs, "colab-ladder", "tf32")
@@ -136,7 +136,7 @@ def test_a_sweep_by_name_is_its_runs_and_without_any_the_source_table(logs):
     assert (row["GPU Memory Peak (MB)"], row["GPU Memory Peak (MB) published"]) == ("14336", "14338")
 
 
-def test_runs_of_one_row_stand_under_one_another_and_a_smoke_run_stands_beside_no_figure(logs):
+def test_one_rows_runs_are_together_and_a_smoke_run_alone(logs):
     first, second = ran(logs, "memory-ladder", "batch32"), ran(logs, "memory-ladder", "batch32")
     smoke = make_run(logs, GENERIC, "memory-ladder", row="batch128", name="memory-ladder-batch128-smoke")
     text = call("--format", "md").stdout
@@ -194,7 +194,7 @@ def test_csv_and_json_keep_the_records_names_and_units(logs):
     assert [record["run"] for record in page["records"]] == [run.run_id, later.run_id], "oldest first, as ever"
 
 
-def test_runs_of_several_sweeps_and_of_none_have_the_usual_columns(logs):
+def test_runs_of_several_sweeps_and_of_none_have_usual_columns(logs):
     ran(logs, "memory-ladder", "batch32")
     assert call("--columns", "usual").stdout.startswith("GPUs")
     make_run(logs)
@@ -215,9 +215,8 @@ def test_a_run_whose_sweep_or_row_is_gone_prints_a_dash(logs):
     assert (row["Training Latency (s)"], row["Training Latency (s) published"]) == ("160", "-")
 
 
-def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_path, logs):
-    path = tmp_path / "mine.toml"
-    path.write_text(OWN)
+def test_ones_own_sweep_has_usual_columns_and_its_rows_keys(tmp_path, logs):
+    (path := tmp_path / "mine.toml").write_text(OWN)
     lines = sweep_text(sweep_lines("mine", [], str(path)), "table").splitlines()
     assert [line.split()[0] for line in lines] == ["Row", "small", "large", "none"]
     assert "watts" in lines[0]
@@ -227,12 +226,11 @@ def test_a_sweep_of_ones_own_has_the_usual_columns_and_what_its_rows_name(tmp_pa
     assert call(str(path)).stdout.splitlines() == lines
     run = ran(logs, str(path), "small", step_s=0.25)
     (line,) = [line for line in call(str(path)).stdout.splitlines() if run.run_id in line]
-    assert line.split()[:3] == ["small", "1", "124M"]
-    assert line.split()[9:11] == ["0.250", "0.5"]
+    assert (line.split()[:3], line.split()[9:11]) == (["small", "1", "124M"], ["0.250", "0.5"])
 
 
 @pytest.mark.parametrize("width", [20, 60])
-def test_a_narrow_terminal_gets_a_block_a_row_and_no_figure_is_cut(width):
+def test_a_narrow_terminal_gets_a_block_a_row_uncut(width):
     text = sweep_text(sweep_lines("colab-ladder", []), "table", width)
     assert text.count("\n\n") == COUNTS["colab-ladder"] - 1
     assert "112136.19" in text

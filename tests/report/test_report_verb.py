@@ -26,7 +26,7 @@ def logs(tmp_path, monkeypatch):
 def runs(logs):
     made = [make_run(logs) for _ in range(2)]
     for run in made:
-        add_attempt(run, [metrics_line(step) for step in range(1, 21)])
+        add_attempt(run, 20)
     return made
 
 
@@ -95,7 +95,7 @@ def test_flags_go_to_stderr(runs):
     assert "cannot be read" not in result.stdout
 
 
-def test_a_folder_that_cannot_be_written_is_told_of_and_still_printed(runs):
+def test_a_folder_that_cannot_be_written_is_told_of_and_printed(runs):
     runs[0].record.mkdir()  # what root cannot replace either
     result = call("--json")
     assert result.exit_code == 0
@@ -159,7 +159,7 @@ def test_misspelt_keys_are_refused_before_the_reading(words, runs):
 
 
 @pytest.mark.parametrize("option", ["--tensorboard", "--wandb"])
-def test_an_export_that_cannot_be_written_is_refused_before_the_reading(option, runs, tmp_path):
+def test_an_export_that_cannot_be_written_is_refused_first(option, runs, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError):
         call(option, str(tmp_path / "file" / "below"))
@@ -186,7 +186,7 @@ def test_the_commands_after_an_export_read_it(runs, tmp_path):
     assert f"Would sync {len(runs)} run(s)" in listed.stdout + listed.stderr
 
 
-def test_a_folder_without_runs_is_told_of_with_what_is_there_instead(logs, tmp_path):
+def test_a_folder_without_runs_is_told_of_with_what_is_there(logs, tmp_path):
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "plot.py").write_text("x")
     with pytest.raises(NoSuchRun, match=r"plot\.py: no log by its name"):
@@ -218,8 +218,7 @@ def test_a_link_to_nothing_is_called_one(logs, tmp_path):
 
 
 def test_what_is_said_of_many_runs_is_said_once(logs, tmp_path):
-    folder = tmp_path / "lab"
-    folder.mkdir()
+    (folder := tmp_path / "lab").mkdir()
     line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): 500.0 | lm loss: {0}.0E+00 |\n"
     for name in "abcdef":
         (folder / f"{name}.out").write_text("".join(line.format(step) for step in (1, 2, 3)))
@@ -254,9 +253,8 @@ def test_no_format_gives_a_figure_without_its_flag(form, logs, tmp_path):
     assert "notes.txt: has no line" in result.stderr
 
 
-def test_a_note_whose_figures_differ_in_each_run_is_said_once_of_many(logs, tmp_path):
-    folder = tmp_path / "lab"
-    folder.mkdir()
+def test_a_note_with_other_figures_in_each_run_is_said_once(logs, tmp_path):
+    (folder := tmp_path / "lab").mkdir()
     line = " iteration {0:8d}/ 1000 | elapsed time per iteration (ms): {1:.1f} | lm loss: {0}.0E+00 |\n"
 
     def notes(names):

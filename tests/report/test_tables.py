@@ -64,15 +64,13 @@ def test_cp_is_shown_where_a_run_has_it():
     assert "CP" in records_text([PUBLISHED_RUN, wide]).splitlines()[0].split()
 
 
-def test_memory_and_the_programs_own_tflops_are_shown_where_a_run_has_them():
+def test_memory_and_printed_tflops_are_shown_where_known():
     assert "Memory" not in records_text([PUBLISHED_RUN])
     assert "printed" not in records_text([PUBLISHED_RUN])
     run = replace(PUBLISHED_RUN, memory_allocated_gib=[12.0, 25.5, None], tflops_printed=40.93)
     for text in (records_text([PUBLISHED_RUN, run]), records_text([run], "md")):
-        assert "Memory GiB" in text
-        assert "25.5" in text
-        assert "TFLOPs printed" in text
-        assert "40.9" in text
+        for words in ("Memory GiB", "25.5", "TFLOPs printed", "40.9"):
+            assert words in text
     assert "25.5 GiB allocated" in as_block(run)
     assert "40.9 TFLOP/s per rank  (as the program prints it)" in as_block(run)
 
@@ -108,7 +106,7 @@ def test_a_pipe_gets_whole_lines_a_record_each():
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100])
-def test_a_narrow_terminal_gets_a_block_a_record_and_no_figure_is_cut(width):
+def test_a_narrow_terminal_gets_a_block_a_record_uncut(width):
     text = records_text([PUBLISHED_RUN, replace(EMPTY, flags=["a long flag " * 10])], "table", width)
     assert "46.7 TFLOP/s" in text
     assert text.count("20210527-040202") == 2
@@ -121,11 +119,9 @@ def test_a_wide_terminal_gets_the_table():
 
 def test_csv_holds_figures_in_full_under_the_records_keys():
     (row,) = csv.DictReader(io.StringIO(records_text([PUBLISHED_RUN], "csv")))
-    assert float(row["step_s"]) == 146.0
-    assert float(row["step_s_p90"]) == 150.1
+    assert (float(row["step_s"]), float(row["step_s_p90"])) == (146.0, 150.1)
     assert int(row["params"]) == 51_970_000_000
-    assert row["loss_eval"] == ""
-    assert list(row)[:3] == ["gpus", "params", "tp"]
+    assert (row["loss_eval"], list(row)[:3]) == ("", ["gpus", "params", "tp"])
 
 
 def test_csv_of_an_odd_name():
@@ -170,7 +166,7 @@ def test_no_record_at_all():
     assert len(records_text([], "csv").splitlines()) == 1
 
 
-def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
+def test_a_block_names_each_formula_and_omits_the_unknown():
     text = as_block(PUBLISHED_RUN)
     for word in ("tflops_seed", "tflops_hardware", "tflops_model", "12.800 -> 6.400", "146 s", "7,182", "99; 10th"):
         assert word in text
@@ -182,8 +178,7 @@ def test_a_block_names_each_formula_and_leaves_out_what_is_not_known():
 def test_print_record_writes_to_stdout(capsys):
     print_record(PUBLISHED_RUN)
     captured = capsys.readouterr()
-    assert captured.out == as_block(PUBLISHED_RUN)
-    assert captured.err == ""
+    assert (captured.out, captured.err) == (as_block(PUBLISHED_RUN), "")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def scalars(path: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, pytest.approx(event.value)) for event in read_back(path).Scalars(tag)]
 
 
-def test_a_step_trained_again_is_there_once_and_a_restart_goes_on_in_the_same_run(tmp_path):
+def test_a_step_trained_again_is_there_once_in_the_same_run(tmp_path):
     run = restarted_run(tmp_path / "logs")
     (path,) = write_events([run], tmp_path / "out")
     assert path == tmp_path / "out" / "demo" / run.record.run / EVENT_FILE.format(number=0)
@@ -77,23 +77,20 @@ def test_settings_are_there_without_secrets(tmp_path):
     (path,) = write_events([log_run(tmp_path)], tmp_path / "out")
     content = read_back(path).PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
     settings = metadata.parse_session_start_info_plugin_data(content).hparams
-    assert settings["gpus"].number_value == 64
-    assert settings["arguments.lr"].number_value == 1e-4
+    assert (settings["gpus"].number_value, settings["arguments.lr"].number_value) == (64, 1e-4)
     assert settings["arguments.eos_token"].string_value == "</s>"
     assert "hf_secret" not in str(settings)
     assert b"hf_secret" not in path.read_bytes()
 
 
-def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
+def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     run = restarted_run(tmp_path / "logs")
     (path,) = write_events([run], out)
-    others = path.with_name("events.out.tfevents.1.host")
-    others.write_bytes(b"")
+    (others := path.with_name("events.out.tfevents.1.host")).write_bytes(b"")
     first = path.read_bytes()
     assert write_events([run, run], out) == [path]
-    assert path.read_bytes() == first
-    assert sorted(path.parent.iterdir()) == sorted([path, others])
+    assert (path.read_bytes(), sorted(path.parent.iterdir())) == (first, sorted([path, others]))
 
 
 def test_a_run_that_goes_on_stays_the_same_run(tmp_path):

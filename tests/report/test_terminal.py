@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import make_run, with_attempt
 from tests.terminal import on_a_terminal
 
 SHOW = (
@@ -17,8 +17,7 @@ SHOW += "print_record(gather_records(find_runs([], Path(sys.argv[1]))).records[0
 
 @pytest.fixture
 def logs(tmp_path):
-    run = make_run(tmp_path / "logs")
-    add_attempt(run, [metrics_line(step) for step in range(1, 21)])
+    with_attempt(make_run(tmp_path / "logs"), 20)
     return tmp_path / "logs"
 
 

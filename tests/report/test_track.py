@@ -17,7 +17,7 @@ from hpc_gpt.report.exports import write_events
 from hpc_gpt.report.track import Tracker
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
 from tests.report.test_wandb import records, rows
 from tests.train.filling import fill
 
@@ -26,7 +26,7 @@ KEY = "0123456789" * 4
 
 def two_attempts(run: RunFolder, track=lambda number: None) -> None:
     """Steps 1 to 10, then from the checkpoint of step 5 again 6 to 12."""
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)], ended="walltime")
+    add_attempt(run, 10, ended="walltime")
     track(1)
     again = [metrics_line(step, loss=20.0 - step, loss_eval=1.5 if step == 12 else None) for step in range(6, 13)]
     add_attempt(run, again, resumed_step=5)
@@ -51,7 +51,7 @@ def in_this_process(run: RunFolder):
     return track
 
 
-def test_a_resumption_makes_tensorboard_drop_the_steps_that_are_trained_again(tmp_path):
+def test_a_resumption_makes_tensorboard_drop_steps_trained_again(tmp_path):
     run = make_run(tmp_path, track__tensorboard=True)
     two_attempts(run, in_this_process(run))
     assert losses(run) == LOSSES
@@ -73,7 +73,7 @@ def test_a_resumption_makes_tensorboard_drop_the_steps_that_are_trained_again(tm
         assert all(own.step == other.step and own.value == pytest.approx(other.value) for own, other in pairs), tag
 
 
-def test_lines_are_sent_when_they_are_whole_and_by_the_next_attempt_if_not_before(tmp_path):
+def test_lines_are_sent_when_whole_or_by_the_next_attempt(tmp_path):
     run = make_run(tmp_path, track__tensorboard=True)
     first = add_attempt(run, [metrics_line(1), '{"step": 2, "loss": 4'])
     tracker = Tracker(run, 1)
@@ -92,7 +92,7 @@ def test_lines_are_sent_when_they_are_whole_and_by_the_next_attempt_if_not_befor
     assert f'"pid": {os.getpid()}, "step": 4' in note.read_text()
 
 
-def test_a_full_disk_is_waited_for_and_no_row_is_lost_or_sent_twice(tmp_path, small_disk, capsys):
+def test_on_a_full_disk_no_row_is_lost_or_sent_twice(tmp_path, small_disk, capsys):
     run = make_run(small_disk, track__tensorboard=True)
     attempt = add_attempt(run, [metrics_line(step) for step in (1, 2)])
     filler = fill(small_disk)
@@ -174,15 +174,13 @@ def stand_in(folder: Path, log: str = "pass") -> str:
 
 
 def test_online_wandb_says_itself_which_steps_it_has(tmp_path):
-    run = make_run(tmp_path, track__wandb="gpt")
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    run = with_attempt(make_run(tmp_path, track__wandb="gpt"), 10)
     track_in_a_process(run, 1, before=stand_in(tmp_path / "own"), CALLS=str(tmp_path / "calls"))
     assert (tmp_path / "calls").read_text().split("\n") == [f"init {run.run_id} allow", "8", "9", "10", ""]
 
 
 def test_a_fault_of_one_is_a_line_and_the_other_goes_on(tmp_path):
-    run = make_run(tmp_path, track__wandb="gpt", track__tensorboard=True)
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+    run = with_attempt(make_run(tmp_path, track__wandb="gpt", track__tensorboard=True), 10)
     own = stand_in(tmp_path / "own", "raise RuntimeError('no\\nnetwork')")
     said = track_in_a_process(run, 1, before=own, CALLS=str(tmp_path / "calls"))
     assert said == "track: wandb: no network; the run goes on without it\n"

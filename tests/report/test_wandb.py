@@ -54,7 +54,7 @@ def network(monkeypatch):
     listener.close()
 
 
-def test_a_run_over_its_restarts_is_one_run_made_without_a_network(tmp_path, network):
+def test_a_run_over_its_restarts_is_one_run_without_a_network(tmp_path, network):
     by_source = {"web": 1.25, "code": 2.5}
     run, log = restarted_run(tmp_path / "logs", by_source), log_run(tmp_path, run="../../x", name="<b>")
     environment = dict(os.environ)
@@ -88,10 +88,9 @@ def test_a_run_over_its_restarts_is_one_run_made_without_a_network(tmp_path, net
     assert [row["loss"] for row in rows(other) if "loss" in row] == [3, 2, 1]
 
 
-def test_a_second_export_replaces_the_first_and_touches_nothing_else(tmp_path):
+def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     run = restarted_run(tmp_path / "logs")
-    others = tmp_path / "out" / "wandb" / "offline-run-20200101_000000-theirs"
-    others.mkdir(parents=True)
+    (others := tmp_path / "out" / "wandb" / "offline-run-20200101_000000-theirs").mkdir(parents=True)
     (others / "run-theirs.wandb").write_bytes(b"theirs")
     first = write_offline_runs([run], tmp_path / "out")
     assert write_offline_runs([run], tmp_path / "out") == first

@@ -17,7 +17,7 @@ from hpc_gpt.runs.after_jobs import (
 )
 from hpc_gpt.runs.retention import Retention
 from hpc_gpt.runs.run_folder import RunFolder
-from tests.made_runs import add_checkpoint, make_run
+from tests.made_runs import add_checkpoint, make_run, with_checkpoints
 
 
 @pytest.fixture
@@ -45,8 +45,7 @@ def retained(run: RunFolder, newest: int) -> list[int]:
 
 
 def test_a_checkpoint_stays_until_its_job_has_left_and_no_longer(run):
-    for step in (2, 4, 6):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 2, 4, 6)
     waiting, failed = job_of(run, 2, "11"), job_of(run, 4, "12")
     note_seen(run.path, 6, 3)
     assert retained(run, 6) == [2, 4, 6]
@@ -58,17 +57,15 @@ def test_a_checkpoint_stays_until_its_job_has_left_and_no_longer(run):
     assert not list((run.path / "after" / "over").iterdir())
 
 
-def test_one_that_keep_last_keeps_is_not_removed_when_its_job_has_left(run):
-    for step in (2, 4):
-        add_checkpoint(run, step)
+def test_one_that_keep_last_keeps_stays_when_its_job_has_left(run):
+    with_checkpoints(run, 2, 4)
     job = job_of(run, 2, "11")
     note_left(run, job, "done")
     assert kept(run) == [2, 4]
 
 
 def test_the_last_one_with_all_its_bytes_is_never_removed(run):
-    for step in (2, 4):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 2, 4)
     job = job_of(run, 2, "11")
     assert retained(run, 4) == [2, 4]
     next((run.checkpoints / "step-00000004").glob("*.pt"), run.checkpoints / "step-00000004" / "complete.json").unlink()
@@ -76,9 +73,8 @@ def test_the_last_one_with_all_its_bytes_is_never_removed(run):
     assert kept(run) == [2, 4]
 
 
-def test_the_newer_one_is_known_by_its_step_whose_name_may_be_longer(run):
-    for step in (99_999_999, 100_000_000):
-        add_checkpoint(run, step)
+def test_the_newer_one_is_known_by_its_step_however_long(run):
+    with_checkpoints(run, 99_999_999, 100_000_000)
     job = job_of(run, 99_999_999, "11")
     assert retained(run, 100_000_000) == [99_999_999, 100_000_000]
     note_left(run, job)
@@ -86,8 +82,7 @@ def test_the_newer_one_is_known_by_its_step_whose_name_may_be_longer(run):
 
 
 def test_a_run_that_resumes_may_need_what_was_to_go(run):
-    for step in (2, 4):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 2, 4)
     job = job_of(run, 2, "11")
     assert retained(run, 4) == [2, 4]
     forget_over(run.path)
@@ -96,7 +91,7 @@ def test_a_run_that_resumes_may_need_what_was_to_go(run):
     assert retained(run, 4) == [4]
 
 
-def test_one_that_nobody_has_looked_at_stays_but_of_a_dead_follower_only_some(run):
+def test_one_nobody_has_looked_at_stays_of_a_dead_follower_some(run):
     for step in range(1, 9):
         add_checkpoint(run, step)
     note_seen(run.path, 2, 2)
@@ -107,8 +102,7 @@ def test_one_that_nobody_has_looked_at_stays_but_of_a_dead_follower_only_some(ru
 
 
 def test_one_that_is_saved_before_the_follower_has_begun_stays(run):
-    for step in (2, 4):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 2, 4)
     Retention(keep_last=1, followed=True).apply(run.checkpoints, 4)
     assert kept(run) == [2, 4]
     note_seen(run.path, 4, 2)
@@ -117,8 +111,7 @@ def test_one_that_is_saved_before_the_follower_has_begun_stays(run):
 
 
 def test_whoever_comes_second_removes_it(run):
-    for step in (2, 4):
-        add_checkpoint(run, step)
+    with_checkpoints(run, 2, 4)
     job = job_of(run, 2, "11")
     assert hold_back(run.path, 2)
     note_left(run, job)

@@ -47,7 +47,7 @@ def first(tmp_path: Path) -> RunFolder:
     return begun_from(tmp_path, None, step_4=True, step_8=True, step_12=True)
 
 
-def test_a_branch_begins_after_its_step_alone_until_it_has_its_own(tmp_path, first):
+def test_a_branch_begins_after_its_step_until_it_has_its_own(tmp_path, first):
     own = begun_from(tmp_path, first, 8, branch=True)
     assert checkpoint_sources(own) == [(own, None), (first, 8)]
     assert (resume_point(own).step, branched_at(own), branched_at(first)) == (8, 8, 0)
@@ -58,7 +58,7 @@ def test_a_branch_begins_after_its_step_alone_until_it_has_its_own(tmp_path, fir
     assert resume_point(own).step == 10
 
 
-def test_the_newest_is_that_of_the_latest_step_however_long_its_name(tmp_path):
+def test_the_newest_is_the_latest_steps_however_long_its_name(tmp_path):
     run = begun_from(tmp_path, None, step_99999998=True, step_99999999=True, step_100000000=True)
     assert resume_point(run).step == 100_000_000
     assert [step for step, _ in checkpoints_of(run)] == [99_999_998, 99_999_999, 100_000_000]
@@ -86,7 +86,7 @@ def test_the_checkpoint_of_a_step_may_be_an_ancestors(tmp_path, first):
     assert resume_point(further).step == 8
 
 
-def test_a_step_without_a_sound_checkpoint_is_named_with_those_there_are(tmp_path, first):
+def test_a_step_without_a_sound_checkpoint_is_named_with_others(tmp_path, first):
     with pytest.raises(ConfigError, match="has no checkpoint of step 7; there are those of steps 4, 8, 12") as refused:
         branch_of(first, 7)
     assert refused.value.hint == f"--branch {first.run_id}@8"
@@ -171,7 +171,7 @@ def test_what_is_half_removed_is_not_given_its_name_again(tmp_path, knowing):
     assert sorted(path.name for path in knowing.checkpoints.iterdir()) == ["step-00000008", "step-00000012"]
 
 
-def test_a_branch_that_slurm_refused_needs_none_until_it_is_submitted_again(tmp_path, knowing):
+def test_a_branch_that_slurm_refused_needs_none_until_submitted(tmp_path, knowing):
     own = begun_from(tmp_path, None)
     CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
     line = {"scheduler": "slurm", "job_id": None, "refused": None}
@@ -183,7 +183,7 @@ def test_a_branch_that_slurm_refused_needs_none_until_it_is_submitted_again(tmp_
     assert reserved_steps(knowing.path) == {4}
 
 
-def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path, knowing):
+def test_a_removed_branch_needs_none_and_one_out_of_sight_may(tmp_path, knowing):
     own = begun_from(tmp_path, None)
     CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
     shutil.rmtree(own.path)
@@ -196,7 +196,7 @@ def test_a_branch_that_was_removed_needs_none_and_one_out_of_sight_may(tmp_path,
     assert reserved_steps(knowing.path) == {8}
 
 
-def test_a_run_of_an_earlier_version_does_not_read_them_so_its_files_are_linked(tmp_path, first):
+def test_an_earlier_versions_run_does_not_read_them_but_links(tmp_path, first):
     assert not knows_reservations(first)
     own = begun_from(tmp_path, None)
     CheckpointHold(first, 8, is_live=lambda: True).place(own.path)
@@ -216,7 +216,7 @@ def other_disk() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_what_can_be_neither_reserved_nor_linked_is_refused_of_a_run_that_trains(first, other_disk):
+def test_what_cannot_be_reserved_or_linked_is_refused(first, other_disk):
     logs = other_disk / "logs"
 
     def made(is_live: bool) -> RunFolder:

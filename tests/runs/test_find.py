@@ -21,7 +21,7 @@ from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.watch.control import cancel_run, wait_for_all
 from hpc_gpt.watch.status import count_states, fold, read_status
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import unsubmitted_run, with_job
 
 
 def prepared(row: str, **changes) -> PreparedRun:
@@ -39,7 +39,7 @@ def sweep() -> SubmittedSweep:
     """Three runs, of which the first two are an array's."""
     sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     for run, job_id in zip(sweep.runs, ("4711_0", "4711_1", "4712"), strict=True):
-        run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+        with_job(run, job_id)
     link_runs(sweep, 1, sweep.runs[:2])
     link_runs(sweep, 2, sweep.runs[2:])
     return sweep
@@ -50,10 +50,8 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
     logs, other = logs_dir(), unsubmitted_run()
     other.add_submission({"job_id": "47"})
     assert find_run("4711_1", logs) == b
-    assert named_runs("4711_1", logs) == [b]
-    assert named_runs("4711", logs) == [a, b]
-    assert named_runs("47", logs) == [other]
-    assert named_runs("4712", logs) == [c]
+    assert (named_runs("4711_1", logs), named_runs("4711", logs)) == ([b], [a, b])
+    assert (named_runs("47", logs), named_runs("4712", logs)) == ([other], [c])
     assert named_runs(sweep.id, logs) == named_runs(str(sweep.folder), logs) == [a, b, c]
     assert find_runs([sweep.id, b.run_id], logs) == [a, b, c]
     assert find_runs([str(sweep.folder)], logs) == find_runs([str(sweep.folder.parent)], logs) == [a, b, c]
@@ -112,7 +110,7 @@ def test_a_sweep_is_one_line(sweep):
     assert [status.state for status in wait_for_all([sweep.runs[0], sweep.runs[2]])] == ["done", "done"]
 
 
-def test_what_waits_for_its_turn_here_is_pending_until_it_is_cancelled_or_its_queue_dies():
+def test_what_waits_here_is_pending_until_it_or_its_queue_ends():
     sweep = write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     queue_locally(sweep)
     assert count_states(read_status(sweep.runs)) == "3 pending"

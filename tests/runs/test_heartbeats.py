@@ -22,7 +22,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 BEAT = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
 
 
-def test_the_last_of_many_is_read_back_and_the_file_does_not_grow(tmp_path: Path) -> None:
+def test_the_last_of_many_is_read_and_the_file_does_not_grow(tmp_path: Path) -> None:
     for number in range(1, 4):
         write_heartbeat(tmp_path, replace(BEAT, beat=number, place="x" * number))
     assert read_heartbeats(tmp_path) == {3: replace(BEAT, beat=3, place="xxx")}
@@ -47,8 +47,7 @@ def test_what_is_damaged_or_of_another_kind_is_left_out(tmp_path: Path) -> None:
         ({"rank": [1]}, {"host": [1]}, {"probe_s": "x"}, {"probe_s": math.nan}, {"step": None})
     ):
         (tmp_path / f"1{number}.json").write_text(json.dumps({**asdict(BEAT), **odd}))
-    assert list(read_heartbeats(tmp_path)) == [3]
-    assert read_heartbeats(tmp_path / "none") == {}
+    assert (list(read_heartbeats(tmp_path)), read_heartbeats(tmp_path / "none")) == ([3], {})
 
 
 def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> None:
@@ -57,11 +56,10 @@ def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> 
         file.write(b"Timeout (0:05:00)!\n")
     write_heartbeat(tmp_path, replace(BEAT, beat=2))
     assert read_heartbeats(tmp_path)[3].beat == 2
-    assert read_c_dump(tmp_path, 3) == "Timeout (0:05:00)!\n"
-    assert read_c_dump(tmp_path, 9) == ""
+    assert (read_c_dump(tmp_path, 3), read_c_dump(tmp_path, 9)) == ("Timeout (0:05:00)!\n", "")
 
 
-def test_those_of_an_attempt_that_is_over_become_one_file_but_for_stacks(tmp_path: Path) -> None:
+def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for number in (1, 2, 3):
         attempt = run.new_attempt()

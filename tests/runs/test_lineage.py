@@ -25,7 +25,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.settings.resolved import Resolved
-from tests.made_runs import add_checkpoint
+from tests.made_runs import add_checkpoint, with_checkpoints
 
 SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
 OTHER = ClusterProfile(name="other", scheduler="slurm", gpus_per_node=8, partition="h100")
@@ -46,7 +46,7 @@ def parent(engine: Engine | None = None, profile: ClusterProfile = SITE, **layou
     return resolve(experiment, profile)
 
 
-def test_what_is_a_fault_of_a_new_file_is_none_of_a_run_that_was_made_with_it():
+def test_what_is_a_fault_of_a_new_file_is_none_of_a_made_run():
     site = replace(SITE, cpus_per_node=2, environment={"HF_TOKEN": "opensesame"})
     made = parent(profile=site)
     made = replace(made, train=replace(made.train, min_lr=1.0, warmup_steps=60))
@@ -71,7 +71,7 @@ def test_what_is_a_fault_of_a_new_file_is_none_of_a_run_that_was_made_with_it():
         ({"engine.zero_stage": 0}, Layout(2, 2, 2), 2, 8),
     ],
 )
-def test_what_is_not_given_follows_and_the_step_keeps_its_samples(changes, layout, nodes, micro_batches):
+def test_what_is_not_given_follows_and_a_step_keeps_its_samples(changes, layout, nodes, micro_batches):
     resolved = descend(parent(), changes, SITE, 20)
     assert (resolved.layout, resolved.nodes, resolved.batch.micro_batches) == (layout, nodes, micro_batches)
     assert resolved.batch.global_batch == 32
@@ -88,7 +88,7 @@ def test_a_run_with_cp_resumes_with_it_or_with_another(cp, layout):
     assert (resolved.layout, resolved.batch.global_batch) == (layout, 32)
 
 
-def test_nothing_changed_is_the_same_run_but_for_what_belonged_to_its_moment():
+def test_nothing_changed_is_the_same_run_but_for_its_moment():
     settings = parent()
     job = replace(settings.job, dependency=None)
     assert descend(settings, {}, SITE, 20) == replace(settings, job=job)
@@ -96,7 +96,7 @@ def test_nothing_changed_is_the_same_run_but_for_what_belonged_to_its_moment():
     assert descend(again, {}, again.cluster, 20) == replace(settings, job=job)
 
 
-def test_another_cluster_gets_its_own_account_and_partition_and_the_users_other_wishes():
+def test_another_cluster_gets_its_account_and_the_users_wishes():
     resolved = descend(parent(), {}, OTHER, 20)
     job = resolved.job
     assert (job.partition, job.account, job.constraint) == ("h100", None, None)
@@ -118,7 +118,7 @@ def test_an_optimizer_taken_back_from_the_host_is_fused_again():
     assert descend(offloaded, {"engine.offload": "none"}, SITE, 20).train.optimizer_mode == "fused"
 
 
-def test_ranks_that_were_spread_over_more_nodes_than_they_need_stay_so():
+def test_ranks_spread_over_more_nodes_than_needed_stay_so():
     spread = parent(nodes=4)
     assert (spread.nodes, spread.ranks_per_node) == (4, 2)
     assert descend(spread, {"engine.zero_stage": 0}, SITE, 20).nodes == 4
@@ -137,7 +137,7 @@ def test_another_account_of_the_same_site_is_taken_up():
     assert descend(parent(), {}, replace(SITE, account="next"), 20).job.account == "next"
 
 
-def test_tp_across_nodes_stays_allowed_for_the_tp_that_it_was_given_for():
+def test_tp_across_nodes_stays_allowed_for_the_same_tp():
     spread = parent(tp=8, pp=1, dp=1, allow_tp_across_nodes=True)
     assert descend(spread, {"layout.micro_batch": 4}, SITE, 20).layout == Layout(8, 1, 1)
     with pytest.raises(LayoutError, match="nodes"):
@@ -161,7 +161,7 @@ STREAM = Data(source="stream", path="stdlib")
         {"data.workers": 2, "data.on_bad_shard": "skip"},
     ],
 )
-def test_what_changes_neither_weights_nor_the_order_of_the_data_is_free(changes):
+def test_what_changes_no_weights_and_no_order_of_data_is_free(changes):
     settings = replace(parent(), data=STREAM)
     resolved = descend(settings, changes, SITE, 20)
     for key, value in changes.items():
@@ -178,12 +178,12 @@ def test_what_changes_neither_weights_nor_the_order_of_the_data_is_free(changes)
         *[("data.eval_fraction", 0.2), ("data.tokenizer", "char"), ("data.path", "other")],
     ],
 )
-def test_what_would_train_other_weights_or_read_other_samples_is_refused(key, value):
+def test_what_would_train_other_weights_or_data_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"{key} would be"):
         descend(replace(parent(), data=STREAM), {key: value}, SITE, 20)
 
 
-def test_each_engine_takes_up_what_it_can_and_no_strangers_checkpoint():
+def test_each_engine_takes_up_what_it_can_and_no_strangers():
     fsdp = parent(Engine("fsdp"), tp=1, pp=1, gpus=4, dp=4)
     assert descend(fsdp, {"layout.tp": 2}, SITE, 20).layout == Layout(2, 1, 2)
     stage_3 = parent(Engine("hf-deepspeed"), tp=1, pp=1, gpus=4, dp=4)
@@ -223,7 +223,7 @@ def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, sta
         ({"nosuch.tp": 2}, "unknown key nosuch.tp"),
     ],
 )
-def test_what_would_be_another_training_is_refused_before_anything_is_queued(changes, said):
+def test_another_training_is_refused_before_anything_is_queued(changes, said):
     with pytest.raises(UserError, match=said) as caught:
         descend(parent(), changes, SITE, 20)
     assert isinstance(caught.value, LayoutError | ConfigError)
@@ -252,14 +252,13 @@ def test_an_engine_is_refused_what_its_checkpoints_cannot_become():
 def run_with(folder: Path, *steps: int, parent: RunFolder | None = None) -> RunFolder:
     """A run folder that holds complete checkpoints of these steps."""
     run = RunFolder(folder)
-    for step in steps:
-        add_checkpoint(run, step)
+    with_checkpoints(run, *steps)
     if parent is not None:
         write_once(run.path / RESUMED_FROM, json.dumps({"run": parent.run_id, "path": str(parent.path), "step": 1}))
     return run
 
 
-def test_the_newest_checkpoint_is_the_parents_or_that_of_a_run_before_it(tmp_path):
+def test_the_newest_checkpoint_is_the_parents_or_a_run_befores(tmp_path):
     first = run_with(tmp_path / "first", 2, 10)
     (first.checkpoints / "step-00000012").mkdir()  # never completed
     second = run_with(tmp_path / "second", parent=first)
@@ -270,7 +269,7 @@ def test_the_newest_checkpoint_is_the_parents_or_that_of_a_run_before_it(tmp_pat
     assert parent_of(third)[0].step == 14
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_refused(tmp_path):
+def test_a_damaged_checkpoint_is_passed_over_unless_all_are(tmp_path):
     first = run_with(tmp_path / "first", 2)
     add_checkpoint(first, 4, damaged=True)
     parent, point = parent_of(first)
@@ -285,7 +284,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_refused(t
         assert f"submit --resume {run.run_id} --from-start" in refusal.value.hint
 
 
-def test_a_checkpoint_that_is_too_large_to_read_here_is_checked_by_its_sizes(tmp_path, monkeypatch):
+def test_a_checkpoint_too_large_to_read_is_checked_by_sizes(tmp_path, monkeypatch):
     run = run_with(tmp_path / "first", 2)
     monkeypatch.setattr("hpc_gpt.runs.lineage.MOST_READ_BYTES", 699)
     (run.checkpoints / "step-00000002" / "weights").write_bytes(b"Weights" * 100)
@@ -296,7 +295,7 @@ def test_a_checkpoint_that_is_too_large_to_read_here_is_checked_by_its_sizes(tmp
         parent_of(run)
 
 
-def test_a_run_without_checkpoints_and_one_that_goes_on_from_itself_are_refused(tmp_path):
+def test_a_run_without_checkpoints_or_its_own_parent_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="run none has no checkpoint to resume from"):
         parent_of(run_with(tmp_path / "none"))
     first = run_with(tmp_path / "first")
@@ -311,7 +310,7 @@ def test_a_preset_of_the_checkpoints_own_sizes_is_taken():
     assert descend(gpt2, {"model.preset": "gpt2"}, SITE, 20).model == gpt2.model
 
 
-def test_how_far_to_train_may_change_where_that_is_what_is_asked_for():
+def test_how_far_to_train_may_change_where_that_is_asked_for():
     """By --until, or by its key."""
     further = descend(parent(), {"layout.tp": 1}, SITE, 20, {"steps": 200, "until_loss": 2.0})
     assert (further.train.steps, further.train.until_loss) == (200, 2.0)

@@ -49,9 +49,8 @@ def test_a_pid_that_is_used_again_holds_nothing(run: RunFolder, other) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"host": "gone-1", "pid": 7, "pid_start": "70"}\n', "{", ""])
-def test_one_that_cannot_be_asked_is_refused_with_the_line_that_removes_it(run: RunFolder, text: str) -> None:
-    path = lock.lock_path(run)
-    path.write_text(text or " ")
+def test_one_that_cannot_be_asked_is_refused_with_the_remedy(run: RunFolder, text: str) -> None:
+    (path := lock.lock_path(run)).write_text(text or " ")
     with pytest.raises(RunLocked) as held:
         lock.take(run, process_holder(os.getpid()))
     assert ("process 7 on gone-1, which cannot be asked from here" in str(held.value)) is (len(text) > 1)
@@ -127,7 +126,7 @@ def _taken(folder: Path, between: dict[int, str]) -> tuple[list[str], int]:
     return won, next(_accesses)
 
 
-def test_a_dead_lock_is_given_to_one_start_wherever_others_come_between(tmp_path: Path) -> None:
+def test_a_dead_lock_goes_to_one_start_whatever_comes_between(tmp_path: Path) -> None:
     """A start that had read the dead lock took away the lock of the one that had taken over, for as long as it needed
     to see what it had: a third start found none, and had it, too."""
     _, accesses = _taken(tmp_path / "alone", {})
@@ -138,7 +137,7 @@ def test_a_dead_lock_is_given_to_one_start_wherever_others_come_between(tmp_path
     assert left == {"lock.json"}
 
 
-def test_one_that_is_killed_while_it_takes_over_leaves_the_lock_to_the_next(tmp_path: Path) -> None:
+def test_one_killed_while_it_takes_over_leaves_it_to_the_next(tmp_path: Path) -> None:
     for access in range(_taken(tmp_path / "alone", {})[1]):
         run = RunFolder(tmp_path / str(access))
         run.path.mkdir()

@@ -21,8 +21,7 @@ def test_the_experiment_resolves_to_the_same_again(tmp_path: Path, name: str, pr
     small = {"layout.gpus": 4, "model.preset": "gpt2", **{f"layout.{key}": size for key, size in sizes.items()}}
     fits = small if profile == "local" else {"job.comment": "a'\"b"}
     first = resolve(load_experiment(name, {**fits, "job.sbatch": ["--mail-user=é"]}), site)
-    path = tmp_path / "again.toml"
-    path.write_text(experiment_text(first, "again"), encoding="utf-8")
+    (path := tmp_path / "again.toml").write_text(experiment_text(first, "again"), encoding="utf-8")
     assert resolve(load_experiment(str(path)), site) == first
 
 
@@ -41,7 +40,7 @@ def test_what_is_there_is_kept_and_no_secret_is_written(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["deepspeed-3d", "deepspeed-zero", "hf-deepspeed"])
-def test_the_configuration_in_the_run_folder_is_what_deepspeed_is_given(tmp_path: Path, name: str) -> None:
+def test_the_run_folders_configuration_is_what_deepspeed_gets(tmp_path: Path, name: str) -> None:
     whole = {"engine.name": name, "engine.zero_stage": None, "layout.tp": 1, "layout.pp": 1}
     resolved = resolve(load_experiment("demo", whole), load_profile("generic-slurm"))
     complete_run(tmp_path, resolved)

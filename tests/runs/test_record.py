@@ -22,7 +22,7 @@ rounds, tokens_per_s_spread, loss_first, loss_last, loss_eval, loss_eval_by, ski
 gpu_hours, node_list, failed_node, attempts, after, ended, cause, config_hash, versions, flags, flag_kinds, sources"""
 
 
-def test_the_whole_key_set_is_written_null_where_nothing_measures_one():
+def test_the_whole_key_set_is_written_null_where_unmeasured():
     tables = json.loads(Record().to_json())
     assert list(tables) == re.split(r",\s+", KEYS) == list(RECORD_KEYS)
     assert tables["step_s"] is None
@@ -54,7 +54,7 @@ def test_what_is_not_finite_is_null_and_the_text_is_strict_json():
     assert tables["settings"] == {"a": [None, 1.0]}
 
 
-def test_a_record_of_another_version_is_read_by_the_keys_both_know():
+def test_another_versions_record_is_read_by_keys_both_know():
     assert Record.from_tables({"run": "a", "a_key_of_tomorrow": 1}) == Record(run="a")
 
 

@@ -41,8 +41,7 @@ def run(logs, resolved):
 
 
 def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
-    assert run.path.parent == (logs / "demo").resolve()
-    assert run.resolved() == resolved
+    assert (run.path.parent, run.resolved()) == ((logs / "demo").resolve(), resolved)
     assert run.job_script.read_text() == "#!/bin/bash\n"
     assert (run.path / "experiment.toml").read_text() == "name = 'demo'\n"
     assert json.loads((run.path / "ds_config.json").read_text()) == {"train_batch_size": 32}
@@ -160,8 +159,7 @@ def test_find_by_id_prefix_folder_and_job_id(run, logs):
 
 
 def test_a_job_id_in_full_stands_before_a_prefix(run, logs, resolved):
-    other = create_run(logs, resolved, "", "", {})
-    other.add_submission({"job_id": run.run_id[:4]})
+    (other := create_run(logs, resolved, "", "", {})).add_submission({"job_id": run.run_id[:4]})
     assert find_run(run.run_id[:4], logs) == other
 
 
@@ -272,8 +270,7 @@ def test_appending_to_a_missing_folder_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\x00\x00"])
 def test_a_json_file_that_holds_no_object_reads_as_empty(tmp_path, text):
     (tmp_path / "file").write_text(text)
-    assert read_json(tmp_path / "file") == {}
-    assert read_json(tmp_path / "missing") == {}
+    assert (read_json(tmp_path / "file"), read_json(tmp_path / "missing")) == ({}, {})
 
 
 def chain_of(tmp_path, *lines):
@@ -298,14 +295,14 @@ def test_the_newest_chain_is_what_was_submitted_last(tmp_path):
     assert chain_of(tmp_path, {"job_id": "1"}, {"job_id": "7_3"}, {**sent, "chained_to": "7_3"}) == ["7_3", "8"]
 
 
-def test_a_link_that_was_refused_is_none_of_the_chain_unless_it_is_all_there_is(tmp_path):
+def test_a_refused_link_is_none_of_the_chain_unless_alone(tmp_path):
     refused = {"job_id": None, "refused": "QOSMaxSubmitJobPerUserLimit"}
     taken = [{"job_id": "5", "link": 1}, {"job_id": "6", "link": 2}]
     assert chain_of(tmp_path, *taken, {**refused, "link": 3}) == ["5", "6"]
     assert chain_of(tmp_path, {**refused, "link": 1}) == [None]
 
 
-def test_a_damaged_resolved_json_is_named_with_the_command_that_writes_it_again(logs, resolved):
+def test_a_damaged_resolved_json_is_named_with_its_remedy(logs, resolved):
     run = create_run(logs, resolved, render_script(resolved), "name = 'demo'\n", {})
     path = run.path / "resolved.json"
     whole = path.read_bytes()

@@ -38,8 +38,7 @@ FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/train/a.py": b"", "template
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder whose archive is of FILES."""
-    folder = tmp_path / "run"
-    folder.mkdir()
+    (folder := tmp_path / "run").mkdir()
     snapshot = Snapshot(FILES)
     snapshot.place(folder)
     (folder / "provenance.json").write_text(f'{{\n "code_sha256": "{snapshot.sha256}"\n}}\n')
@@ -53,7 +52,7 @@ def cut_off(archive: Path) -> None:
     archive.write_bytes(begin)
 
 
-def test_the_archive_holds_every_file_that_git_has_of_the_package_and_its_templates() -> None:
+def test_the_archive_holds_every_file_git_has_of_the_package() -> None:
     listed = subprocess.run(
         ["git", "-C", str(REPOSITORY), "ls-files", "-z", "hpc_gpt", "templates"],
         capture_output=True,
@@ -85,7 +84,7 @@ def test_the_runs_of_a_sweep_share_one_file(tmp_path: Path) -> None:
     assert read_archive(folders[1])[1][SUMS].count(b"\n") == len(FILES)
 
 
-def test_what_is_unpacked_is_what_was_submitted_and_what_differs_is_set_aside(run: Path) -> None:
+def test_what_is_unpacked_is_as_submitted_a_difference_set_aside(run: Path) -> None:
     code = unpack_code(run)
     assert (code / "templates/b.j2").read_bytes() == FILES["templates/b.j2"]
     (code / "hpc_gpt/__init__.py").write_text("edited")
@@ -97,10 +96,8 @@ def test_what_is_unpacked_is_what_was_submitted_and_what_differs_is_set_aside(ru
 
 def plant_cache(code: Path, ran: Path) -> None:
     """A cache of a module's that Python takes without a look at the source."""
-    source = code.parent / "layout.py"
-    source.write_text(f"open({str(ran)!r}, 'w')")
-    cache = code / "hpc_gpt" / "settings" / "__pycache__"
-    cache.mkdir()
+    (source := code.parent / "layout.py").write_text(f"open({str(ran)!r}, 'w')")
+    (cache := code / "hpc_gpt" / "settings" / "__pycache__").mkdir()
     cached = cache / f"layout.{sys.implementation.cache_tag}.pyc"
     py_compile.compile(str(source), str(cached), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     source.unlink()
@@ -113,7 +110,7 @@ def import_from(code: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_cache_that_was_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path, link: bool) -> None:
+def test_a_cache_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path, link: bool) -> None:
     begin(tmp_path)
     code, ran = unpack_code(tmp_path), tmp_path / "ran"
     plant_cache(code, ran)
@@ -148,7 +145,7 @@ def test_many_starts_at_once_end_with_one_whole_folder(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["code", CODE_ARCHIVE, "provenance.json"]
 
 
-def test_a_run_of_plain_sbatch_gets_the_code_that_is_here_and_keeps_to_it(tmp_path: Path) -> None:
+def test_a_run_of_plain_sbatch_gets_the_code_here_and_keeps_it(tmp_path: Path) -> None:
     begin(tmp_path)
     assert submitted_sha256(tmp_path) == take_snapshot().sha256 == read_archive(tmp_path)[0]
     assert read_json(tmp_path / "provenance.json")["versions"]["hpc-gpt"]
@@ -190,8 +187,7 @@ def test_what_is_written_keeps_the_umask(run: Path, mask: int) -> None:
 
 def test_job_sh_unpacks_the_same_way(tmp_path: Path) -> None:
     """Several starts at once, an edit, a file put beside, another sum: the part of a script that sees to the code."""
-    run = tmp_path / "a run"
-    run.mkdir()
+    (run := tmp_path / "a run").mkdir()
     begin(run)
     script = render_script(resolve(load_experiment("demo"), load_profile("generic-slurm")))
     part = re.search(r"^use_submitted_code\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)

@@ -32,8 +32,7 @@ def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) ->
 
 def test_the_batch_is_ours() -> None:
     config = ds_config_of(settings())
-    assert config["train_batch_size"] == 24
-    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert (config["train_batch_size"], config["train_micro_batch_size_per_gpu"]) == (24, 2)
     assert config["gradient_accumulation_steps"] == 6
 
 
@@ -73,9 +72,7 @@ def test_it_is_plain_json_and_deepspeed_reads_it(dtype: str) -> None:
     config = ds_config_of(settings(dtype, dp=1))
     assert json.loads(json.dumps(config)) == config
     read = DeepSpeedConfig(json.loads(json.dumps(config)))
-    assert read.gradient_clipping == 0.5
-    assert read.train_batch_size == 24
-    assert read.zero_config.stage == 1
+    assert (read.gradient_clipping, read.train_batch_size, read.zero_config.stage) == (0.5, 24, 1)
     assert read.float16_config.initial_scale_power == 16
     assert read.timers_config.enabled is False
 
@@ -92,9 +89,7 @@ ZERO = {"name": "deepspeed-zero"}
     path=st.sampled_from([None, "/nvme"]),
     ratio=st.sampled_from([1.0, 0.4]),
 )
-def test_deepspeed_reads_what_every_setting_of_deepspeed_zero_becomes(
-    stage: int, dtype: str, dp: int, offload: str, path: str | None, ratio: float
-) -> None:
+def test_deepspeed_reads_what_every_zero_setting_becomes(stage, dtype, dp, offload, path, ratio):
     from deepspeed.runtime.config import DeepSpeedConfig
 
     try:
@@ -147,9 +142,7 @@ def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:
     ("dtype", "stage", "offload", "checks"),
     [("bf16", 1, "none", False), ("bf16", 2, "none", True), ("bf16", 3, "none", False), ("bf16", 1, "optimizer", True)],
 )
-def test_a_bf16_step_that_is_not_finite_is_looked_for_where_deepspeed_would_take_it(
-    dtype: str, stage: int, offload: str, checks: bool
-) -> None:
+def test_a_bf16_step_not_finite_is_found_where_deepspeed_misses(dtype, stage, offload, checks):
     resolved = settings(dtype, stage, **ZERO, offload=offload)
     assert ds_config_of(resolved)["bf16"]["check_grad_overflow"] is checks
     assert shards_in_bf16_optimizer(resolved) is (stage == 1 and offload == "none")
@@ -174,7 +167,7 @@ def test_one_data_parallel_rank_goes_deepspeeds_own_way(engine: str, dp: int) ->
 
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("hidden", [32, 2048])
-def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_how_long(dp: int, hidden: int) -> None:
+def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_it(dp: int, hidden: int) -> None:
     """DeepSpeed allocates it whole."""
     resolved = settings("bf16", 2, dp, **ZERO)
     resolved = replace(resolved, model=replace(resolved.model, hidden=hidden, layers=24))
@@ -185,7 +178,7 @@ def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_how_long(dp: int, h
     assert engine_of(training).bucket_elements(training) == zero["reduce_bucket_size"]
 
 
-def test_what_is_dealt_out_to_the_host_is_in_groups_that_are_small_enough() -> None:
+def test_what_goes_to_the_host_is_in_groups_small_enough() -> None:
     """DeepSpeed deals out whole groups: of one alone half is none."""
     whole, part = (
         ds_config_of(settings("bf16", 3, 2, **ZERO, offload="optimizer", offload_ratio=ratio))["zero_optimization"]

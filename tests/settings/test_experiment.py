@@ -72,7 +72,7 @@ def test_a_resumed_run_may_change_what_is_free(name):
             check_same_training(before, after)
 
 
-def test_config_hash_is_as_it_was_when_runs_were_first_compared_by_it():
+def test_config_hash_is_as_it_was_when_runs_were_first_compared():
     resolved = resolve(
         Experiment(model=Model(preset="gpt2"), layout=LayoutRequest(gpus=4, tp=4)), load_profile("generic-slurm")
     )

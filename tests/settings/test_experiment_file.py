@@ -25,11 +25,9 @@ pp = 2
 
 @pytest.fixture
 def sweep_file(tmp_path):
-    folder = tmp_path / "ladder"
-    folder.mkdir()
+    (folder := tmp_path / "ladder").mkdir()
     (folder / "a-first.toml").write_text("")
-    path = folder / "sweep.toml"
-    path.write_text(BASE)
+    (path := folder / "sweep.toml").write_text(BASE)
     return path
 
 
@@ -55,8 +53,7 @@ def test_base_then_row_then_overrides(sweep_file):
 
 
 def test_a_sweep_of_another_name_goes_by_its_file(tmp_path):
-    path = tmp_path / "table.toml"
-    path.write_text(BASE)
+    (path := tmp_path / "table.toml").write_text(BASE)
     assert load_experiment(str(path), {}, "pp4").name == "table-pp4"
     path.write_text('name = "mine"\n' + BASE)
     assert load_experiment(str(path), {}, "pp4").name == "mine-pp4"
@@ -64,8 +61,7 @@ def test_a_sweep_of_another_name_goes_by_its_file(tmp_path):
 
 
 def test_what_extends_a_sweep_takes_its_base_alone(sweep_file):
-    child = sweep_file.with_name("child.toml")
-    child.write_text('extends = "sweep"\n[train]\nsteps = 3\n')
+    (child := sweep_file.with_name("child.toml")).write_text('extends = "sweep"\n[train]\nsteps = 3\n')
     experiment = load_experiment(str(child))
     assert (experiment.name, experiment.layout.gpus, experiment.train.steps) == ("child", 8, 3)
     assert find_sweep(str(child)) is None
@@ -85,8 +81,7 @@ def test_old_runs_are_of_no_sweep():
 
 
 def test_a_sweeps_folder_is_never_hidden_nor_outside():
-    assert folder_name("../../etc") == "_.._etc"
-    assert folder_name("...") == "experiment"
+    assert (folder_name("../../etc"), folder_name("...")) == ("_.._etc", "experiment")
 
 
 # --- the learning rate's schedule: what a shorter run cannot hold is cut
@@ -97,8 +92,7 @@ SMALL = "[model]\nhidden = 64\nlayers = 2\nheads = 4\n"
 @pytest.fixture
 def write(tmp_path):
     def written(text: str) -> str:
-        path = tmp_path / "own.toml"
-        path.write_text(SMALL + text)
+        (path := tmp_path / "own.toml").write_text(SMALL + text)
         return str(path)
 
     return written
@@ -117,7 +111,7 @@ def test_a_warm_up_is_cut_to_steps_that_come_from_elsewhere(write, train, steps,
     assert (experiment.train.steps, experiment.train.warmup_steps, lines) == (steps, kept, line)
 
 
-def test_steps_of_a_file_that_extends_the_one_with_the_warm_up_cut_it(write, tmp_path):
+def test_steps_of_a_file_that_extends_another_cut_its_warm_up(write, tmp_path):
     write("[train]\nsteps = 100\nwarmup_steps = 20\n")
     shorter, same = tmp_path / "shorter.toml", tmp_path / "same.toml"
     shorter.write_text('extends = "own"\n[train]\nsteps = 5\n')

@@ -14,13 +14,13 @@ def rows(*texts: str, experiment: str = "demo", row: str | None = None):
     return with_grid(read_experiment(experiment), parse_grid(texts), row).rows
 
 
-def test_rows_are_the_product_with_the_first_key_slowest_named_by_their_values():
+def test_rows_are_the_product_in_order_named_by_their_values():
     made = rows("train.lr=1e-4,3e-4", "layout.tp=2,4,8")
     assert [row.name for row in made] == [f"lr{lr}-tp{tp}" for lr in ("1e-4", "3e-4") for tp in (2, 4, 8)]
     assert made[4].overrides == {"train": {"lr": 3e-4}, "layout": {"tp": 4}}
 
 
-def test_values_are_read_as_set_reads_them_and_no_comma_within_one_separates():
+def test_values_are_read_as_set_reads_them_inner_commas_kept():
     [axis] = parse_grid(["train.save_at=[1, 2],[],[3]"])
     assert [value for _, value in axis.values] == [[1, 2], [], [3]]
     [axis] = parse_grid([r"""job.comment="a,\"b",'c,d',e f,1"""])
@@ -51,7 +51,7 @@ def test_a_fault_is_one_line_and_a_hint(text, words):
     assert f"--grid {text}" in str(refused.value)
 
 
-def test_a_key_has_one_grid_and_the_rows_are_counted_before_they_are_made():
+def test_a_key_has_one_grid_and_rows_are_counted_before_made():
     with pytest.raises(ConfigError, match=r"train\.lr has a --grid already"):
         parse_grid(["train.lr=1,2", "train.lr=3"])
     many = ",".join(map(str, range(1, 10001)))
@@ -61,7 +61,7 @@ def test_a_key_has_one_grid_and_the_rows_are_counted_before_they_are_made():
     assert len(parse_grid(["train.seed=1,2,3"], most=3)[0].values) == 3
 
 
-def test_keys_that_end_alike_are_named_whole_and_no_name_is_one_that_a_folder_cannot_have():
+def test_keys_that_end_alike_are_named_whole_in_folder_names():
     [row] = rows("train.lr=1e-4", "after.run=x", "command.run=x")[:1]
     assert row.name == "lr1e-4-after.runx-command.runx"
     names = [row.name for row in rows('job.comment="../a b","..|a b","é\U0001f600",' + "x" * 300)]

@@ -62,7 +62,7 @@ def test_another_text_is_no_layout(text):
 
 
 @given(layouts, st.integers(1, 8))
-def test_no_tensor_parallel_group_spans_nodes_once_it_is_accepted(layout, per_node):
+def test_no_tensor_parallel_group_spans_nodes_once_accepted(layout, per_node):
     try:
         nodes = nodes_for(layout.gpus, per_node)
         check_nodes(layout, nodes, per_node)
@@ -76,8 +76,7 @@ def test_no_tensor_parallel_group_spans_nodes_once_it_is_accepted(layout, per_no
 def test_published_layout_in_numbers():
     layout = Layout(tp=4, pp=16, dp=1)
     assert str(layout) == "tp4-pp16-dp1"
-    assert layout.gpus == 64
-    assert layout.coordinate(63) == Coordinate(tp=3, pp=15, dp=0)
+    assert (layout.gpus, layout.coordinate(63)) == (64, Coordinate(tp=3, pp=15, dp=0))
     assert layout.groups("pp")[0] == list(range(0, 64, 4))
 
 
@@ -85,10 +84,8 @@ def test_context_parallel_layout_in_numbers():
     layout = Layout(tp=2, pp=2, dp=2, cp=2)
     assert str(layout) == "tp2-pp2-cp2-dp2"
     assert (layout.gpus, layout.data_ranks) == (16, 4)
-    assert layout.groups("cp")[:2] == [[0, 2], [1, 3]]
-    assert layout.groups("dp")[0] == [0, 4]
-    assert layout.groups("data")[0] == [0, 2, 4, 6]
-    assert layout.groups("pp")[0] == [0, 8]
+    assert (layout.groups("cp")[:2], layout.groups("dp")[0]) == ([[0, 2], [1, 3]], [0, 4])
+    assert (layout.groups("data")[0], layout.groups("pp")[0]) == ([0, 2, 4, 6], [0, 8])
 
 
 @pytest.mark.parametrize("rank", [-1, 8])

@@ -81,8 +81,7 @@ def test_it_is_part_of_the_hash_and_comes_back_from_its_text(mixed: Path) -> Non
     phased = resolved(mixed, "data.phases=[30e9]", "data.mix.web.weight=[0.7,0.5]")
     assert Resolved.from_json(phased.to_json()) == phased
     assert resolve(experiment_of(phased), load_profile("local")) == phased
-    text = mixed.with_name("again.toml")
-    text.write_text(experiment_text(phased, "again"))
+    (text := mixed.with_name("again.toml")).write_text(experiment_text(phased, "again"))
     assert resolve(load_experiment(str(text)), load_profile("local")) == phased
     others = [resolved(mixed, "data.mix.web.weight=0.4"), phased, resolved(mixed, "data.mix.web.path=other")]
     assert len({config_hash(one) for one in (run, *others)}) == 4

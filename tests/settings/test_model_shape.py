@@ -64,7 +64,7 @@ def test_parameters_of_known_models(shape, params):
 
 
 @given(shapes, st.sampled_from([1, 2, 4]))
-def test_what_the_ranks_hold_together_is_the_model_and_what_each_holds_whole(shape, tp):
+def test_the_ranks_hold_the_model_and_each_what_is_whole(shape, tp):
     held = tp * (shape.layers * layer_params(shape, tp)) - (tp - 1) * shape.layers * replicated_params(
         ModelShape(shape.hidden, 1, shape.heads, seq=1)
     )
@@ -73,7 +73,7 @@ def test_what_the_ranks_hold_together_is_the_model_and_what_each_holds_whole(sha
     assert held == pytest.approx(shape.layers * shape.block_params)
 
 
-def test_ranks_that_share_a_head_of_keys_multiply_it_whole_and_hold_a_part():
+def test_ranks_that_share_a_head_of_keys_hold_a_part():
     shape = ModelShape(64, 1, 8, kv_heads=2, **LLAMA)
     keys = next(matrix for matrix in shape.matrices if matrix.name == "k")
     assert [keys.rows_on(tp) for tp in (1, 2, 4, 8)] == [16, 8, 8, 8]
@@ -160,7 +160,7 @@ def all_partitions(layers, pp):
 
 
 @given(shapes, st.integers(1, 5))
-def test_by_parameters_no_other_split_has_a_smaller_largest_stage(shape, pp):
+def test_by_parameters_no_split_has_a_smaller_largest_stage(shape, pp):
     pp = min(pp, shape.layers)
     stages = partition_layers(shape, pp, "parameters")
     assert len(stages) == pp
@@ -170,14 +170,14 @@ def test_by_parameters_no_other_split_has_a_smaller_largest_stage(shape, pp):
     assert max(params_of_stages(shape, stages)) == best
 
 
-def test_a_large_vocabulary_takes_layers_from_the_first_and_the_last_stage():
+def test_a_large_vocabulary_takes_layers_from_first_and_last():
     assert partition_layers(preset("gpt2"), 4, "parameters") == [1, 5, 5, 1]
     # 52e9 parameters in 64 layers: the embedding is half a layer.
     assert partition_layers(preset("48b"), 16, "parameters") == partition_layers(preset("48b"), 16) == [4] * 16
     assert partition_layers(preset("gpt2-xl"), 4, "parameters") == [11, 13, 13, 11]
 
 
-def test_by_layers_is_as_even_as_can_be_and_numbers_are_taken_as_they_are():
+def test_by_layers_is_even_and_numbers_are_taken_as_they_are():
     assert partition_layers(preset("gpt2"), 5) == stage_layers(12, 5)
     assert partition_layers(preset("gpt2"), 3, (1, 10, 1)) == [1, 10, 1]
 
@@ -189,7 +189,7 @@ def test_default_tp_is_the_largest_that_the_rule_allows(per_node, factor, heads,
     assert default_tp(gpus, per_node, ModelShape(8 * heads, pp, heads), pp) == max(allowed)
 
 
-def test_hidden_need_not_be_a_multiple_of_heads_if_a_heads_width_is_given():
+def test_hidden_is_free_of_heads_if_a_heads_width_is_given():
     check_shape(ModelShape(60, 2, 8, head_dim=16, **LLAMA))
 
 

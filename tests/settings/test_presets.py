@@ -56,7 +56,7 @@ def test_each_other_preset_has_a_count():
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_parameters_are_the_published_count_and_that_of_transformers_own_class(name):
+def test_parameters_are_the_published_count_and_transformers(name):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     shape, kind = preset(name), class_of(name)

@@ -94,7 +94,7 @@ def test_default_tp(gpus, pp, heads, per_node, layout):
     assert str(resolve(asked, profile).layout) == layout
 
 
-def test_a_small_model_is_not_split_over_tp_unless_that_is_asked_for():
+def test_a_small_model_is_not_split_over_tp_unless_asked_for():
     def layout_of(hidden, **asked):
         experiment = Experiment(model=Model(hidden=hidden, layers=24, heads=16), layout=LayoutRequest(gpus=8, **asked))
         resolved = resolve(experiment, NODE_OF_4)
@@ -104,8 +104,7 @@ def test_a_small_model_is_not_split_over_tp_unless_that_is_asked_for():
     assert (params < 1e9, layout) == (True, "tp1-pp1-dp8")
     params, layout = layout_of(1792)
     assert (params > 1e9, layout) == (True, "tp4-pp1-dp2")
-    assert layout_of(1664, tp=4)[1] == "tp4-pp1-dp2"
-    assert layout_of(1664, dp=2)[1] == "tp4-pp1-dp2"
+    assert (layout_of(1664, tp=4)[1], layout_of(1664, dp=2)[1]) == ("tp4-pp1-dp2", "tp4-pp1-dp2")
     assert layout_of(1664, pp=2)[1] == "tp1-pp2-dp4"
 
 
@@ -157,7 +156,7 @@ sizes = st.none() | st.integers(1, 9)
     ),
     per_node=st.integers(1, 8),
 )
-def test_whatever_is_asked_is_settled_soundly_or_refused_with_a_hint(asked, per_node):
+def test_whatever_is_asked_is_settled_or_refused_with_a_hint(asked, per_node):
     shape = Model(hidden=96, layers=6, heads=12)
     try:
         run = resolve(Experiment(model=shape, layout=asked), ClusterProfile(name="x", gpus_per_node=per_node))
@@ -180,7 +179,7 @@ def test_whatever_is_asked_is_settled_soundly_or_refused_with_a_hint(asked, per_
 
 
 @pytest.mark.parametrize("name", list_experiments())
-def test_every_shipped_experiment_is_what_it_resolves_to_on_every_profile(name):
+def test_every_shipped_experiment_is_what_it_resolves_to(name):
     """Each row: resolved, turned into an experiment and resolved again, nothing changes; nor does it as JSON."""
     file = read_experiment(name)
     runs = []
@@ -202,7 +201,7 @@ def test_every_shipped_experiment_is_what_it_resolves_to_on_every_profile(name):
 # --- refusals of a layout
 
 
-def test_a_files_sizes_that_contradict_each_other_are_refused_with_the_arithmetic():
+def test_a_files_contradictory_sizes_are_refused_with_arithmetic():
     """Those of the command line replace the file's (cli/refused/layouts.txt)."""
     for overrides, words in (
         ({"layout__micro_batches": 3}, r"4 x 3 x 1 = 12"),
@@ -222,8 +221,7 @@ def test_tp_across_nodes_with_the_flag():
 
 
 def test_not_utf8(tmp_path):
-    path = tmp_path / "e.toml"
-    path.write_bytes(b'name = "\xff"\n')
+    (path := tmp_path / "e.toml").write_bytes(b'name = "\xff"\n')
     with pytest.raises(ConfigError, match="not UTF-8"):
         load_experiment(str(path))
 
@@ -263,7 +261,7 @@ def test_a_string_given_as_override_stays_data(value):
     assert not isinstance(found, str) or found == value or value.lstrip()[:1] in ("'", '"')
 
 
-def test_a_whole_float_is_a_whole_number_and_an_option_may_say_yes(tmp_path):
+def test_a_whole_float_is_a_number_and_an_option_may_say_yes(tmp_path):
     path = write(tmp_path / "typed.toml", "[train]\nsteps = 1e4\nlr = 1\n")
     experiment = load_experiment(path, dict([parse_override("engine.prefetch=no")]))
     assert (experiment.train.steps, experiment.train.lr, experiment.engine.prefetch) == (10000, 1, False)
@@ -280,7 +278,7 @@ def test_shipped_profiles():
     assert (load_profile("local").scheduler, load_profile("local").gpus_per_node) == ("local", 8)
 
 
-def test_the_users_own_profile_wins_and_may_extend_the_shipped_one():
+def test_the_users_profile_wins_and_may_extend_the_shipped_one():
     own = os.environ["HPC_GPT_CONFIG"] + "/clusters/jean-zay-v100-32g.toml"
     os.makedirs(os.path.dirname(own))
     with open(own, "w") as file:
@@ -294,7 +292,7 @@ def test_profile_by_path(tmp_path):
     assert load_profile(write(tmp_path / "site.toml", "gpus_per_node = 6\n")).gpus_per_node == 6
 
 
-def test_what_is_a_fault_of_a_profile_now_was_none_of_one_that_made_a_run(tmp_path):
+def test_a_profiles_fault_is_none_of_one_that_made_a_run(tmp_path):
     path = write(tmp_path / "site.toml", 'cpus_per_node = 2\n[environment]\nHF_TOKEN = "opensesame"\n')
     profile = load_profile(path, of_a_run=True)
     assert (profile.cpus_per_node, profile.environment) == (2, {"HF_TOKEN": "opensesame"})

@@ -166,11 +166,9 @@ def test_every_row_of_every_published_table_shrinks(name):
 
 def test_what_cannot_stay_is_said():
     experiment = Experiment(
-        model=Model(preset="gpt2"),
-        engine=Engine(attention="cudnn"),
-        layout=LayoutRequest(gpus=4),
+        model=Model(preset="gpt2"), engine=Engine(attention="cudnn"), layout=LayoutRequest(gpus=4),
         train=Train(dtype="fp16"),
-    )
+    )  # fmt: skip
     smoke = shrink(experiment, resolve(experiment, SITE), has_gpu=False)
     assert smoke.notes == (
         "DeepSpeed does not train in fp16 on a CPU: bf16 here",

@@ -50,32 +50,10 @@ HELD = ("--set", 'job.sbatch=["--begin=now+1hour"]')
 
 EXPERIMENT = """
 name = "tiny"
-
-[model]
-hidden = 32
-layers = 4
-heads = 4
-vocab = 256
-seq = 32
-
-[data]
-source = "tokens"
-path = "{tokens}"
-
-[layout]
-gpus = 4
-tp = 2
-pp = 2
-micro_batch = 2
-micro_batches = 4
-
-[train]
-steps = {steps}
-dtype = "fp32"
-lr = 1e-3
-warmup_steps = 4
-log_every = 1
-save_every = 10
+model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
+data = {{ source = "tokens", path = "{tokens}" }}
+layout = {{ gpus = 4, tp = 2, pp = 2, micro_batch = 2, micro_batches = 4 }}
+train = {{ steps = {steps}, dtype = "fp32", lr = 1e-3, warmup_steps = 4, log_every = 1, save_every = 10 }}
 """
 
 
@@ -105,8 +83,7 @@ class Launcher:
     def _make_tokens(self, path: Path) -> None:
         from hpc_gpt.tokens.build import build_tokens
 
-        source = path.with_suffix(".txt")
-        source.write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        (source := path.with_suffix(".txt")).write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
         build_tokens(source, path)
 
     def run(self, *arguments: str, code: int = 0, cwd: Path | None = None, **more: str) -> tuple[str, str]:
@@ -147,8 +124,7 @@ class Launcher:
 
     def place(self, name: str) -> Path:
         """A folder of one story's own."""
-        path = self.folder / name
-        path.mkdir()
+        (path := self.folder / name).mkdir()
         return path
 
     def start(self, *arguments: str, until: str, **more: str) -> tuple[subprocess.Popen[str], str, re.Match[str]]:

@@ -31,8 +31,7 @@ class Services:
         self._start_munge()
 
     def _start_munge(self) -> None:
-        key = self.folder / "munge.key"
-        key.touch(mode=0o600)
+        (key := self.folder / "munge.key").touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         log = self.folder / "munged.log"
         command = ["munged", "--foreground", f"--key-file={key}", f"--socket={self.munge_socket}"]

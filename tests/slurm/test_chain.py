@@ -150,7 +150,7 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
 
 @pytest.mark.long
 @pytest.mark.story(singletons, single)
-def test_singleton_links_are_sent_at_once_train_to_the_end_and_leave_none_behind(launcher, told):
+def test_singleton_links_are_sent_at_once_and_leave_none_behind(launcher, told):
     job, there = told(singletons)
     ids = job_ids(job.run)
     assert job.ended() == ["walltime", "walltime", "done"], job.log()
@@ -209,7 +209,7 @@ def test_a_singleton_chain_goes_on_at_its_time_limit(launcher: Launcher, told: T
 
 @pytest.mark.long
 @pytest.mark.story(refused)
-def test_a_requeue_that_slurm_refuses_is_said_with_what_needs_none(launcher: Launcher, told: Teller) -> None:
+def test_a_requeue_that_slurm_refuses_is_said_with_a_way_out(launcher: Launcher, told: Teller) -> None:
     for job, ended in told(refused):
         assert job.ended() == [ended], job.log()
         message = job.run.attempt(1).requeue_refused()

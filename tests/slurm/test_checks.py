@@ -34,8 +34,7 @@ def accepted_on(words: str) -> tuple[int, str]:
 def test_an_experiment_is_accepted_under_every_profile(asking, tmp_path, experiment, profile):
     # test_rows has the other experiments, every row of theirs. --force: 48B fits on no 64 cards of 16 GB.
     script, _ = asking.run("render", experiment, "--cluster", profile, "--force")
-    path = tmp_path / "job.sh"
-    path.write_text(script)
+    (path := tmp_path / "job.sh").write_text(script)
     done = asking.cluster.run("sbatch", "--test-only", str(path))
     assert done.returncode == 0, done.stderr
     accepted_on(done.stderr)

@@ -36,8 +36,7 @@ def test_the_cluster_that_took_a_job_gets_every_command(far: Cluster, ledger_lau
     ids_up_to(near, int(far.run("sbatch", "--hold", "--parsable", "--wrap=true", check=True).stdout) + 2)
     other = launcher.submit(*HELD)
     ids_up_to(far, int(other.id) - 2)  # sbatch --test-only takes one, too
-    script = launcher.folder / "train.slurm"
-    script.write_text(SCRIPT)
+    (script := launcher.folder / "train.slurm").write_text(SCRIPT)
     said, _ = launcher.run("submit", "-M", "far", str(script), SLURM_CLUSTERS="ledger")
     name = said.split()[1]
     assert said == f"submitted {name} as job {other.id} on cluster far\n"
@@ -67,12 +66,9 @@ def test_the_cluster_that_took_a_job_gets_every_command(far: Cluster, ledger_lau
 
 
 @pytest.mark.long
-def test_a_job_whose_sbatch_got_no_answer_is_found_on_its_cluster(
-    far: Cluster, ledger_launcher: Launcher, deaf: dict[str, str]
-) -> None:
+def test_a_job_whose_sbatch_got_no_answer_is_found_there(far, ledger_launcher, deaf):
     launcher = ledger_launcher
-    script = launcher.folder / "lost.slurm"
-    script.write_text(SCRIPT)
+    (script := launcher.folder / "lost.slurm").write_text(SCRIPT)
     said, _ = launcher.run("submit", "-M", "far", "--hold", str(script), **deaf)
     _, name, *_, job_id, _, _, cluster = said.split()
     assert cluster == "far"

@@ -131,7 +131,7 @@ def test_a_program_of_ones_own_goes_on_after(launcher, told, name, fault, case):
 
 
 @pytest.mark.story(CASES[0].values[2])
-def test_its_command_gets_each_event_once_and_tensorboard_its_curve(launcher: Launcher, told: Teller) -> None:
+def test_its_command_gets_each_event_once_tensorboard_its_curve(launcher: Launcher, told: Teller) -> None:
     name, _, case = CASES[0].values
     job = told(case)
     events = events_of(job.run, launcher.folder / f"{name}-killed" / "told")
@@ -239,7 +239,7 @@ def test_one_process_a_job_sees_every_slot_of_it(told: Teller) -> None:
         assert sorted(Counter(node for _, node in ranks).values()) == [2, 2], "its own slots of both nodes"
 
 
-def test_a_program_that_is_on_no_node_is_the_users_mistake_and_not_retried(launcher: Launcher) -> None:
+def test_a_program_on_no_node_is_the_users_mistake_not_retried(launcher: Launcher) -> None:
     folder = launcher.place("gone")
     path = experiment(folder, "gone", {"run": ["no-such-trainer"], "per": "job"}, {"layout": {"gpus": 1}})
     job = launcher.submit(str(path))

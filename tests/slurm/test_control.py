@@ -112,8 +112,7 @@ def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
     assert min(job.metrics(2)) == step + 1
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == step
     # A late signal for the attempt before does not end the chain.
-    assert job.ended() == ["requeued", "requeued", "stopped"]
-    assert job.restarts == 2
+    assert (job.ended(), job.restarts) == (["requeued", "requeued", "stopped"], 2)
     assert "of the same job, which it was meant for" in job.run.attempt(2).ended()["cause"]
     assert min(job.metrics(3)) == job.last_step(2) + 1
 
@@ -123,7 +122,5 @@ def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
 def test_a_run_that_waits_ends_as_stopped_when_it_starts(told: Teller) -> None:
     found = told(stopped_while_it_waited)
     assert "hpc-gpt cancel takes it out of the queue" in found.said
-    assert found.ended == ["stopped"]
-    assert found.steps == {}
-    assert found.state == "stopped"
+    assert (found.ended, found.steps, found.state) == (["stopped"], {}, "stopped")
     assert found.job.ended() == ["stopped", "done"]

@@ -132,7 +132,7 @@ def test_without_a_spare_the_run_is_retried_without_the_node(told: Teller) -> No
 
 @pytest.mark.long
 @pytest.mark.story(without_preflight)
-def test_a_preflight_that_cannot_be_held_is_no_reason_not_to_train(told: Teller) -> None:
+def test_a_preflight_that_cannot_be_held_does_not_stop_training(told: Teller) -> None:
     _, job = told(without_preflight)
     assert job.slurm_state == "COMPLETED", job.log()
     assert job.ended() == ["done"]

@@ -119,15 +119,13 @@ def test_a_run_takes_nodes_of_the_allocation_and_prints_its_log(told: Teller) ->
 
 
 @pytest.mark.story(near_the_end_of_an_allocation)
-def test_a_run_is_saved_before_the_end_of_the_allocation_and_resumed(told: Teller) -> None:
+def test_a_run_is_saved_before_its_allocations_end_and_resumed(told: Teller) -> None:
     found = told(near_the_end_of_an_allocation)
-    assert found.code == 3
-    assert found.state == "walltime"
+    assert (found.code, found.state) == (3, "walltime")
     run = found.job.run.run_id
     assert f"hint: hpc-gpt submit --here --resume {run} continues it" in found.said
     assert re.search(rf"ends in \d+ s, and the run is to save {LEAD_S} s before", found.refusal)
-    assert found.resumed == 0
-    assert found.job.ended() == ["walltime", "done"]
+    assert (found.resumed, found.job.ended()) == (0, ["walltime", "done"])
     assert sorted(found.job.losses()) == list(range(1, STEPS + 1))
 
 

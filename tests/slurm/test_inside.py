@@ -80,7 +80,7 @@ def inside_of_two_nodes(teller: Teller) -> Inside:
 
 
 @pytest.mark.story(inside_of_two_nodes)
-def test_a_shell_is_beside_a_rank_with_its_environment_and_its_gpus(told: Teller) -> None:
+def test_a_shell_is_beside_a_rank_with_its_environment_and_gpus(told: Teller) -> None:
     found = told(inside_of_two_nodes)
     for name, rank in (("first", 0), ("rank 1", 1), ("node 1", 1)):
         words = (

@@ -102,8 +102,7 @@ SENT = {
 
 
 def folder_of(launcher: Launcher, name: str, **files: str) -> Path:
-    folder = launcher.folder / name
-    folder.mkdir()
+    (folder := launcher.folder / name).mkdir()
     for file, text in files.items():
         (folder / file.replace("_", ".")).write_text(text)
     return folder
@@ -355,7 +354,7 @@ echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
 
 @pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
 @pytest.mark.long
-def test_a_chain_of_jobs_starts_the_script_with_the_same_environment(launcher, words, request):
+def test_a_chain_of_jobs_starts_the_script_in_one_environment(launcher, words, request):
     folder = folder_of(launcher, f"chained-{request.node.callspec.id}", train_slurm=CHAINED)
     own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
     chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
@@ -399,7 +398,7 @@ def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("given", ["USR1@240", "B:USR1@240"])
-def test_a_given_signal_and_the_time_limit_reach_whom_they_reach_under_sbatch(launcher: Launcher, given: str) -> None:
+def test_a_given_signal_and_the_limit_reach_whom_sbatchs_reach(launcher: Launcher, given: str) -> None:
     jobs, heard = {}, {}
     for way in ("sbatch", "submit"):
         folder = folder_of(launcher, f"given-{given[0]}-{way}", train_slurm=SIGNALS, hear_py=HEAR)

@@ -35,8 +35,7 @@ def newest(launcher: Launcher) -> RunFolder:
 
 def test_a_controller_that_stood_still_may_have_the_job(bare_launcher: Launcher, tmp_path: Path) -> None:
     launcher, cluster = bare_launcher, bare_launcher.cluster
-    conf = tmp_path / "slurm.conf"
-    conf.write_text(cluster.conf.read_text() + "\nMessageTimeout=2\n")
+    (conf := tmp_path / "slurm.conf").write_text(cluster.conf.read_text() + "\nMessageTimeout=2\n")
     controller = cluster._controller
     assert controller is not None
     own = sbatch_in(tmp_path / "hung", HUNG.format(sbatch=shutil.which("sbatch"), controller=controller.pid, conf=conf))
@@ -95,8 +94,7 @@ CHAINED = """#!/bin/bash
 @pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
 def test_the_next_job_of_a_chain_is_sent_once(bare_launcher, deaf, words, request) -> None:
     launcher, name = bare_launcher, request.node.callspec.id
-    script = launcher.folder / f"chain-{name}.slurm"
-    script.write_text(CHAINED.format(name=name))
+    (script := launcher.folder / f"chain-{name}.slurm").write_text(CHAINED.format(name=name))
     chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
     said, _ = launcher.run("submit", *chain, *words, str(script), **deaf)
     (path,) = {path.parent.resolve() for path in launcher.logs.glob(f"chain-{name}/*/resolved.json")}
@@ -113,8 +111,7 @@ ROWS = '"a" = { train.lr = 1e-3 }\n"b" = { train.lr = 1e-4 }\n'
 
 def test_the_rows_of_a_sweep_are_found(bare_launcher: Launcher, deaf: dict[str, str], tmp_path: Path) -> None:
     launcher = bare_launcher
-    sweep = tmp_path / "rates.toml"
-    sweep.write_text(f'extends = "{launcher.experiment}"\nname = "rates"\n[rows]\n{ROWS}')
+    (sweep := tmp_path / "rates.toml").write_text(f'extends = "{launcher.experiment}"\nname = "rates"\n[rows]\n{ROWS}')
     said, _ = launcher.run("submit", str(sweep), "--sweep", *SINGLE, *HELD, **deaf)
     base = said.split()[-1]
     runs = [RunFolder(path.parent) for path in launcher.logs.glob("rates*/*/resolved.json")]
@@ -132,7 +129,7 @@ def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: 
     assert not [name for name, times in Counter(listed).items() if name.startswith("after-") and times > 1]
 
 
-def test_what_slurm_would_refuse_of_the_jobs_after_checkpoints_is_known_at_submit(bare_launcher: Launcher) -> None:
+def test_what_slurm_refuses_of_after_jobs_is_known_at_submit(bare_launcher: Launcher) -> None:
     asked = (*SINGLE, "--set", "after.run=echo {step}", "--set", 'after.sbatch=["--partition=nowhere"]')
     before = list(bare_launcher.logs.glob("tiny/*"))
     for words in ((), ("--dry-run",)):
@@ -154,7 +151,7 @@ def closed(launcher: Launcher) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_checkpoints_get_their_jobs_once_the_partition_is_up_again(bare_launcher: Launcher) -> None:
+def test_checkpoints_get_their_jobs_once_the_partition_is_up(bare_launcher: Launcher) -> None:
     launcher = bare_launcher
     keys = ("after.run=echo {step}", "after.most=9", "train.save_every=5", "train.steps=60")
     asked = [word for key in keys for word in ("--set", key)]

@@ -12,33 +12,11 @@ from tests.slurm.stories import Teller, slow_story, story
 
 ROWS = """
 name = "{name}"
-
-[model]
-hidden = 32
-layers = 4
-heads = 4
-vocab = 256
-seq = 32
-
-[data]
-source = "tokens"
-path = "{tokens}"
-
-[engine]
-name = "ddp"
-
-[layout]
-gpus = {gpus}
-nodes = {gpus}
-micro_batch = 2
-global_batch = 8
-
-[train]
-steps = 1000
-dtype = "fp32"
-lr = 1e-3
-warmup_steps = 4
-
+model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
+data = {{ source = "tokens", path = "{tokens}" }}
+engine = {{ name = "ddp" }}
+layout = {{ gpus = {gpus}, nodes = {gpus}, micro_batch = 2, global_batch = 8 }}
+train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
 [rows]
 {rows}
 """

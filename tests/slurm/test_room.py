@@ -37,7 +37,7 @@ def grid(teller: Teller) -> Grid:
 
 @pytest.mark.long
 @pytest.mark.story(grid)
-def test_a_grid_of_six_runs_as_one_array_but_for_the_row_that_does_not_fit(launcher: Launcher, told: Teller) -> None:
+def test_a_grid_of_six_is_one_array_but_for_the_row_too_large(launcher: Launcher, told: Teller) -> None:
     made = told(grid)
     names = [f"lr{lr}-min_lr{low}" for lr in ("1e-3", "1e-4", "1e-5") for low in ("0.0", "1e-4")]
     unfit = names.pop()

@@ -17,8 +17,7 @@ def test_every_row_is_accepted_on_the_nodes_it_asks_for(checks: Cluster, tmp_pat
     for name in COUNTS:
         for row in sweep(name).possible:
             run = settle(name, row.name, profile)
-            script = tmp_path / f"{name}-{row.name}.sh"
-            script.write_text(render_script(run))
+            (script := tmp_path / f"{name}-{row.name}.sh").write_text(render_script(run))
             done = checks.run("sbatch", "--test-only", str(script))
             assert done.returncode == 0, f"{script.name}: {done.stderr}"
             found = re.search(r"to start at \S+ using (\d+) processors on nodes (\S+)", done.stderr)

@@ -151,8 +151,7 @@ class ByHand(NamedTuple):
 @story
 def by_hand(teller: Teller) -> ByHand:
     """No submit before it, no HPC_GPT_LOGS: the script makes its own run folder beside itself, in an odd place."""
-    folder = teller.launcher.folder / 'it\'s a $HOME; `odd` "folder"'
-    folder.mkdir()
+    (folder := teller.launcher.folder / 'it\'s a $HOME; `odd` "folder"').mkdir()
     script, _ = teller.launcher.run("render", *SINGLE)
     (folder / "job.sh").write_text(script)
     environment = {key: text for key, text in teller.launcher.environment.items() if not key.startswith("HPC_GPT_")}
@@ -181,8 +180,7 @@ COMMENT = NAME + " \\ back\\slash %j"
 @story
 def hostile(teller: Teller) -> Hostile:
     folder = teller.launcher.folder / "hostile"
-    odd = folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j"
-    odd.mkdir(parents=True)
+    (odd := folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j").mkdir(parents=True)
     enclosing = {
         "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
         "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
@@ -203,9 +201,7 @@ def test_submit_trains_tp2_pp2_on_two_nodes(launcher: Launcher, told: Teller) ->
     found = job.losses()
     assert sorted(found) == list(range(1, STEPS + 1))
     assert found[STEPS] < found[1] - 0.1, "it learns"
-    assert len(job.nodes()) == 2
-    assert job.ended() == ["done"]
-    assert job.slurm_state == "COMPLETED"
+    assert (len(job.nodes()), job.ended(), job.slurm_state) == (2, ["done"], "COMPLETED")
     assert launcher.state(job) == "done"
 
 
@@ -234,8 +230,7 @@ def test_a_start_takes_from_slurms_own_time_what_its_parts_take(told: Teller) ->
 @pytest.mark.story(by_hand, single)
 def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
     job, script = told(by_hand)
-    assert job.losses() == told(single).losses()
-    assert job.run.job_script.read_text() == script
+    assert (job.losses(), job.run.job_script.read_text()) == (told(single).losses(), script)
     assert launcher.state(job) == "done"
 
 
@@ -252,9 +247,7 @@ def test_preemption_saves_requeues_once_and_resumes(told, small, interrupted, re
     job, preemptor = told(interrupted)
     assert job.ended() == ["preempted", "done"], job.log()
     assert "COMPLETED" in small.run("scontrol", "show", "job", preemptor).stdout
-    assert job.restarts == 1
-    assert len(job.history()) == 2
-    assert job.losses() == told(reference).losses()
+    assert (job.restarts, len(job.history()), job.losses()) == (1, 2, told(reference).losses())
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1, "it goes on where it was, not from a periodic save"
 
 
@@ -266,8 +259,7 @@ def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launch
     assert found.by_cancel.id in found.said
     assert found.waiting.returncode == 130, found.words
     for job in jobs:
-        assert job.restarts == 0
-        assert len(job.run.attempts()) == 1
+        assert (job.restarts, len(job.run.attempts())) == (0, 1)
         assert job.run.attempts()[-1].ended()["requeue"] is False
     asked = ("squeue", "-h", "-o", "%i", "-j", ",".join(job.id for job in jobs))
     jobs[0].wait("an empty queue", lambda: not launcher.cluster.run(*asked).stdout.split())
@@ -290,11 +282,10 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
 
 @pytest.mark.long
 @pytest.mark.story(no_progress)
-def test_one_dead_rank_ends_them_all_and_wait_exits_3_when_a_retry_goes_no_further(launcher, told):
+def test_one_dead_rank_ends_all_and_wait_exits_3_after_its_retry(launcher, told):
     job, waiting, words, rank = told(no_progress)
     assert waiting.returncode == 3, words
-    assert job.ranks() == []
-    assert job.ended() == ["error", "error"]
+    assert (job.ranks(), job.ended()) == ([], ["error", "error"])
     (row,) = json.loads(launcher.run("status", str(job.run.path), "--json")[0])["runs"]
     assert row["state"] == "no_progress"
     cause = "2 attempts in a row trained no step further, there is no checkpoint; the last end was "
@@ -317,8 +308,7 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
     assert found.shown == [(NAME, COMMENT)] * 2
     assert found.jobs[0].run.path != found.jobs[1].run.path
     for job in found.jobs:
-        assert job.ended() == ["done"]
-        assert job.losses() == told(single).losses()
+        assert (job.ended(), job.losses()) == (["done"], told(single).losses())
         assert "note: this is within job 1, but a new job is queued, with nodes of its own" in job.noted
     assert "within job" not in told(single).noted
     assert not list(found.folder.rglob("pwned"))
@@ -329,8 +319,7 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told:
 def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -> None:
     job = told(walltime)
     assert job.ended() == ["walltime", "done"], job.log()
-    assert job.restarts == 1
-    assert job.history() == ["REQUEUED", "COMPLETED"]
+    assert (job.restarts, job.history()) == (1, ["REQUEUED", "COMPLETED"])
     assert job.losses() == told(single).losses()
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
     # TensorBoard has been sent it over both attempts.
@@ -365,8 +354,7 @@ def test_a_dead_node_requeues_and_resumes(launcher, told, losing, reference):
     job, victim = told(losing)
     assert job.ended() == ["node_failure", "done"], job.log()
     assert victim not in job.nodes()
-    assert job.restarts == 1
-    assert job.history() == ["NODE_FAIL", "COMPLETED"]
+    assert (job.restarts, job.history()) == (1, ["NODE_FAIL", "COMPLETED"])
     first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
     assert (first["ended"], first["failed_node"]) == ("node_failure", victim)
     assert min(job.metrics(2)) == 11, "it goes on from a periodic save"

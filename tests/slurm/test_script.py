@@ -173,7 +173,7 @@ def test_ranks_that_hang_at_the_time_limit_do_not_end_the_run(told: Teller) -> N
     assert job.restarts == 1
 
 
-def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Launcher) -> None:
+def test_a_missing_python_is_one_line_and_a_user_error(launcher: Launcher) -> None:
     cluster = launcher.profile("no-python", 'python = "/nosuch/python"\n')
     said, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
     run = next((launcher.logs / "tiny").glob(said.split()[1]))
@@ -184,7 +184,7 @@ def test_a_missing_python_is_one_line_in_the_log_and_a_user_error(launcher: Laun
 
 
 @pytest.mark.long
-def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: Launcher) -> None:
+def test_a_host_without_an_address_ends_the_job_at_once(launcher: Launcher) -> None:
     cluster = launcher.profile("no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
     _, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
     assert ".invalid has no address" in words
@@ -192,7 +192,7 @@ def test_a_host_without_an_address_ends_the_job_instead_of_hanging_it(launcher: 
 
 @pytest.mark.long
 @pytest.mark.story(with_taken_port)
-def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(launcher, told, tmp_path):
+def test_an_empty_node_list_ends_the_job_a_taken_port_does_not(launcher, told, tmp_path):
     """The port follows from the job id; rank 0 would fail, or meet another job's ranks, on one that is taken."""
     command(tmp_path / "scontrol", HOSTLESS.format(scontrol=shutil.which("scontrol")))
     site = PROFILE.replace("HPC_GPT_MASTER_ADDR", "X") + f'PATH = "{tmp_path}:{os.environ["PATH"]}"\n'
@@ -205,10 +205,8 @@ def test_an_empty_node_list_ends_the_job_and_a_taken_port_is_passed_over(launche
 
 
 def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(launcher.run("render")[0])
-    other = tmp_path / "other"
-    other.mkdir()
+    (script := tmp_path / "job.sh").write_text(launcher.run("render")[0])
+    (other := tmp_path / "other").mkdir()
     (other / "job.sh").write_text("#!/bin/bash\n")
     output = tmp_path / "out"
     done = subprocess.run(
@@ -223,8 +221,7 @@ def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_pat
 
 
 def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(launcher.run("render")[0])
+    (script := tmp_path / "job.sh").write_text(launcher.run("render")[0])
     output = tmp_path / "out"
     done = subprocess.run(
         ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
@@ -240,7 +237,7 @@ def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, t
 @pytest.mark.parametrize(
     "story_of", [at_1424389, pytest.param(at_b498b09, marks=pytest.mark.long)], ids=["1424389", "b498b09"]
 )
-def test_a_script_of_an_earlier_version_runs_against_the_modules_of_today(told: Teller, story_of: Story[Job]) -> None:
+def test_a_script_of_an_earlier_version_runs_todays_modules(told: Teller, story_of: Story[Job]) -> None:
     job = told(story_of)
     assert job.ended() == ["walltime", "done"], job.log()
     assert sorted(job.losses()) == list(range(1, STEPS + 1))

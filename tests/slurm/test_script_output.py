@@ -28,7 +28,7 @@ def ends(job: Job) -> None:
     job.wait("its end", lambda: not job.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
 
 
-def test_output_files_are_there_before_the_first_line_and_the_users_own(launcher: Launcher) -> None:
+def test_output_files_are_there_before_the_first_line(launcher: Launcher) -> None:
     jobs = {}
     for way in ("sbatch", "submit"):
         folder = folder_of(launcher, f"files-{way}", train_slurm=FILES)
@@ -60,7 +60,7 @@ exit "${{PIPESTATUS[0]}}"
 
 
 @pytest.mark.long
-def test_an_earlier_file_is_truncated_or_appended_to_as_open_mode_says(launcher: Launcher) -> None:
+def test_an_earlier_file_is_treated_as_open_mode_says(launcher: Launcher) -> None:
     jobs = {}
     for mode in ("", "truncate", "append"):
         for way in ("sbatch", "submit"):

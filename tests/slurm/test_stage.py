@@ -66,8 +66,7 @@ echo "export TMPDIR=$TMPDIR/$SLURMD_NODENAME"
 @story
 def eight_ranks(teller: Teller) -> Staged:
     """On two nodes, which are probed first, by the same Python."""
-    prolog = teller.launcher.folder / "prolog"
-    prolog.write_text(PROLOG)
+    (prolog := teller.launcher.folder / "prolog").write_text(PROLOG)
     prolog.chmod(0o755)
     site = Site(teller, "staged-eight", f'preflight = true\nsrun = ["--task-prolog={prolog}"]\n')
     job = teller.launcher.submit(*site.words, *EIGHT, *STEPS, **site.environment)
@@ -113,7 +112,7 @@ def check(found: Staged, ranks: int, attempts: int = 1) -> None:
     assert start["start_parts"]["staging"] > 0
 
 
-def test_two_ranks_run_from_below_tmpdir_and_the_original_is_gone(told: Teller) -> None:
+def test_two_ranks_run_from_tmpdir_and_the_original_is_gone(told: Teller) -> None:
     found = told(two_ranks)
     assert found.job.ended() == ["done"], found.job.log()
     check(found, 2)
@@ -167,7 +166,7 @@ def damaged(teller: Teller) -> Faulty:
     return Faulty(job, archive)
 
 
-def test_a_damaged_archive_is_the_users_to_mend_and_no_attempt_follows(told: Teller) -> None:
+def test_a_damaged_archive_is_the_users_and_nothing_follows(told: Teller) -> None:
     job, archive = told(damaged)
     (end,) = [attempt.ended() for attempt in job.run.attempts()]
     assert end["ended"] == "user_error"

@@ -29,8 +29,7 @@ def test_status_without_accounting_outlives_slurms_memory(bare_launcher: Launche
     job = done
     assert "accounting storage is disabled" in job.cluster.run("sacct").stderr
     (row,) = json.loads(bare_launcher.run("status", job.run.run_id, "--json")[0])["runs"]
-    assert row["state"] == "done"
-    assert row["job_id"] == job.id
+    assert (row["state"], row["job_id"]) == ("done", job.id)
     assert (row["attempts"], row["step"], row["steps"]) == (1, 5, 5)
     assert row["loss"] == job.metrics(1)[5]
     assert row["tokens_per_s"] > 0
@@ -62,7 +61,7 @@ def test_a_dead_slurmctld_is_exit_4_and_nothing_is_written(bare_launcher: Launch
     assert sorted(bare_launcher.folder.rglob("*")) == before
 
 
-def test_a_hung_slurmctld_hides_nothing_that_an_ended_runs_folder_knows(bare_launcher: Launcher, done: Job) -> None:
+def test_a_hung_slurmctld_hides_nothing_of_an_ended_runs_folder(bare_launcher: Launcher, done: Job) -> None:
     run = done.run.run_id
     with bare_launcher.cluster.hung_controller():
         for patience, *verb in (("1", "status", run), ("1", "why", run)):
@@ -92,6 +91,6 @@ def test_what_cannot_start_now_is_queued_and_said_in_words(bare_launcher: Launch
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_logs_folder_that_cannot_be_made_is_refused_in_a_dry_run_as_well(bare_launcher, dry):
+def test_a_logs_folder_that_cannot_be_is_refused_in_a_dry_run(bare_launcher, dry):
     _, words = bare_launcher.run("submit", *dry, code=1, HPC_GPT_LOGS="/proc/nope")
     assert "cannot make a run folder in /proc/nope" in words

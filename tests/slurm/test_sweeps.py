@@ -42,7 +42,7 @@ class Sweep:
 def sweep(teller: Teller) -> Sweep:
     launcher = teller.launcher
     base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "table"')
-    base = base.replace("gpus = 4\ntp = 2\npp = 2", "gpus = 1").replace("layers = 4", "layers = 1")
+    base = base.replace("gpus = 4, tp = 2, pp = 2", "gpus = 1").replace("layers = 4", "layers = 1")
     path = launcher.folder / "table.toml"
     base = base.replace("save_every = 10", "save_every = 0")  # steps are short here, and without end
     path.write_text(base + ROWS.format(endless=10**6))

@@ -92,7 +92,7 @@ def test_a_checkpoint_is_taken_up_by_a_run_of_today(made, name):
     assert [line["step"] for line in lines] == [7, 8]
 
 
-def test_offloaded_states_in_other_groups_are_converted_and_the_losses_are_equal(tmp_path, monkeypatch):
+def test_offloaded_states_in_other_groups_give_equal_losses(tmp_path, monkeypatch):
     """ZeRO-3, its optimizer offloaded, in groups of 10^9 numbers; a group is a layer today. Trained to step 8, its
     newest checkpoint is that of step 6."""
     with tarfile.open(HERE / "offloaded_at_b498b09.tar.xz") as archive:
@@ -115,7 +115,7 @@ def test_offloaded_states_in_other_groups_are_converted_and_the_losses_are_equal
 
 
 @pytest.mark.long(but="first")
-def test_a_run_that_was_stopped_goes_on_by_its_own_script_and_code(made, commit):
+def test_a_stopped_run_goes_on_by_its_own_script_and_code(made, commit):
     run, stopped_at = run_of(made, "stopped"), COMMITS[commit]
     resolved = json.loads((run / "resolved.json").read_text())
     assert resolved["train"]["steps"] == 100000

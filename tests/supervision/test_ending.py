@@ -63,7 +63,7 @@ def old_script_continues(run, attempt) -> bool:
     return done.stdout == "again\n"
 
 
-def test_the_first_end_that_is_written_is_the_one_that_an_old_script_heeds(tmp_path):
+def test_the_first_end_written_is_what_an_old_script_heeds(tmp_path):
     run = make_run(tmp_path, "generic-slurm")
     attempt = run.new_attempt()
     attempt.write_ended("hang", "rank 3 is silent", 5)
@@ -71,7 +71,7 @@ def test_the_first_end_that_is_written_is_the_one_that_an_old_script_heeds(tmp_p
     assert not old_script_continues(run, attempt)
 
 
-def test_a_cancelled_run_neither_goes_back_nor_counts_as_preempted(tmp_path):
+def test_a_cancelled_run_neither_returns_nor_counts_preempted(tmp_path):
     """Slurm says of a job that is cancelled while it is preempted what it likes."""
     run = make_run(tmp_path, "generic-slurm")
     attempt = add_attempt(run, [], None)
@@ -191,8 +191,7 @@ def test_a_python_without_torch_is_one_line_and_a_hint(tmp_path: Path) -> None:
 def test_who_a_rank_is() -> None:
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
     submitit = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_LOCALID": "1"}
-    assert identify(slurm) == RankIdentity(5, 8, 1)
-    assert identify(submitit) == RankIdentity(1, 2, 1)
+    assert (identify(slurm), identify(submitit)) == (RankIdentity(5, 8, 1), RankIdentity(1, 2, 1))
     assert identify({**slurm, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}) == RankIdentity(0, 4, 0)
     with pytest.raises(ConfigError, match="not a rank of a run"):
         identify({"RANK": "0"})

@@ -45,7 +45,7 @@ def step_times(folder: Path, seconds: float, **more: str) -> tuple[list[float], 
     return times, beats, read_heartbeats(folder / "attempts" / "1" / "beats")[0]
 
 
-def test_the_first_rank_of_a_node_reads_its_gpus_and_no_other_does(tmp_path: Path) -> None:
+def test_the_first_rank_of_a_node_alone_reads_its_gpus(tmp_path: Path) -> None:
     two = nvml_environment(tmp_path / "lib", 2)
     _, _, first = step_times(tmp_path / "first", 2.5, **two)
     assert first.gpu_figures == [GpuFigures(91, 10.0, 80.0, None, 61), GpuFigures(92, 20.0, 80.0, None, 62)]
@@ -58,7 +58,7 @@ def test_the_first_rank_of_a_node_reads_its_gpus_and_no_other_does(tmp_path: Pat
     assert [gpu.util for gpu in one.gpu_figures] == [92]
 
 
-def test_steps_and_heartbeats_do_not_wait_for_a_driver_that_takes_its_time(tmp_path: Path) -> None:
+def test_steps_and_heartbeats_do_not_wait_for_a_slow_driver(tmp_path: Path) -> None:
     slow = nvml_environment(tmp_path / "lib", 8, ms=60_000)
     without, beats, _ = step_times(tmp_path / "without", 4.0, LD_LIBRARY_PATH="")
     with_, beats_with, last = step_times(tmp_path / "with", 4.0, **slow)
@@ -67,7 +67,7 @@ def test_steps_and_heartbeats_do_not_wait_for_a_driver_that_takes_its_time(tmp_p
     assert statistics.median(with_) == pytest.approx(statistics.median(without), rel=0.25)
 
 
-def test_sixteen_gpus_fit_in_the_line_and_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
+def test_sixteen_gpus_fit_in_the_line_and_more_are_left_out(tmp_path: Path) -> None:
     long = {"host": "h" * 40, "place": "p" * 120, "collective": "c" * 120}
     beat = RankHeartbeat(beat=1, step=10**6, phase="evaluating", quiet_s=1e5, limit_s=1e5, time=time.time(),
                          rank=16383, pid=4_000_000, elapsed_s=1e6, probe_s=0.123456789, **long)  # fmt: skip
@@ -80,7 +80,7 @@ def test_sixteen_gpus_fit_in_the_line_and_what_does_not_fit_is_left_out(tmp_path
         assert (tmp_path / "16383.json").stat().st_size == LINE_BYTES
 
 
-def test_a_program_of_an_earlier_version_reads_it_and_gpus_of_another_form_are_left_out(tmp_path: Path) -> None:
+def test_an_earlier_program_reads_it_and_odd_gpus_are_left_out(tmp_path: Path) -> None:
     beat = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, gpus=(GpuFigures(90, 1.0, 80.0, None, 60),))
     write_heartbeat(tmp_path, beat)
     known = [(name, kind) for name, kind in RankHeartbeat.__annotations__.items() if name not in ("gpus", "elapsed_s")]

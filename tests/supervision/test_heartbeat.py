@@ -60,7 +60,7 @@ def test_a_step_has_20_medians_and_300_s_at_least(heart: Heartbeat) -> None:
     assert heart.limit_s() == 0.0, "for ever"
 
 
-def test_an_evaluation_has_an_hour_the_first_time_then_20_of_the_longest(heart: Heartbeat) -> None:
+def test_an_evaluation_has_an_hour_then_20_of_the_longest(heart: Heartbeat) -> None:
     steps(heart, 1, 10, 1.0)
     heart.enter(EVALUATING, as_steps=400)
     assert heart.limit_s() == 20 * 400, "as many steps as it has batches"
@@ -71,7 +71,7 @@ def test_an_evaluation_has_an_hour_the_first_time_then_20_of_the_longest(heart: 
     assert heart.limit_s() == 2000.0
 
 
-def test_saves_and_the_leaving_have_an_hour_and_more_where_saves_take_long(heart: Heartbeat) -> None:
+def test_saves_and_the_leaving_have_an_hour_or_more(heart: Heartbeat) -> None:
     steps(heart, 1, 10, 1.0)
     for seconds, limit in ((600.0, HOUR), (1.0, 20 * 600.0)):
         heart.enter(SAVING)
@@ -149,7 +149,7 @@ def test_ranks_that_come_to_no_verdict_watch_in_turns(size: int) -> None:
     assert max(next_watch_s(rank, size, 1, silent_s) for rank in range(size)) <= 1.5 * silent_s
 
 
-def test_those_that_do_not_beat_are_named_with_their_node_and_what_the_others_wait_in() -> None:
+def test_those_that_do_not_beat_are_named_with_node_and_wait() -> None:
     verdict = judge_heartbeats(seen({}, {}, {}, {"quiet_s": 0.0, "step": 16}, unchanged={3: 40.0}), 33, 320)
     assert (verdict.rank, verdict.node, verdict.silent) == (3, "n2", (3,))
     assert verdict.cause == (
@@ -170,7 +170,7 @@ def test_a_rank_that_never_came_is_silent_from_the_start() -> None:
     assert "rank 2 is silent from the start" in verdict.cause
 
 
-def test_where_all_live_the_one_behind_is_named_then_the_one_in_no_collective() -> None:
+def test_where_all_live_the_one_behind_is_named_first() -> None:
     behind = judge_heartbeats(
         seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}), 33, 320, "flight"
     )

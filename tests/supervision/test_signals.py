@@ -19,8 +19,7 @@ SHOWN = "JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:01:00"
 
 def test_without_slurm_or_without_its_answer_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert show_job("4711") == ""
-    assert show_job(None) == ""
+    assert (show_job("4711"), show_job(None)) == ("", "")
 
 
 def test_a_controller_that_is_away_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,8 +64,7 @@ while True:
         assert process.stdout.readline() == f"{number.name}\n"
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(300) == 130
-    assert process.stdout.read() == "quit interrupted terminated walltime\n"
+    assert (process.wait(300), process.stdout.read()) == (130, "quit interrupted terminated walltime\n")
 
 
 def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +81,7 @@ def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -
     assert not held.is_alive()
 
 
-def test_a_save_whose_answer_a_full_disk_refuses_is_not_asked_for_again(small_disk, monkeypatch):
+def test_a_save_with_a_refused_answer_is_not_asked_for_again(small_disk, monkeypatch):
     """Each would be refused as well, and soon the attempt had refused too many."""
     monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(small_disk).attempt(1)

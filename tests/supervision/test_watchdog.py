@@ -56,7 +56,7 @@ def record(*entries: dict[str, object], **last: int) -> dict[str, object]:
     return {"version": "2.10", "pg_status": status, "entries": list(entries)}
 
 
-def test_a_recorded_flight_of_nccl_names_the_collective_and_who_has_not_begun_it() -> None:
+def test_a_recorded_flight_names_the_collective_and_who_lacks() -> None:
     """In the shape of torch 2.10's records of NCCL's groups; a rank numbers its groups by itself."""
     world, dp = ("0", "default_pg"), ("3", "dp")
     ahead = record(entry(812, True, 0, world), entry(41, False, 1, dp), pg0=812, pg1=41)
@@ -75,7 +75,7 @@ def test_a_record_of_another_shape_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(("multiple", "hangs"), [(20.0, True), (0.0, False)])
-def test_a_rank_that_stands_still_for_a_day_hangs_unless_there_is_no_limit(tmp_path: Path, multiple, hangs) -> None:
+def test_a_rank_still_for_a_day_hangs_unless_without_a_limit(tmp_path: Path, multiple, hangs) -> None:
     attempt = RunFolder(tmp_path).new_attempt()
     attempt.heartbeats.mkdir()
     watchdog = Watchdog(attempt, 0, 1, Heartbeat(multiple, 300.0), print)

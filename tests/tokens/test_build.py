@@ -19,23 +19,20 @@ def text_of(path: Path) -> bytes:
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
-    source = tmp_path / "a b'.txt"
-    source.write_text("héllo\n")
+    (source := tmp_path / "a b'.txt").write_text("héllo\n")
     file = build_tokens(source, tmp_path / "out" / "x.tokens")
     assert text_of(file.path) == "héllo\n".encode() + b"\0"
     assert (file.vocab, file.tokenizer) == (256, "byte")
 
 
 def test_jsonl_is_a_document_a_line(tmp_path: Path) -> None:
-    source = tmp_path / "x.jsonl"
-    source.write_text('{"text": "one"}\n\n{"id": 2, "text": "tw\\u00f6"}\n{"text": ""}\n')
+    (source := tmp_path / "x.jsonl").write_text('{"text": "one"}\n\n{"id": 2, "text": "tw\\u00f6"}\n{"text": ""}\n')
     assert text_of(build_tokens(source, tmp_path / "x.tokens").path) == "one\0twö\0".encode()
 
 
 @pytest.mark.parametrize("line", ['{"text": 3}', '{"body": "x"}', "[1]", "{", '"text"'])
 def test_a_jsonl_line_without_text_is_named(tmp_path: Path, line: str) -> None:
-    source = tmp_path / "x.jsonl"
-    source.write_text('{"text": "one"}\n' + line + "\n")
+    (source := tmp_path / "x.jsonl").write_text('{"text": "one"}\n' + line + "\n")
     with pytest.raises(DataError, match=r"x\.jsonl:2: no object with a string"):
         build_tokens(source, tmp_path / "x.tokens")
     assert not (tmp_path / "x.tokens").exists()
@@ -78,8 +75,7 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_file_where_the_folder_should_be_is_not_the_token_file(tmp_path: Path) -> None:
-    source = tmp_path / "t.txt"
-    source.write_text("one")
+    (source := tmp_path / "t.txt").write_text("one")
     for out in (source / "x.tokens", source / "deeper" / "x.tokens"):
         with pytest.raises(DataError, match=f"cannot write {out}: Not a directory") as refused:
             build_tokens(source, out)
@@ -90,8 +86,7 @@ def test_a_file_where_the_folder_should_be_is_not_the_token_file(tmp_path: Path)
 
 def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     """A limit on file size refuses like a full disk; a process of its own takes it."""
-    source = tmp_path / "t.txt"
-    source.write_bytes(b"x" * 300_000)
+    (source := tmp_path / "t.txt").write_bytes(b"x" * 300_000)
     program = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"

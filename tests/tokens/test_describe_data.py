@@ -25,8 +25,7 @@ def run_of(**overrides):
 
 @pytest.fixture
 def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("abcdefgh" * 5000)
+    (path := tmp_path / "text.txt").write_text("abcdefgh" * 5000)
     return path
 
 
@@ -35,7 +34,7 @@ def epochs_of(line):
 
 
 @pytest.mark.parametrize("source", ["tokens", "megatron"])
-def test_epochs_are_the_samples_of_all_steps_over_those_of_the_file(text, tmp_path, source):
+def test_epochs_are_all_steps_samples_over_the_files(text, tmp_path, source):
     path = tmp_path / "made"
     (build_tokens if source == "tokens" else build_megatron)(text, path)
     resolved = run_of(data__source=source, data__path=str(path), model__seq=100, train__steps=50)
@@ -48,7 +47,7 @@ def test_epochs_are_the_samples_of_all_steps_over_those_of_the_file(text, tmp_pa
 
 
 @pytest.mark.parametrize(("source", "path"), [("stdlib", None), ("megatron", "stdlib"), ("stream", "stdlib")])
-def test_data_of_the_standard_library_are_the_same_before_they_are_made(source, path):
+def test_standard_library_data_are_the_same_before_made(source, path):
     resolved = run_of(data__source=source, data__path=path)
     before = describe_data(resolved)
     ensure_data(resolved)
@@ -71,7 +70,7 @@ def test_shards_of_another_tokenizer_have_no_number_of_tokens(text):
 
 
 @pytest.mark.parametrize(("vocab", "said"), [(2560, False), (2561, True), (50257, True)])
-def test_a_vocabulary_of_which_the_data_use_less_than_a_tenth_is_said(vocab, said):
+def test_a_vocabulary_used_by_less_than_a_tenth_is_said(vocab, said):
     _, *notes = describe_data(run_of(model__vocab=vocab))
     assert bool(notes) is said
     if said:

@@ -54,8 +54,7 @@ def test_data_without_it_are_refused_before_they_are_read(tmp_path: Path, kind: 
 
 
 def test_a_megatron_pair_is_searched_for_the_one_that_is_given(tmp_path: Path) -> None:
-    text = tmp_path / "a.txt"
-    text.write_text(WORDS)
+    (text := tmp_path / "a.txt").write_text(WORDS)
     with open(text, "rb") as file:
         megatron.write([file.read(), DOCUMENT_END], tmp_path / "pair", ByteTokenizer(), "a.txt")
     assert ensure_data(reading("megatron", tmp_path / "pair", mask_documents=True, end_token=0)) is not None

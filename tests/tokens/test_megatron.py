@@ -42,9 +42,7 @@ def run(path: Path | str, vocab: int = 256, **data: Any) -> Resolved:
     documents=st.lists(st.lists(st.integers(0, 100), max_size=9), min_size=1, max_size=6),
 )
 @settings(max_examples=60)
-def test_documents_come_out_in_a_row(
-    tmp_path_factory: pytest.TempPathFactory, code: int, documents: list[list[int]]
-) -> None:
+def test_documents_come_out_in_a_row(tmp_path_factory, code, documents):
     prefix = tmp_path_factory.getbasetemp() / "corpus.v1_text_document"
     write_as_megatron(prefix, documents, code)
     if not any(documents):
@@ -108,7 +106,7 @@ def test_damage_is_named_with_file_and_offset(tmp_path: Path, kind: str) -> None
     assert fault.value.hint
 
 
-def test_a_token_outside_the_vocabulary_is_named_before_and_while_it_is_read(tmp_path: Path) -> None:
+def test_a_token_outside_the_vocabulary_is_named_in_each_reading(tmp_path: Path) -> None:
     prefix = tmp_path / "corpus"
     write_as_megatron(prefix, [[1, 2, 3], [4, 5, 6, 300, 8, 9]], 4)
     with pytest.raises(

@@ -70,8 +70,7 @@ def test_a_steps_samples_do_not_depend_on_the_layout(dp: int, micro_batch: int, 
 
 
 def test_windows_cover_the_training_part_and_no_more(tmp_path: Path) -> None:
-    source = tmp_path / "t.txt"
-    source.write_bytes(bytes(1 + index % 250 for index in range(999)))
+    (source := tmp_path / "t.txt").write_bytes(bytes(1 + index % 250 for index in range(999)))
     file = build_tokens(source, tmp_path / "x.tokens")
     samples = FileSamples(file, seed=7, seq=10, eval_fraction=0.1)
     # 1000 tokens, 900 to train on: (900 - 1) // 10 windows, 9 of the 100 others.

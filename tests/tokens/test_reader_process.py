@@ -46,8 +46,7 @@ def test_chunks_are_those_of_a_reader_in_the_rank(tmp_path: Path, start: Callabl
 
 
 def test_a_fault_comes_with_file_and_offset(tmp_path: Path, start: Callable[[ReaderTask], ReaderProcess]) -> None:
-    folder = tmp_path / "shards"
-    folder.mkdir()
+    (folder := tmp_path / "shards").mkdir()
     (folder / "a.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')
     with pytest.raises(DataError, match=r'a\.jsonl:2: no object with a string under "text" at byte 17') as fault:
         next(start(task(folder)))

@@ -13,7 +13,7 @@ from hpc_gpt.tokens.run_data import check_length
 from tests.tokens.shard_folders import SEQ, reading
 
 
-def test_a_file_needs_one_whole_sample_to_train_on_and_one_to_evaluate() -> None:
+def test_a_file_needs_a_sample_to_train_and_one_to_evaluate() -> None:
     def check(count: int, **settings: Any) -> None:
         check_length(Path("a.tokens"), count, reading("tokens", "a.tokens", **settings))
 
@@ -33,7 +33,7 @@ def test_a_file_needs_one_whole_sample_to_train_on_and_one_to_evaluate() -> None
         check(count, train={"eval_every": 1}, eval_fraction=float(other.value.hint.split()[3]))
 
 
-def test_a_megatron_pair_has_no_tokenizer_so_the_settings_must_fit_the_model(tmp_path: Path, monkeypatch) -> None:
+def test_a_megatron_pair_has_no_tokenizer_so_settings_must_fit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run_data, "open_tokenizer", lambda words, begins: SimpleNamespace(vocab=300))
     file = SimpleNamespace(path=tmp_path / "a", tokens=np.zeros(99, dtype=np.uint16))
     monkeypatch.setattr(run_data, "open_megatron", lambda path, vocab, index: file)

@@ -89,9 +89,7 @@ def test_an_epoch_has_every_sample_once_in_any_layout(folder: Path, layout: tupl
 
 @settings(max_examples=30)
 @given(layout=layouts.filter(lambda layout: layout[0] < 9), before=st.integers(0, 1300), after=st.integers(1, 200))
-def test_a_resume_in_the_same_layout_is_as_if_unbroken(
-    folder: Path, layout: tuple[int, int], before: int, after: int
-) -> None:
+def test_a_resume_in_the_same_layout_is_as_if_unbroken(folder, layout, before, after):
     dp, workers = layout
     whole = [Rank(folder, dp, workers, dp_rank, {}) for dp_rank in range(dp)]
     broken = [Rank(folder, dp, workers, dp_rank, {}) for dp_rank in range(dp)]
@@ -107,9 +105,7 @@ def test_a_resume_in_the_same_layout_is_as_if_unbroken(
 
 @settings(max_examples=40)
 @given(phases=st.lists(st.tuples(layouts.filter(lambda layout: layout[0] < 9), st.integers(0, 700)), max_size=5))
-def test_a_resume_in_another_layout_repeats_and_skips_none(
-    folder: Path, phases: list[tuple[tuple[int, int], int]]
-) -> None:
+def test_a_resume_in_another_layout_repeats_and_skips_none(folder, phases):
     positions: dict[int, Any] = {}
     taken: Counter[Sample] = Counter()
     for (dp, workers), count in [*phases, ((1, 0), 0)]:
@@ -186,7 +182,7 @@ def test_a_damaged_shard_stops_with_file_and_offset(damaged: Path) -> None:
         [rank.take() for _ in range(6 * 600)]
 
 
-def test_damaged_shards_are_skipped_and_counted_the_same_in_any_layout(folder: Path, damaged: Path) -> None:
+def test_damaged_shards_are_skipped_alike_in_any_layout(folder: Path, damaged: Path) -> None:
     epochs = []
     for dp, workers in ((1, 0), (2, 3), (3, 2)):
         found, faults, count = [], {}, 0
@@ -251,7 +247,7 @@ def test_shards_too_small_for_a_sample_are_named(tmp_path: Path) -> None:
         Rank(folder, 1, 0, 0, {}).take()
 
 
-def test_evaluation_shards_are_the_last_ones_and_never_trained_on(tmp_path: Path) -> None:
+def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
     resolved = streaming(folder, eval_fraction=0.3, train={"eval_every": 1})
     shards = open_shards(resolved)
@@ -274,9 +270,7 @@ def test_evaluation_shards_are_the_last_ones_and_never_trained_on(tmp_path: Path
         ({"tokenizer": "char"}, "char needs its table", "vocab.json"),
     ],
 )
-def test_what_cannot_run_is_refused_with_the_nearest(
-    tmp_path: Path, settings: dict[str, Any], message: str, hint: str
-) -> None:
+def test_what_cannot_run_is_refused_with_the_nearest(tmp_path, settings, message, hint):
     folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
     with pytest.raises(DataError, match=message) as refused:
         ensure_data(streaming(folder, **settings))
@@ -292,7 +286,7 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
         ensure_data(streaming(tmp_path / "empty"))
 
 
-def test_the_largest_are_dealt_first_and_to_the_reader_with_least() -> None:
+def test_the_largest_are_dealt_first_to_the_reader_with_least() -> None:
     """In the order of their names one reader would have 3 + 3 and 6 at the end, the other 4 + 4."""
     shards = ShardSet(Path(), tuple("abcde"), (3, 4, 3, 4, 6), (), "")
     assert shards.deal(2) == [("e", "a"), ("b", "d", "c")]

@@ -58,8 +58,7 @@ def test_a_file_holds_the_same_documents_however_it_is_packed(tmp_path: Path, su
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("text", [b"", b"a", b"a" * (1 << 21) + b"\xef\xbb\xbf"])
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, suffix: str, text: bytes) -> None:
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(packed(b"\xef\xbb\xbf" + text, suffix))
+    (path := tmp_path / f"a.txt{suffix}").write_bytes(packed(b"\xef\xbb\xbf" + text, suffix))
     assert documents(path) == ([text] if text else [])
 
 
@@ -103,8 +102,7 @@ def test_a_changed_byte_is_found(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_line_without_text_is_named_by_its_place_in_the_text(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"text": "one"}\n\n[1]\n'))
+    (path := tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n\n[1]\n'))
     with pytest.raises(DataError, match=r"x\.jsonl\.gz:3: no object .* at byte 17 of the text: \[1\]"):
         documents(path)
 
@@ -169,11 +167,8 @@ def test_an_object_in_lines_of_any_form_ends_where_it_ends(tmp_path: Path) -> No
     ids=["json", "JSON", "array", "long", "none", "text", "jsonl"],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_json_without_documents_is_refused_with_its_keys(
-    tmp_path: Path, name: str, text: str, keys: str, suffix: str
-) -> None:
-    path = tmp_path / f"{name}{suffix}"
-    path.write_bytes(packed(text.encode(), suffix))
+def test_json_without_documents_is_refused_with_its_keys(tmp_path, name, text, keys, suffix):
+    (path := tmp_path / f"{name}{suffix}").write_bytes(packed(text.encode(), suffix))
     with pytest.raises(DataError, match=keys):
         documents(path)
     if ".jsonl" not in name:

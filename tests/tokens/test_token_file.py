@@ -51,8 +51,7 @@ def test_any_cut_is_named(tmp_path_factory: Any, cut: int) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no token file .*missing\.tokens"):
         open_tokens(tmp_path / "missing.tokens")
-    text = tmp_path / "text.txt"
-    text.write_text("hello")
+    (text := tmp_path / "text.txt").write_text("hello")
     with pytest.raises(DataError, match="starts with b'hello', not b'HPCGPTTK'"):
         open_tokens(text)
     with pytest.raises(DataError, match="Is a directory"):
@@ -126,9 +125,7 @@ def test_nothing_is_replaced_and_nothing_left(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tokens"]
 
 
-def test_a_token_file_has_its_name_once_its_bytes_are_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_file_has_its_name_once_its_bytes_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     fsync, give_name = os.fsync, token_file.give_name
 

@@ -96,7 +96,7 @@ def test_a_character_file_and_its_table_belong_together(tmp_path: Path) -> None:
         build_tokens(source, out, "char")
 
 
-def test_a_table_that_is_there_is_kept_and_a_failed_build_leaves_none(tmp_path: Path) -> None:
+def test_a_table_is_kept_and_a_failed_build_leaves_none(tmp_path: Path) -> None:
     source, out = tmp_path / "t.txt", tmp_path / "x.tokens"
     source.write_text("text")
     table_path(out).write_text("mine")
@@ -219,12 +219,12 @@ def test_a_long_document_is_cut_by_its_text_alone(line: str) -> None:
 
 
 @pytest.mark.parametrize("before", [b"", b"a line\n" * 20_000, b"\xc3\xa4" * 70_000])
-def test_what_is_no_utf8_is_named_by_its_offset_in_the_whole_text(before: bytes) -> None:
+def test_what_is_no_utf8_is_named_by_its_offset_in_the_text(before: bytes) -> None:
     with pytest.raises(DataError, match=f"there is not UTF-8 at byte {len(before) + 3} of its text"):
         list(texts([before + b"abc\xff", DOCUMENT_END], "there"))
 
 
-def test_a_text_gets_none_of_the_tokens_that_a_prompt_begins_with(tokenizer_json: Path, tmp_path: Path) -> None:
+def test_a_text_gets_no_token_that_a_prompt_begins_with(tokenizer_json: Path, tmp_path: Path) -> None:
     bpe = tokenizers.Tokenizer.from_file(str(tokenizer_json))
     bpe.post_processor = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
     path = tmp_path / "prompt.json"
@@ -234,7 +234,7 @@ def test_a_text_gets_none_of_the_tokens_that_a_prompt_begins_with(tokenizer_json
     assert plain.count(0) == 2
 
 
-def test_a_begin_token_comes_before_each_document_if_it_is_asked_for(tokenizer_json: Path, tmp_path: Path) -> None:
+def test_a_begin_token_comes_before_each_document_if_asked_for(tokenizer_json: Path, tmp_path: Path) -> None:
     bpe = tokenizers.Tokenizer.from_file(str(tokenizer_json))
     bpe.add_special_tokens(["<|begin_of_text|>"])
     path = tmp_path / "begins.json"

@@ -28,37 +28,12 @@ OMP_NUM_THREADS = "1"
 
 _EXPERIMENT = """
 name = "tiny"
-
-[model]
-hidden = 32
-layers = 4
-heads = 4
-vocab = 256
-seq = 32
-
-[data]
-source = "tokens"
-path = "{tokens}"
-
-[engine]
-name = "deepspeed-3d"
-zero_stage = 1
-
-[layout]
-gpus = {gpus}
-tp = 2
-pp = 2
-micro_batch = 2
-micro_batches = 2
-
-[train]
-steps = {steps}
-dtype = "fp32"
-deterministic = true
-lr = 1e-3
-warmup_steps = 4
-log_every = 1
-save_every = {save_every}
+model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
+data = {{ source = "tokens", path = "{tokens}" }}
+engine = {{ name = "deepspeed-3d", zero_stage = 1 }}
+layout = {{ gpus = {gpus}, tp = 2, pp = 2, micro_batch = 2, micro_batches = 2 }}
+train = {{ steps = {steps}, dtype = "fp32", deterministic = true, lr = 1e-3, warmup_steps = 4, log_every = 1,\
+ save_every = {save_every} }}
 """
 
 

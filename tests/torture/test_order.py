@@ -4,7 +4,7 @@ from tests.torture.faults import EARLIEST, KINDS
 from tests.torture.order import LATEST, STARTING, planned
 
 
-def test_a_seed_is_an_order_and_longer_goes_on_where_shorter_ends() -> None:
+def test_a_seed_is_an_order_that_a_longer_one_continues() -> None:
     kinds = sorted(KINDS)
     some, more = (planned(kinds, 7, count, EARLIEST) for count in (20, 100))
     assert more[:20] == some

@@ -21,8 +21,7 @@ ALONE, SHARED = {"tp": 1, "pp": 1, "dp": 1}, {"tp": 1, "pp": 1, "dp": 1, "cp": 2
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This repository's own sources."""
-    folder = tmp_path_factory.mktemp("text") / "shards"
-    folder.mkdir()
+    (folder := tmp_path_factory.mktemp("text") / "shards").mkdir()
     sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens").glob("*.py"))
     for number, source in enumerate(sources[:6]):
         write_shard(folder / f"{number}.jsonl.gz", source.read_text())
@@ -72,7 +71,7 @@ def check_exports(run: RunFolder, one: RunFolder, folder: Path) -> None:
             assert ours.read_bytes() == plain.read_bytes()
 
 
-def test_two_ranks_of_a_replica_are_one_process_also_in_shards_evaluation_and_resumes(tmp_path: Path, shards: Path):
+def test_two_ranks_of_a_replica_are_one_process_in_everything(tmp_path: Path, shards: Path):
     one = trained(tmp_path / "one", shards, ALONE)
     shared = trained(tmp_path / "shared", shards, SHARED)
     check_alike(shared, one, range(1, STEPS + 1))
@@ -88,7 +87,7 @@ def test_two_ranks_of_a_replica_are_one_process_also_in_shards_evaluation_and_re
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_four_parts_and_heads_resumes_with_two_and_keys(tmp_path: Path, shards: Path) -> None:
+def test_a_checkpoint_of_four_parts_resumes_with_two_and_keys(tmp_path: Path, shards: Path) -> None:
     one = trained(tmp_path / "one", shards, ALONE)
     heads = trained(tmp_path / "heads", shards, {**ALONE, "cp": 4})
     check_alike(heads, one, range(1, STEPS + 1))

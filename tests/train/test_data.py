@@ -67,8 +67,7 @@ def test_evaluation_has_the_same_samples_each_time(tokens: Path) -> None:
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 2})
     stream = DataStream(open_samples(resolved), resolved, 1, torch.device("cpu"))
     first, again = ([pair[0].tolist() for pair in stream.evaluation(3)] for _ in range(2))
-    assert first == again
-    assert len(first) == 3 * resolved.batch.micro_batches
+    assert (first, len(first)) == (again, 3 * resolved.batch.micro_batches)
 
 
 def test_documents_go_along_with_their_micro_batch(tokens: Path) -> None:
@@ -92,8 +91,7 @@ def test_documents_go_along_with_their_micro_batch(tokens: Path) -> None:
 def test_a_file_too_short_is_named(tmp_path: Path) -> None:
     from hpc_gpt.tokens.build import build_tokens
 
-    source = tmp_path / "t.txt"
-    source.write_text("x" * 39)
+    (source := tmp_path / "t.txt").write_text("x" * 39)
     path = build_tokens(source, tmp_path / "t.tokens").path
     with pytest.raises(DataError, match=r"0 tokens for evaluation|2 tokens for evaluation .*seq \+ 1 = 33"):
         ensure_data(settings(path, {"tp": 1, "pp": 1, "dp": 1}, eval_every=1))

@@ -29,7 +29,7 @@ def checkpoints(run: RunFolder) -> list[str]:
 
 @pytest.mark.long(but="first")
 @pytest.mark.parametrize("source", ["tokens", "stream"])
-def test_ranks_that_read_the_same_data_have_taken_the_same_when_they_save(tmp_path: Path, source: str) -> None:
+def test_ranks_that_read_the_same_data_took_the_same_at_a_save(tmp_path: Path, source: str) -> None:
     whole = tmp_path / "text.txt"
     whole.write_bytes(b"all work and no play " * 40)  # some 26 samples, of which a step takes four
     if source == "tokens":
@@ -66,8 +66,7 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path, tokens: Path) -> None:
     launch.ranks[0].join(PATIENCE_S)
     launch.signal(signal.SIGCONT, [1])
     assert launch.ranks[0].exitcode == 130, launch.log
-    assert launch.wait()[1] == 1
-    assert launch.ended[0] == "stopped"
+    assert (launch.wait()[1], launch.ended[0]) == (1, "stopped")
     assert "step-00000002" in checkpoints(run)
 
 
@@ -90,7 +89,7 @@ def test_a_training_that_runs_off_keeps_its_last_good_checkpoint(tmp_path: Path,
     assert f"resumed after step {bad[0] - 1} of 200" in train(run, 2).log
 
 
-def test_a_checkpoint_of_other_arithmetic_is_refused_of_another_layout_taken_up(tmp_path: Path, tokens: Path) -> None:
+def test_a_checkpoint_of_other_arithmetic_is_refused(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path / "one", settings(tokens, DP2, steps=2))
     assert train(run, 2).ended == ("done", 2, False)
     for train_settings, words in (
@@ -113,8 +112,7 @@ def test_a_checkpoint_of_other_arithmetic_is_refused_of_another_layout_taken_up(
 
 
 def test_a_truncated_token_file(tmp_path: Path, tokens: Path) -> None:
-    short = tmp_path / "short.tokens"
-    short.write_bytes(tokens.read_bytes()[:-5])
+    (short := tmp_path / "short.tokens").write_bytes(tokens.read_bytes()[:-5])
     launch = Launch(new_run(tmp_path, settings(short, DP2, steps=2)), 2)
     assert launch.wait() == [2, 2], launch.log
     assert launch.ended[0] == "data"

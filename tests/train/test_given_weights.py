@@ -97,7 +97,7 @@ def test_an_import_is_exported_again_bit_by_bit(tokens: Path, tmp_path: Path) ->
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
 
 
-def test_a_run_that_began_from_mistral_is_exported_with_what_it_had_there(tokens: Path, tmp_path: Path) -> None:
+def test_a_run_begun_from_mistral_is_exported_with_its_parts(tokens: Path, tmp_path: Path) -> None:
     shape, folder = replace(FAMILIES["llama"], vocab=256, seq=32), tmp_path / "weights"
     write(shape, folder, begun_as="MistralForCausalLM")
     ends = {"bos_token_id": 1, "eos_token_id": [2, 9], "pad_token_id": 0, "max_position_embeddings": 512}
@@ -143,7 +143,7 @@ def test_a_plain_sbatch_records_the_folder_too(tokens: Path, tmp_path: Path) -> 
     assert not [one for one in verify_run(run).differences if one.check == "init"]
 
 
-def test_the_folder_is_beside_the_experiment_and_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:
+def test_the_folder_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:
     write(SHAPE, tmp_path / "weights")
     (tmp_path / "weights" / "tokenizer.json").write_text("{}")
     file = tmp_path / "mine.toml"

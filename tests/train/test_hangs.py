@@ -90,7 +90,7 @@ def test_a_rank_in_a_loop_is_named_by_its_stack(tmp_path: Path, tokens: Path) ->
 
 
 @pytest.mark.long
-def test_a_rank_that_keeps_pythons_lock_leaves_its_stack_all_the_same(tmp_path: Path, tokens: Path) -> None:
+def test_a_rank_that_keeps_pythons_lock_leaves_its_stack(tmp_path: Path, tokens: Path) -> None:
     launch = Launch(run_of(tmp_path, tokens, "ddp"), 4, SLURMD_NODENAME="n7", HANG="0 lock")
     end = hang(launch)
     assert end["rank"] == 0
@@ -101,7 +101,7 @@ def test_a_rank_that_keeps_pythons_lock_leaves_its_stack_all_the_same(tmp_path: 
 
 
 @pytest.mark.long
-def test_a_long_evaluation_and_a_job_that_is_stopped_for_a_while_are_no_hang(tmp_path: Path, tokens: Path) -> None:
+def test_a_long_evaluation_and_a_stopped_job_are_no_hang(tmp_path: Path, tokens: Path) -> None:
     run = run_of(tmp_path, tokens, "deepspeed-3d", eval_every=8)
     launch = Launch(run, 4, LONG_EVALUATION_S="10", SLURMD_NODENAME="n7")
     launch.await_words("loss_eval")

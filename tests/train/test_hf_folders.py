@@ -60,7 +60,7 @@ def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> Non
         assert read_config(folder, shape.seq) == replace(shape, vocab_multiple=64)
 
 
-def test_both_spellings_of_the_rotation_are_written_and_each_is_read_alone(tmp_path: Path) -> None:
+def test_both_spellings_of_the_rotation_are_written_and_read(tmp_path: Path) -> None:
     shape = FAMILIES["llama"]
     write(shape, tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())

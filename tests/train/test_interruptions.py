@@ -83,8 +83,7 @@ def test_interrupted_three_times_and_resumed(tmp_path: Path, tokens: Path, unbro
     newest, before = sorted(run.checkpoints.glob("step-*"), reverse=True)[:2]
     damaged = next(newest.rglob("*optim_states.pt"))
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"scribbled")
-    half = run.checkpoints / ".writing-step-00000099"
-    half.mkdir()
+    (half := run.checkpoints / ".writing-step-00000099").mkdir()
     last = train(run, RANKS[dtype])
     assert last.ended == ("done", STEPS, False), last.log
     assert f"passing over checkpoint {newest}: " in last.log

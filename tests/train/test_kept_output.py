@@ -36,7 +36,7 @@ def test_what_is_printed_on_a_full_disk_comes_when_there_is_room(small_disk: Pat
     assert (small_disk / "log").read_bytes() == expected + b"room\n"
 
 
-def test_of_much_that_waits_the_newest_is_kept_and_what_is_lost_is_said(small_disk: Path) -> None:
+def test_of_much_that_waits_the_newest_is_kept_the_loss_said(small_disk: Path) -> None:
     number = os.open(small_disk / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     output = PatientOutput(number)
     filler = fill(small_disk)

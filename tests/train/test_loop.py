@@ -140,12 +140,11 @@ def test_a_saved_step_has_its_line(tmp_path: Path) -> None:
     begun.engine.loss = die
     with pytest.raises(KeyboardInterrupt):
         begun.loop.run()
-    assert begun.saved() == ["step-00000003"]
-    assert begun.lines() == [1, 2, 3]
+    assert (begun.saved(), begun.lines()) == (["step-00000003"], [1, 2, 3])
 
 
 @pytest.mark.parametrize(("log_every", "save_every"), [(1000, 0), (1000, 7), (4, 0), (1, 1)])
-def test_a_training_that_runs_off_ends_whatever_the_logging_interval(tmp_path, log_every, save_every):
+def test_a_training_that_runs_off_ends_at_any_logging_interval(tmp_path, log_every, save_every):
     begun = Begun(tmp_path, steps=1000, max_bad_steps=3, log_every=log_every, save_every=save_every)
     begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
     end = begun.loop.run()
@@ -157,8 +156,7 @@ def test_a_training_that_runs_off_ends_whatever_the_logging_interval(tmp_path, l
 
 def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = Begun(tmp_path, steps=6, save_every=3, log_every=5)
-    assert begun.loop.run().ended == "done"
-    assert begun.lines() == [1, 2, 3, 4, 5, 6]
+    assert (begun.loop.run().ended, begun.lines()) == ("done", [1, 2, 3, 4, 5, 6])
     said = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert said == ["step 1/6", "step 5/6", "step 6/6"], "the first one, too: it shows that the ranks train"
 
@@ -202,8 +200,7 @@ def test_no_steps_time_holds_an_evaluation_or_a_save(tmp_path: Path, monkeypatch
     begun = Begun(tmp_path, progress=Progress(1, 30.0), steps=9, save_every=3, eval_every=4, log_every=2)
     clock.drive(begun)
     begun.loop.run()
-    assert begun.lines("step_s") == [2.0] * 8
-    assert begun.lines("tokens_per_s") == [4 * 32 / 2.0] * 8
+    assert (begun.lines("step_s"), begun.lines("tokens_per_s")) == ([2.0] * 8, [4 * 32 / 2.0] * 8)
     # The last step is evaluated whatever the interval, and saved.
     assert [step for step, loss in zip(begun.lines(), begun.lines("loss_eval"), strict=True) if loss] == [4, 8, 9]
     assert begun.lines("save_s") == [None, 1000.0, None, None, 1000.0, None, None, 1000.0]
@@ -278,8 +275,7 @@ def test_without_its_last_save_a_run_is_done_and_says_so(tmp_path: Path, capsys:
     begun = Begun(tmp_path, steps=6, save_every=3, save_last=False)
     end = begun.loop.run()
     assert (end.ended, end.cause, end.exit_code) == ("done", None, 0)
-    assert begun.saved() == ["step-00000003"]
-    assert begun.lines() == [1, 2, 3, 4, 5, 6]
+    assert (begun.saved(), begun.lines()) == (["step-00000003"], [1, 2, 3, 4, 5, 6])
     assert "not saved after step 6: train.save_last is false" in capsys.readouterr().out
 
 
@@ -309,7 +305,7 @@ def test_an_end_right_behind_a_save_has_nothing_to_leave_out(tmp_path: Path) -> 
     assert end.cause == f"{REASONS['walltime'][1]}; not saved: train.save_last is false"
 
 
-def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_no_done_run_unsaved_too(tmp_path: Path) -> None:
     begun = Begun(tmp_path, steps=5, save_last=False)
     begun.engine.loss = lambda step: 1.0 if step < 5 else math.nan
     assert begun.loop.run() == End("nan", "the last loss or gradient is not finite")
@@ -317,7 +313,7 @@ def test_a_loss_that_is_no_number_is_no_done_run_though_nothing_is_saved(tmp_pat
 
 @pytest.mark.parametrize("at", [1, 4, 5])
 @pytest.mark.parametrize("save_last", [True, False])
-def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: int, save_last: bool) -> None:
+def test_a_save_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: int, save_last: bool) -> None:
     """Its word goes round for a step, and the folder is looked at once a second: the loop may be over by then."""
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
@@ -342,20 +338,18 @@ def test_a_save_that_is_asked_for_during_the_last_steps_is_answered(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [4, 5])
-def test_a_save_that_is_asked_for_at_the_last_step_is_done_even_where_none_is_wanted_then(tmp_path, at, monkeypatch):
+def test_a_save_asked_for_at_the_last_step_is_done_in_any_case(tmp_path, at, monkeypatch):
     monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
     begun = Begun(tmp_path, steps=5, save_last=False, inbox=Inbox(attempt))
     begun.engine.loss = lambda step: float(step == at and write_request(attempt, "save") is not None)
-    assert begun.loop.run() == End("done")
-    assert begun.saved() == ["step-00000005"]
+    assert (begun.loop.run(), begun.saved()) == (End("done"), ["step-00000005"])
 
 
 def test_a_run_that_is_through_saves_nothing_again(tmp_path: Path) -> None:
     begun = Begun(tmp_path, progress=Progress(4), steps=4)
-    assert begun.loop.run().ended == "done"
-    assert begun.saved() == []
+    assert (begun.loop.run().ended, begun.saved()) == ("done", [])
 
 
 def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -> None:
@@ -369,7 +363,7 @@ def test_gpus_are_watched_once_the_steps_that_warm_up_are_done(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("tp_rank", "pp_rank", "cp_rank", "speaks"), [(0, 0, 0, True), (1, 0, 0, False), (0, 1, 0, False), (0, 0, 1, False)]
 )
-def test_one_rank_of_those_that_read_the_same_speaks_of_the_stream(tmp_path, tp_rank, pp_rank, cp_rank, speaks):
+def test_one_rank_of_those_that_read_the_same_speaks_for_it(tmp_path, tp_rank, pp_rank, cp_rank, speaks):
     begun = Begun(tmp_path, steps=1)
     engine = begun.engine
     engine.tp_rank, engine.pp_rank, engine.cp_rank = tp_rank, pp_rank, cp_rank

@@ -59,7 +59,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> RunFolde
     return run
 
 
-def test_each_source_is_evaluated_and_loss_eval_is_their_mean_by_the_first_weights(unbroken: RunFolder) -> None:
+def test_each_source_is_evaluated_and_loss_eval_is_their_mean(unbroken: RunFolder) -> None:
     found = lines(unbroken)
     evaluated = [line for line in found if line["loss_eval"] is not None]
     assert [line["step"] for line in evaluated] == [HALF, STEPS]
@@ -74,8 +74,7 @@ def test_each_source_is_evaluated_and_loss_eval_is_their_mean_by_the_first_weigh
 def test_report_and_exports_have_them(unbroken: RunFolder) -> None:
     run = read_own(unbroken)
     last = lines(unbroken)[-1]
-    assert run.record.loss_eval == last["loss_eval"]
-    assert run.record.loss_eval_by == last["loss_eval_by"]
+    assert (run.record.loss_eval, run.record.loss_eval_by) == (last["loss_eval"], last["loss_eval_by"])
     assert losses_by_source(run.record) == ", ".join(
         f"{name} {loss:.3f}" for name, loss in last["loss_eval_by"].items()
     )
@@ -107,8 +106,7 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
     launch = train(run, 1)
     assert launch.ended == ("done", STEPS, False), launch.log
     for own, one in zip(lines(run), lines(unbroken)[HALF:], strict=True):
-        assert own["step"] == one["step"]
-        assert own["loss"] == pytest.approx(one["loss"], abs=2e-6)
+        assert (own["step"], own["loss"]) == (one["step"], pytest.approx(one["loss"], abs=2e-6))
         if one["loss_eval_by"]:
             assert own["loss_eval_by"] == pytest.approx(one["loss_eval_by"], abs=2e-6)
 
@@ -124,9 +122,7 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
         ("hf-deepspeed", {"tp": 1, "pp": 1, "dp": 2}, 3),
     ],
 )
-def test_every_engine_trains_and_evaluates_on_it(
-    unbroken: RunFolder, folder: Path, tmp_path: Path, engine: str, layout: dict[str, int], zero: int | None
-) -> None:
+def test_every_engine_trains_and_evaluates_on_it(unbroken, folder, tmp_path, engine, layout, zero):
     """The same seeds, the same samples: the same losses, but of transformers' own model."""
     run = new_run(tmp_path, mixing(folder, layout, engine, zero))
     launch = train(run, layout["tp"] * layout["pp"] * layout["dp"])
@@ -176,16 +172,12 @@ def by_one_rank(masked: Callable[..., list[float]]) -> list[float]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("held", HELD)
-def test_documents_of_a_mixture_are_kept_apart_in_every_engine(
-    held: str, masked: Callable[..., list[float]], by_one_rank: list[float]
-) -> None:
+def test_documents_of_a_mixture_are_kept_apart_in_every_engine(held, masked, by_one_rank):
     assert masked(*HELD[held]) == pytest.approx(by_one_rank, abs=4e-6)
 
 
 @pytest.mark.long
-def test_documents_of_a_mixture_see_others_unless_they_are_masked(
-    masked: Callable[..., list[float]], by_one_rank: list[float]
-) -> None:
+def test_a_mixtures_documents_see_others_unless_masked(masked, by_one_rank):
     unmasked = masked({"tp": 1, "pp": 1, "dp": 1}, DDP, mask=False)
     assert all(abs(a - b) > 1e-4 for a, b in zip(by_one_rank, unmasked, strict=True))
 

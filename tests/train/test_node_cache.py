@@ -23,7 +23,7 @@ def caches(tmp_path: Path, **given: str) -> tuple[dict[str, str], str]:
     return environment, why
 
 
-def test_it_is_made_for_its_user_alone_and_stays_from_attempt_to_attempt(tmp_path: Path) -> None:
+def test_it_is_its_users_alone_and_stays_between_attempts(tmp_path: Path) -> None:
     first, why = caches(tmp_path)
     own = tmp_path / "node" / NAME
     assert (why, first["TRITON_CACHE_DIR"], first["TORCHINDUCTOR_CACHE_DIR"]) == (
@@ -96,7 +96,7 @@ def test_what_a_killed_compiler_left_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @compiles
-def test_a_library_that_a_killed_rank_left_cut_off_costs_a_compile(tmp_path: Path) -> None:
+def test_a_library_cut_off_by_a_kill_costs_a_compile(tmp_path: Path) -> None:
     own, _ = caches(tmp_path)
 
     def rank() -> None:

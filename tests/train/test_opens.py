@@ -12,8 +12,7 @@ from tests.train.launch import Launch, new_run, settings
 
 def opened(folder: Path, engine: str, dp: int, shards: int) -> list[str]:
     """What the last rank opens below the run and the data, in an attempt that resumes another's checkpoint."""
-    data = folder / "data"
-    data.mkdir(parents=True)
+    (data := folder / "data").mkdir(parents=True)
     for number in range(shards):
         (data / f"{number:03}.txt").write_text("Nobody opens what another has read. " * 200)
     resolved = settings(data, {"tp": 1, "pp": 1, "dp": dp}, Engine(name=engine), steps=1, save_last=True)

@@ -82,7 +82,7 @@ def test_one_step_moves_the_embedding_as_transformers_class_does(name: str, tied
         torch.testing.assert_close(ours.output_layer.weight[: shape.vocab], head, rtol=0, atol=2e-6)
 
 
-def test_a_row_that_is_drawn_begins_as_zeros_and_no_other_number_changes() -> None:
+def test_a_drawn_row_begins_as_zeros_and_changes_no_other() -> None:
     """As transformers' `_init_weights` has it."""
     without = replace(FAMILIES["llama"], tied=False)
     plain, padded = (Gpt(shape, 1) for shape in (without, replace(without, pad_token=PAD)))
@@ -93,7 +93,7 @@ def test_a_row_that_is_drawn_begins_as_zeros_and_no_other_number_changes() -> No
     assert torch.equal(plain.embedding.weight[PAD + 1 :], padded.embedding.weight[PAD + 1 :])
 
 
-def test_the_switch_follows_from_the_folder_of_the_shape_or_of_the_weights_and_from_none_else(tmp_path: Path) -> None:
+def test_the_switch_follows_from_the_given_folder_alone(tmp_path: Path) -> None:
     folder = made("qwen2", False, tmp_path / "weights")
     sizes, init = "\n".join(toml_lines(read_config(folder).table() | {"pad_token": None})), '[train]\ninit = "weights"'
     for text, pad in (

@@ -79,7 +79,7 @@ def figure_of(formula: Callable[..., float], shape: ModelShape, batch: int, **mo
 
 
 @pytest.mark.parametrize("name", marked(SHAPES, ["gpt2-xl"]))
-def test_hardware_flops_without_recomputation_are_those_that_torch_counts(name: str) -> None:
+def test_hardware_flops_are_those_that_torch_counts(name: str) -> None:
     shape = SHAPES[name]
     figure = figure_of(tflops_hardware, shape, 2, vocab=shape.padded_vocab, recompute="none")
     assert round(figure) == pytest.approx(_counted(shape, batch=2), rel=1e-12)

@@ -13,7 +13,7 @@ DP2 = {"tp": 1, "pp": 1, "dp": 2}
 
 
 @pytest.mark.parametrize("name", ["ddp", "deepspeed-3d"])
-def test_a_run_that_is_measured_saves_nothing_and_computes_the_same(tmp_path: Path, tokens: Path, name: str) -> None:
+def test_a_measured_run_saves_nothing_and_computes_the_same(tmp_path: Path, tokens: Path, name: str) -> None:
     engine = Engine(name=name)
     plain = new_run(tmp_path / "plain", settings(tokens, DP2, engine, steps=3))
     train(plain, 2)

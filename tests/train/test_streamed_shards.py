@@ -61,8 +61,7 @@ def rows(stream: Stream, *steps: int) -> list[Any]:
 
 
 def test_documents_of_a_stream_go_along_with_its_micro_batches(tmp_path: Path, start: Open) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+    (folder := tmp_path / "text").mkdir()
     for name in "abc":
         (folder / f"{name}.jsonl").write_text('{"text": "to"}\n{"text": "be"}\n' * 20)
     stream = start(streaming(folder, mask_documents=True, eval_fraction=0.4, train={"eval_every": 1}))
@@ -160,8 +159,7 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
     """The tiny GPT on shards of this repository's own sources, one of them cut: two ranks, two workers each."""
-    folder = tmp_path_factory.mktemp("text") / "shards"
-    folder.mkdir()
+    (folder := tmp_path_factory.mktemp("text") / "shards").mkdir()
     sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens").glob("*.py"))
     for number, source in enumerate(sources[:10]):
         write_shard(folder / f"{number}{('.txt', '.jsonl.gz')[number % 2]}", source.read_text())
@@ -185,7 +183,7 @@ def gone(readers: list[tuple[int, str | None]]) -> bool:
     return not any(is_alive(*reader) for reader in readers)
 
 
-def test_a_run_that_streams_is_interrupted_and_goes_on_to_the_same_figures(tmp_path: Path, streamed: Resolved) -> None:
+def test_an_interrupted_stream_goes_on_to_the_same_figures(tmp_path: Path, streamed: Resolved) -> None:
     unbroken = new_run(tmp_path / "unbroken", streamed)
     whole = train(unbroken, 2)
     assert whole.ended == ("done", STEPS, False), whole.log

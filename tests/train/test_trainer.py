@@ -48,7 +48,7 @@ def end_of(run: RunFolder, attempt: Attempt, number: signal.Signals) -> tuple[st
 
 
 @pytest.mark.parametrize(("number", "ended"), [(signal.SIGUSR2, "walltime"), (signal.SIGTERM, "preempted")])
-def test_an_interrupted_job_goes_back_to_the_queue_where_the_profile_has_one(tmp_path, tokens, number, ended):
+def test_an_interrupted_job_is_requeued_where_the_profile_can(tmp_path, tokens, number, ended):
     for requeue in (True, False):
         run = run_of(tmp_path, tokens, requeue)
         assert end_of(run, run.new_attempt(), number) == (ended, requeue)

@@ -23,15 +23,12 @@ from hpc_gpt.runs.lineage import RESUMED_FROM, Parent
 from hpc_gpt.runs.retention import rename_to_delete
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
-from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
+from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line, with_attempt, with_checkpoints
 
 
 def ended_run(*steps: int, damaged: tuple[int, ...] = (), ago_s: float = 0.0, logs: Path | None = None) -> RunFolder:
-    run = make_run(logs or logs_dir())
-    add_attempt(run, [metrics_line(1)], "done", time=time.time() - ago_s)
-    for step in (*steps, *damaged):
-        add_checkpoint(run, step, step in damaged)
-    return run
+    run = with_attempt(make_run(logs or logs_dir()), [metrics_line(1)], "done", time=time.time() - ago_s)
+    return with_checkpoints(run, *steps, damaged=damaged)
 
 
 def steps_of(run: RunFolder) -> list[int]:
@@ -44,8 +41,7 @@ def files_of(run: RunFolder) -> dict[str, bytes]:
 
 
 def cleaned(*words: object) -> dict:
-    done = in_process("clean", *words, "--json")
-    assert done.code == 0, done.stderr
+    done = in_process("clean", *words, "--json", code=0)
     return json.loads(done.stdout)
 
 
@@ -54,11 +50,10 @@ def why_of(found: dict, run: RunFolder) -> dict[str, str]:
     return {piece["name"]: piece["why"] for piece in row["stays"]} | ({"": row["refused"]} if row["refused"] else {})
 
 
-def test_all_but_the_last_sound_checkpoint_may_go_and_goes_with_yes_alone():
+def test_all_but_the_last_sound_checkpoint_go_with_yes_alone():
     run = ended_run(10, 20, 30, damaged=(40,))
     before = files_of(run)
-    listed = in_process("clean", run.path)
-    assert listed.code == 0
+    listed = in_process("clean", run.path, code=0)
     assert "  may go  step-00000020  " in listed.stdout
     assert "KiB: a newer sound one stays" in listed.stdout
     assert "  stays   step-00000030  " in listed.stdout
@@ -77,7 +72,7 @@ def test_all_but_the_last_sound_checkpoint_may_go_and_goes_with_yes_alone():
     assert cleaned(run.path, "--yes")["bytes"] == 0
 
 
-def test_a_checkpoint_whose_bytes_went_bad_is_not_the_one_that_stays():
+def test_a_checkpoint_of_bad_bytes_is_not_the_one_that_stays():
     run = ended_run(10, 20, 30)
     file = run.checkpoints / "step-00000030" / "weights"
     file.write_bytes(b"x" + file.read_bytes()[1:])
@@ -94,13 +89,12 @@ def test_how_many_stay_and_of_how_old_a_run(words, left):
     assert steps_of(run) == left
 
 
-def test_bad_words_and_runs_that_are_not_there_are_one_line_and_a_hint():
+def test_bad_words_and_absent_runs_are_one_line_and_a_hint():
     run = ended_run(10)
     for words in (["--keep", "0"], ["--keep", "some"], ["--older", "30"], ["--older", "x"]):
         done = in_process("clean", run.path, *words)
         assert (done.code, len(error_of(done)[0].splitlines())) == (2, 1)
-    assert in_process("clean", "no-such-run").code == 5
-    assert in_process("clean").code == 2
+    assert (in_process("clean", "no-such-run").code, in_process("clean").code) == (5, 2)
 
 
 def test_of_a_run_that_trains_waits_or_may_nothing_goes():
@@ -109,11 +103,9 @@ def test_of_a_run_that_trains_waits_or_may_nothing_goes():
     trains.add_submission(line)
     add_attempt(trains, [metrics_line(1)], None, job_id="1")
     never, over = make_run(logs_dir(), submit=False), ended_run(1, 2)
-    of_slurm = make_run(logs_dir(), "generic-slurm")
-    add_attempt(of_slurm, [metrics_line(1)], "done")
+    of_slurm = with_attempt(make_run(logs_dir(), "generic-slurm"), [metrics_line(1)], "done")
     for run in (trains, never, of_slurm):
-        add_checkpoint(run, 1)
-        add_checkpoint(run, 2)
+        with_checkpoints(run, 1, 2)
         done = in_process("clean", run.path, "--yes", "--keep", "none")
         assert (done.code, len(error_of(done)[0].splitlines())) == (2, 1), done.stderr
         assert "nothing" not in done.stdout
@@ -124,7 +116,7 @@ def test_of_a_run_that_trains_waits_or_may_nothing_goes():
     assert [steps_of(run) for run in (trains, never, of_slurm, over)] == [[1, 2], [1, 2], [1, 2], [2]]
 
 
-def test_what_another_run_began_from_stays_until_that_has_its_own(tmp_path):
+def test_what_another_run_began_from_stays_while_it_needs_it(tmp_path):
     run = ended_run(10, 20, 30)
     branch, resumed, noted = (make_run(logs_dir()) for _ in range(3))
     for child, step, is_branch in ((branch, 10, True), (resumed, 30, False)):  # as earlier versions made them
@@ -160,7 +152,7 @@ def test_what_a_job_of_after_needs_and_what_is_read_stays():
     assert steps_of(run) == []
 
 
-def test_a_new_run_that_resumes_leaves_a_note_in_the_run_that_has_the_checkpoint():
+def test_a_run_that_resumes_leaves_a_note_in_the_one_it_needs():
     run = ended_run(10, 20)
     prepared, _ = prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
     child = make_run(logs_dir())
@@ -181,13 +173,11 @@ def test_what_another_may_be_starting_is_refused(monkeypatch):
     monkeypatch.setattr("hpc_gpt.watch.clean._REPORT_S", 0.1)
     run = ended_run(10, 20)
     lock.take(run, lock.Holder("gone-1", 7, "1"))
-    done = in_process("clean", run.path, "--yes")
-    assert done.code == 1
-    assert "held by process 7 on gone-1" in done.stderr
+    assert "held by process 7 on gone-1" in in_process("clean", run.path, "--yes", code=1).stderr
     assert steps_of(run) == [10, 20]
 
 
-def test_what_the_disk_refuses_is_a_line_and_what_was_renamed_goes_next_time(monkeypatch):
+def test_what_the_disk_refuses_is_a_line_and_goes_next_time(monkeypatch):
     run = ended_run(10, 20, 30)
     calls = itertools.count()
 
@@ -219,9 +209,7 @@ def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
 
 def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
-    run = make_run(logs_dir())
-    add_attempt(run, [metrics_line(step) for step in range(1, 9000)], "done")
-    add_checkpoint(run, 10)
+    run = with_checkpoints(with_attempt(make_run(logs_dir()), 8999, "done"), 10)
     record = in_process("report", run.path, "--json").stdout
     [kept] = (tmp_path / "cache" / "report").iterdir()
     sizes = json.loads(in_process("status", run.path, "--sizes", "--json").stdout)["runs"][0]["sizes"]
@@ -249,7 +237,7 @@ def _interrupt(event: str, _: object) -> None:
 sys.addaudithook(_interrupt)
 
 
-def test_killed_at_any_change_it_leaves_what_the_next_one_finishes():
+def test_killed_at_any_change_it_leaves_what_the_next_finishes():
     for change in itertools.count():
         run = ended_run(10, 20, 30)
         if (child := os.fork()) == 0:
@@ -272,8 +260,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 @pytest.fixture
 def open_logs(monkeypatch):
     """Logs that every user may change."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o777)
+    (folder := Path(tempfile.mkdtemp())).chmod(0o777)
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder))
     monkeypatch.setenv("HPC_GPT_CACHE", "off")
     yield folder
@@ -310,8 +297,7 @@ def test_two_users_at_once_remove_it_once(open_logs):
 @needs_root
 def test_a_run_that_may_not_be_changed_is_a_line_and_exit_1(open_logs, tmp_path):
     run = ended_run(10, 20, logs=open_logs)
-    said = open_logs / "said"
-    said.touch(mode=0o666)
+    (said := open_logs / "said").touch(mode=0o666)
     said.chmod(0o666)
 
     def work() -> int:

@@ -106,8 +106,7 @@ def test_what_is_larger_than_any_of_ours_is_not_read(tmp_path: Path) -> None:
 @pytest.fixture
 def dead_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system whose server never answers: whoever looks into it waits until it is gone."""
-    folder = tmp_path / "dead"
-    folder.mkdir()
+    (folder := tmp_path / "dead").mkdir()
     try:
         number = os.open("/dev/fuse", os.O_RDWR)
     except OSError:
@@ -124,13 +123,10 @@ def dead_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_run_on_a_host_that_does_not_answer_is_a_line(
-    tmp_path: Path, dead_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_a_host_that_does_not_answer_is_a_line(tmp_path, dead_disk, monkeypatch):
     logs = tmp_path / "logs"
     sound = make_run(logs)
-    gone = sound.path.parent / "20990101-000000-dead"
-    gone.symlink_to(dead_disk / "run")
+    (gone := sound.path.parent / "20990101-000000-dead").symlink_to(dead_disk / "run")
     monkeypatch.setattr(files, "ANSWER_S", 1.0)
     looking = threading.Thread(target=lambda: found.append((runs := list_runs(logs), read_status(runs))), daemon=True)
     found: list[tuple[list[RunFolder], list[RunStatus]]] = []

@@ -24,7 +24,7 @@ from hpc_gpt.watch.control import ask_runs, await_measurements
 from hpc_gpt.watch.restarts import Restarts
 from hpc_gpt.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt, with_job
 
 
 @pytest.fixture
@@ -47,8 +47,7 @@ def slurm_says(monkeypatch):
 
 
 def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool = True, job_id: str = "7"):
-    run = unsubmitted_run("generic-slurm")
-    run.add_submission({"scheduler": "slurm", "job_id": job_id, "refused": None})
+    run = with_job(unsubmitted_run("generic-slurm"), job_id)
     if attempt:
         folder = run.new_attempt().folder
         (folder / "attempt.json").write_text(json.dumps({"job_id": job_id}))
@@ -97,12 +96,11 @@ def test_a_job_that_was_to_be_requeued_and_was_not_is_never_done(slurm_says, slu
     assert read_status([run])[0].state == "cancelled"
 
 
-def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost_unless_it_is_suspended(slurm_says):
+def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
     """Half an hour into its attempt, 71 steps of half a second are left."""
-    run = unsubmitted_run("generic-slurm", train__steps=100)
-    run.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None, "time": time.time() - 7200})
+    run = with_job(unsubmitted_run("generic-slurm", train__steps=100), "7", time=time.time() - 7200)
     slurm_says({"7": ("RUNNING", "None")})
-    add_attempt(run, [metrics_line(step) for step in range(1, 30)], ended=None, job_id="7", started=time.time() - 1800)
+    add_attempt(run, 29, ended=None, job_id="7", started=time.time() - 1800)
     row = read_status([run])[0]
     assert (row.state, row.left_s) == ("running", pytest.approx(71 * 0.5))
     assert row.age_s == pytest.approx(7200, abs=60)
@@ -119,8 +117,7 @@ def test_a_run_that_trains_says_when_it_will_end_and_what_it_cost_unless_it_is_s
 
 
 def test_a_run_that_is_over_ends_no_more(slurm_says):
-    run = unsubmitted_run()
-    add_attempt(run, [metrics_line(step) for step in range(1, 30)])
+    run = with_attempt(unsubmitted_run(), 29)
     row = read_status([run])[0]
     assert (row.left_s, row.gpu_hours) == (None, run.resolved().gpus)
     waiting = read_status([unsubmitted_run()])[0]
@@ -132,7 +129,7 @@ def test_an_empty_queue_means_unknown_never_failed(slurm_says):
     assert read_status([slurm_run(attempt=False)])[0].state == "unknown"
 
 
-def test_a_controller_that_is_down_hides_nothing_that_the_folder_knows(slurm_says):
+def test_a_controller_that_is_down_hides_nothing_of_the_folder(slurm_says):
     slurm_says(None)
     assert read_status([slurm_run(ended="done")])[0].state == "done"
     row = read_status([slurm_run()])[0]
@@ -156,8 +153,7 @@ def test_a_forgotten_job_that_was_cancelled_while_it_waited(slurm_says):
 @pytest.fixture
 def client(tmp_path, monkeypatch):
     """Puts a Slurm client on the PATH that notes how it is called and does this; returns the file of its calls."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    (folder := tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
@@ -210,7 +206,7 @@ def test_accounting_is_asked_only_of_jobs_whose_end_is_open(client):
 
 
 @pytest.mark.parametrize("many", [30_000])
-def test_accounting_is_asked_of_many_jobs_in_parts_and_of_an_arrays_elements_once(client, many):
+def test_accounting_is_asked_in_parts_and_of_elements_once(client, many):
     client("squeue", 'echo "7_1|RUNNING|None"')
     answers = 'echo "7_1|COMPLETED"; echo "7_2|FAILED"; tr , "\\n" <<<"${@: -1}" | sed "s/$/|FAILED/"'
     calls = client("sacct", answers)
@@ -225,7 +221,7 @@ def test_accounting_is_asked_of_many_jobs_in_parts_and_of_an_arrays_elements_onc
 
 
 @pytest.mark.parametrize("does", ["exit 1", "exec sleep 60"])
-def test_accounting_that_fails_takes_nothing_from_what_else_is_known(client, monkeypatch, does):
+def test_accounting_that_fails_hides_nothing_else(client, monkeypatch, does):
     client("squeue", 'echo "4|RUNNING|None"')
     client("sacct", does)
     monkeypatch.setenv(status.PATIENCE, "1")
@@ -234,7 +230,7 @@ def test_accounting_that_fails_takes_nothing_from_what_else_is_known(client, mon
     assert silence == ("" if does == "exit 1" else "sacct gave no answer in 1 s")
 
 
-def test_a_silent_controller_delays_ended_runs_by_the_patience_alone(client, monkeypatch):
+def test_a_silent_controller_delays_ended_runs_by_patience_alone(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "0.2")
     early = []
@@ -320,10 +316,10 @@ def test_a_run_that_plain_sbatch_started_is_found_by_its_attempt(slurm_says):
 
 
 @pytest.mark.parametrize(("resumed", "newest"), [(200.0, "30"), (50.0, "20")])
-def test_the_newer_of_a_resume_and_a_plain_sbatch_is_the_runs_job(slurm_says, resumed, newest):
+def test_of_a_resume_and_a_plain_sbatch_the_newer_is_the_job(slurm_says, resumed, newest):
     run = unsubmitted_run("generic-slurm")
     (run.new_attempt().folder / "attempt.json").write_text(json.dumps({"job_id": "20", "started": 100}))
-    run.add_submission({"scheduler": "slurm", "job_id": "30", "refused": None, "time": resumed})
+    with_job(run, "30", time=resumed)
     slurm_says({"20": ("COMPLETED", "None"), "30": ("PENDING", "Priority")})
     row = read_status([run])[0]
     assert (row.job_id, row.state) == (newest, {"20": "unknown", "30": "pending"}[newest])
@@ -353,7 +349,7 @@ def test_a_local_run_lives_while_its_process_does():
     assert (row.state, row.cause) == ("pending", "runs on elsewhere, which is not visible from here")
 
 
-def test_the_last_step_comes_from_the_newest_attempt_that_has_one(slurm_says):
+def test_the_last_step_is_the_newest_attempts_that_has_one(slurm_says):
     slurm_says({"7": ("RUNNING", "None")})
     run = slurm_run()
     run.attempt(1).metrics.write_text('{"step": 8, "loss": 2.5, "tokens_per_s": 10.0}\n{"step": 9, "lo')
@@ -425,7 +421,7 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
     assert chain(4)[1].pace is None
 
 
-def test_a_pace_has_no_steps_to_come_if_more_are_trained_than_asked():
+def test_a_pace_has_no_steps_to_come_past_those_asked_for():
     row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
     assert "the other 6 steps take 3 s" in row.words(6)
     assert "the other" not in row.words(0)
@@ -450,7 +446,7 @@ def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
     )
 
 
-def test_the_pace_of_attempts_without_files_or_with_damaged_ones_is_none(slurm_says):
+def test_a_pace_of_absent_or_damaged_files_is_none(slurm_says):
     slurm_says({"4711": ("RUNNING", "None")})
     run = make_run(logs_dir(), "generic-slurm")
     for text in ("[]", '{"step": "a"}', "not json"):
@@ -475,7 +471,7 @@ def local_line(pid_start):
     return {"scheduler": "local", "job_id": "1", "host": platform.node(), "pid": os.getpid(), "pid_start": pid_start}
 
 
-def test_a_run_folder_that_was_moved_while_its_ranks_run_is_said_to_be():
+def test_a_folder_that_was_moved_under_its_ranks_is_said_to_be():
     run, old = moved_run(local_line(start_time(os.getpid())))
     row = read_status([run])[0]
     words = f"its folder was moved from {old}, where its ranks write"
@@ -486,7 +482,7 @@ def test_a_run_folder_that_was_moved_while_its_ranks_run_is_said_to_be():
     assert f"status   {words}\n" in in_process("why", run.path).stdout
 
 
-def test_a_run_that_ended_since_its_folder_was_moved_is_the_users_error_for_every_verb():
+def test_a_run_moved_before_its_end_is_every_verbs_user_error():
     run, old = moved_run(local_line("1"))
     words = f"its folder was moved from {old} while it ran"
     row = read_status([run])[0]
@@ -498,7 +494,7 @@ def test_a_run_that_ended_since_its_folder_was_moved_is_the_users_error_for_ever
     assert (record["ended"], record["cause"]) == ("user_error", words)
 
 
-def test_a_run_that_was_moved_after_its_end_or_moved_back_is_as_it_was():
+def test_a_run_moved_after_its_end_or_back_is_as_it_was():
     run, old = moved_run(local_line("1"), ended="nan")
     assert (read_status([run])[0].state, read_status([run])[0].cause) == ("nan", None)
     run, old = moved_run(local_line("1"))
@@ -527,7 +523,7 @@ def test_a_slurm_run_whose_folder_was_moved(slurm_says, slurm, state, says):
     assert in_process("why", run.path).stdout.startswith(f"{run.run_id} (demo): {state}")
 
 
-def test_why_has_the_attempt_and_the_line_of_what_slurm_says_has_failed(slurm_says):
+def test_why_has_the_attempt_and_line_that_slurm_says_failed(slurm_says):
     run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
     run.attempt(1).log.write_text(
         f"step 1\nrank 0: Error: cannot write {old}/metrics.jsonl: No such file or directory\n"
@@ -571,7 +567,7 @@ def test_why_does_not_wait_long_for_a_controller_that_hangs(client, monkeypatch)
     assert "squeue gave no answer in 0.2 s" in done.stderr
 
 
-def test_an_open_runs_json_and_a_request_to_an_ended_run_do_not_wait_long_or_silently(client, monkeypatch):
+def test_an_open_runs_json_and_a_late_request_do_not_wait_long(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "1")
     began = time.monotonic()
@@ -587,13 +583,12 @@ def test_a_request_is_written_before_slurm_is_asked_and_once(client, tmp_path, v
     run = slurm_run()
     seen = tmp_path / "seen"
     client("squeue", f'ls {run.path}/attempts/1/asked >{seen}; echo "7|RUNNING|None"')
-    done = in_process(verb, run.path)
-    assert done.code == 0, done.stderr
+    in_process(verb, run.path, code=0)
     assert seen.read_text().split() == [f"{verb}-1.json"]
     assert [path.name for path in run.attempts()[0].asked.glob("*.json")] == [f"{verb}-1.json"]
 
 
-def test_what_only_looks_or_asks_waits_for_slurm_no_longer_than_the_user_allows(client, monkeypatch):
+def test_looks_and_requests_wait_for_slurm_as_long_as_allowed(client, monkeypatch):
     client("squeue", "exec sleep 60")
     monkeypatch.setenv(status.PATIENCE, "0.6")
     run = slurm_run()
@@ -603,12 +598,11 @@ def test_what_only_looks_or_asks_waits_for_slurm_no_longer_than_the_user_allows(
         assert time.monotonic() - began < 20
 
 
-def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_folder(slurm_says):
+def test_a_failed_silent_job_asks_if_nodes_see_its_folder(slurm_says):
     run = slurm_run(attempt=False)
     slurm_says({"7": ("FAILED", "NonZeroExitCode")})
     assert read_status([run])[0].cause == f"Slurm says FAILED, and the job wrote nothing: do the nodes see {run.path}?"
-    output = run.path / "slurm-7.out"
-    output.write_text("nothing\n")
+    (output := run.path / "slurm-7.out").write_text("nothing\n")
     assert read_status([run])[0].cause == "Slurm says FAILED"
     output.write_text(f"Error: cannot write in {run.path}/attempts\n\nhint: is the disk full or read-only?\n")
     assert read_status([run])[0].cause == f"cannot write in {run.path}/attempts; Slurm says FAILED"
@@ -618,7 +612,7 @@ def test_a_job_that_failed_and_wrote_nothing_asks_whether_the_nodes_see_its_fold
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_runs(code):
+def test_what_ranks_measure_after_the_end_is_waited_for(code):
     attempt = add_attempt(run := unsubmitted_run(), [])
     attempt.ranks.mkdir()
     (attempt.ranks / "0.json").write_text(json.dumps({"pid": 1, "exit_code": code}))
@@ -628,7 +622,7 @@ def test_what_ranks_here_measure_after_the_end_is_waited_for_as_long_as_rank_0_r
     assert attempt.measured.exists() == (code is None)
 
 
-def test_a_run_whose_sbatch_got_no_answer_is_unknown_until_its_job_is_found(slurm_says):
+def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     run = unsubmitted_run("generic-slurm")
     line = {"scheduler": "slurm", "job_id": None, "refused": None, "script": str(run.job_script)}
     run.add_submission({**line, "lost": "Socket timed out on send/recv operation"})

@@ -77,8 +77,7 @@ def test_what_differs_is_counted_and_five_are_named(folder: Path) -> None:
     assert lines[0] == "FOLDER has the weights of another model, in 6 points:"
     assert lines[1:3] == ["model.norm.weight is not there",
                           "model.layers.0.input_layernorm.weight is [40] there, [32] here"]  # fmt: skip
-    assert len(lines) == 7
-    assert lines[-1] == "and 1 more"
+    assert (len(lines), lines[-1]) == (7, "and 1 more")
 
 
 def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:
@@ -87,7 +86,7 @@ def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:
     assert "vocab is 61 there, 64 here" in refusal(folder, replace(LLAMA, vocab=64))
 
 
-def test_a_tied_file_may_have_the_head_only_if_it_is_the_embedding(folder: Path) -> None:
+def test_a_tied_file_may_have_the_head_only_as_the_embedding(folder: Path) -> None:
     write_file(folder / "model.safetensors", stored_sizes(LLAMA) | {"lm_head.weight": (61, 32)})
     check_weights(read_folder(folder), LLAMA)
     file = folder / "model.safetensors"
@@ -126,7 +125,7 @@ def test_pickles_and_missing_files_are_refused(folder: Path) -> None:
         read_folder(folder / "nowhere")
 
 
-def test_a_folder_of_another_format_is_refused_with_what_is_there(tmp_path: Path) -> None:
+def test_a_folder_of_another_format_is_refused_with_its_content(tmp_path: Path) -> None:
     for name in ("consolidated.00.pth", "params.json"):
         (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"has no config\.json, but consolidated\.00\.pth, params\.json$") as refused:
@@ -153,7 +152,7 @@ def test_a_shorter_sequence_takes_the_first_learned_positions(tmp_path: Path) ->
     )
 
 
-def test_a_folder_that_is_none_is_said_so_before_its_config_is_read(tmp_path: Path) -> None:
+def test_a_folder_that_is_none_is_said_so_before_its_config(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     for name, words in {"nowhere": "there is no such folder here", "mine.toml": "that is a file"}.items():
         file.write_text(f'[train]\ninit = "{name}"\n')

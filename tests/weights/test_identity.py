@@ -46,7 +46,7 @@ def test_another_header_or_config_is_a_change_of_the_file(folder: Path) -> None:
         check_unchanged(read_folder(folder), then)
 
 
-def test_other_weights_of_equal_shapes_are_refused_by_tensor_and_kept_times_do_not_hide_them(tmp_path: Path) -> None:
+def test_other_weights_of_equal_shapes_are_refused_by_tensor(tmp_path: Path) -> None:
     # A tensor of several blocks, of which the middle is not looked at.
     shape = ModelShape(64, 2, 4, vocab=256, seq=16)
     folder = write_folder(tmp_path / "gpt2", shape)

@@ -44,8 +44,7 @@ def test_help_and_the_shell_have_it():
 
 def test_a_run_and_its_report():
     alone = ("--cluster", "local", "-G", "1", "--tp", "1", "--pp", "1", "--set", "data.source=random")
-    done = hpc_gpt("submit", "demo", "--smoke", "--engine", "plain-torch", *alone, "--wait")
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", "demo", "--smoke", "--engine", "plain-torch", *alone, "--wait", code=0)
     (record,) = json.loads(in_process("report", "--json").stdout)["records"]
     assert (record["engine"], record["gpus"], record["ended"]) == ("plain-torch", 1, "done")
     assert record["loss_last"] > 0

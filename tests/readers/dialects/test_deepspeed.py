@@ -18,8 +18,7 @@ def test_an_overflow_skips_the_step_of_the_next_line() -> None:
     later = TIMER.replace("step=34", "step=44").replace("21:03:17", "21:04:17")
     other_rank = OVERFLOW.replace("Rank 0", "Rank 3")
     steps = run_steps([read_lines("log", [TIMER, OVERFLOW, other_rank, OVERFLOW, later])])
-    assert steps.dialect == "deepspeed_throughput"
-    assert steps["skipped"].tolist() == [0, 2]
+    assert (steps.dialect, steps["skipped"].tolist()) == ("deepspeed_throughput", [0, 2])
 
 
 def test_an_overflow_alone_is_no_step() -> None:

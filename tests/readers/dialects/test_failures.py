@@ -19,7 +19,7 @@ OURS = {
 }
 
 
-def test_every_pattern_of_failures_matches_a_line_of_its_specimen() -> None:
+def test_every_pattern_matches_a_line_of_its_specimen() -> None:
     for dialect in dialects():
         lines = specimen_of(dialect.name).splitlines() if dialect.name in OURS else []
         for each in all_patterns():
@@ -30,7 +30,7 @@ def test_every_pattern_of_failures_matches_a_line_of_its_specimen() -> None:
             assert any(part.failures or part.ends or part.facts for part in read_lines("a", [line])), line
 
 
-def test_every_family_has_a_line_of_its_own_with_its_class_and_what_to_do() -> None:
+def test_every_family_has_a_line_with_its_class_and_advice() -> None:
     dialect = next(each for each in dialects() if each.name == "failure_families")
     said = set()
     for line in specimen_of(dialect.name).splitlines():
@@ -40,7 +40,7 @@ def test_every_family_has_a_line_of_its_own_with_its_class_and_what_to_do() -> N
     assert said >= {(each.ended, each.to_do, each.echo) for each in dialect.patterns}
 
 
-def test_every_class_is_one_of_a_record_and_every_failure_has_words() -> None:
+def test_every_class_is_a_records_and_every_failure_has_words() -> None:
     for dialect in dialects():
         for pattern in dialect.patterns:
             if pattern.kind == "failure":

@@ -32,9 +32,7 @@ UNKNOWN = {("tinygrad", ", "): "7.5 zeta", " | ": "zeta: 7", " ": "zeta:7", ", "
 
 
 @pytest.mark.parametrize(("dialect", "first", "between", "fields", "last"), LINES)
-def test_fields_in_any_order_with_others_between(
-    dialect: str, first: str, between: str, fields: tuple[str, ...], last: str
-) -> None:
+def test_fields_in_any_order_with_others_between(dialect, first, between, fields, last):
     def figures(chosen: tuple[str, ...]) -> dict[str, float]:
         line = first + between.join(chosen) + last
         assert {each.dialect.name for _, each in find(line) if each.pattern.kind == "step"} == {dialect}, line

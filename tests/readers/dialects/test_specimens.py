@@ -81,7 +81,7 @@ def read(line: str) -> set[tuple[str, str, Any]]:
 LINES = [(dialect, line) for dialect in dialects() for line in specimen_of(dialect.name).splitlines()]
 
 
-def test_every_dialect_has_patterns_and_a_specimen_that_says_where_its_form_was_seen() -> None:
+def test_every_dialect_has_patterns_and_a_sourced_specimen() -> None:
     assert {file.stem for file in SPECIMENS.iterdir()} == BY_NAME.keys()
     for dialect in dialects():
         first, *lines = (SPECIMENS / f"{dialect.name}.txt").read_text(encoding="utf-8").splitlines()
@@ -115,7 +115,7 @@ def test_a_line_of_a_specimen_is_its_dialects_own() -> None:
     assert not wrong
 
 
-def test_every_dialect_reads_some_line_of_its_specimen_and_a_steps_fields_are_columns() -> None:
+def test_every_dialect_reads_its_specimen_into_known_columns() -> None:
     for dialect in dialects():
         parts = read_lines("log", specimen_of(dialect.name).splitlines())
         assert any(dialect.name in part.dialects for part in parts), dialect.name

@@ -117,8 +117,7 @@ def test_a_rate_without_bounds_gives_no_steps(rate: str, tmp_path: Path) -> None
 
 def run_program(data: bytes, log: ForeignLog, folder: Path) -> int:
     """The exit code of a program that writes these bytes, whose log is followed; 60 s if it waits for good."""
-    file = folder / "output"
-    file.write_bytes(data)
+    (file := folder / "output").write_bytes(data)
     with subprocess.Popen(["cat", file], stdout=subprocess.PIPE) as program:
         try:
             log.follow(program)
@@ -136,9 +135,7 @@ def log_of(read: Callable[[str], object], **follow: object) -> ForeignLog:
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.lists(st.one_of(hurt_lines(), st.binary(max_size=200)), max_size=20).map(b"".join))
-def test_no_byte_of_a_living_program_is_lost(
-    data: bytes, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_no_byte_of_a_living_program_is_lost(data, tmp_path, capfdbinary):
     capfdbinary.readouterr()
     live = LiveLines()
     run_program(data, log_of(live.take, saw=LastLines("it").add, loss=lambda: live.loss), tmp_path)
@@ -149,9 +146,7 @@ def raises(line: str) -> None:
     raise TypeError(f"not read: {line}")
 
 
-def test_a_fault_of_a_reader_neither_blocks_the_program_nor_loses_its_output(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_readers_fault_neither_blocks_nor_loses_output(tmp_path, capfdbinary):
     data = b"step 1 loss 2.0\n" * 10_000  # more than a pipe holds
     assert run_program(data, log_of(raises, saw=raises, loss=lambda: raises("a loss")), tmp_path) == 0
     out, err = capfdbinary.readouterr()
@@ -160,9 +155,7 @@ def test_a_fault_of_a_reader_neither_blocks_the_program_nor_loses_its_output(
     assert b"TypeError: not read: step 1 loss 2.0 (test_generated.py:" in err
 
 
-def test_a_disk_that_refuses_does_not_block_the_program(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_disk_that_refuses_does_not_block_the_program(tmp_path, capfdbinary):
     data = b"".join(b"step %d loss 2.0\n" % step for step in range(10_000))
     log = log_of(LiveLines().take)
     log._attempt.metrics.mkdir()

@@ -28,8 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    path = tmp_path / "run.out"
-    path.write_bytes(LOG)
+    (path := tmp_path / "run.out").write_bytes(LOG)
     return path
 
 
@@ -93,9 +92,7 @@ def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: py
     assert read_log(log).bytes >= len(LOG)
 
 
-def test_compressed_logs_are_kept_while_they_do_not_change(
-    cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_logs_are_kept_while_they_do_not_change(cache, log, monkeypatch):
     monkeypatch.setattr(kept, "LEAST_BYTES", 1000)
     log.write_bytes(gzip.compress(LOG + b" torn", 0))
     read_log(log)
@@ -132,14 +129,12 @@ def test_without_a_folder_to_write_it_works_without(log: Path, monkeypatch: pyte
 
 
 def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = tmp_path / "small.out"
-    small.write_bytes(MORE)
+    (small := tmp_path / "small.out").write_bytes(MORE)
     read_log(small)
     assert not cache.exists()
     monkeypatch.setattr(kept, "_MOST_BYTES", 1_000_000)
     for number in range(4):
-        log = tmp_path / f"{number}.out"
-        log.write_bytes(LOG)
+        (log := tmp_path / f"{number}.out").write_bytes(LOG)
         read_log(log)
         os.utime(next(iter(sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns))))
     assert 0 < sum(path.stat().st_size for path in cache.iterdir()) <= 1_000_000
@@ -154,9 +149,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
-def test_any_log_in_any_pieces(
-    cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch, logs: list[str], cut: int
-) -> None:
+def test_any_log_in_any_pieces(cache, log, monkeypatch, logs, cut):
     monkeypatch.setattr(kept, "LEAST_BYTES", 1)
     monkeypatch.setattr(source, "CHUNK", 2000)
     log.write_bytes(b"start\n")

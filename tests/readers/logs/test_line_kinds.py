@@ -29,8 +29,7 @@ def test_few_lines_are_looked_at_for_themselves(tmp_path: Path, monkeypatch: pyt
     timers = "time (ms) | forward-compute: 148.03 | optimizer: 87.67\n"
     log.write_text("".join(LINE.format(step) + timers + f"[noise] shard {step} read\n" for step in range(1, 1001)))
     (part,) = read_log(log).parts
-    assert len(part.steps["megatron"]) == 1000
-    assert part.timers_s["optimizer"][1] == 1000
+    assert (len(part.steps["megatron"]), part.timers_s["optimizer"][1]) == (1000, 1000)
     assert len(looked_at) <= 10
 
 

@@ -149,8 +149,7 @@ def test_a_file_that_may_not_be_read_is_refused(log: Path) -> None:
         "print(read_log(Path(sys.argv[1])).refused)\n"
     )
     done = subprocess.run([sys.executable, "-c", reading, log.name], cwd=log.parent, capture_output=True, text=True)
-    assert done.stderr == ""
-    assert done.stdout.strip() == "not readable"
+    assert (done.stderr, done.stdout.strip()) == ("", "not readable")
 
 
 def test_standard_input(log: Path) -> None:
@@ -163,7 +162,7 @@ def test_standard_input(log: Path) -> None:
     assert done.stdout.strip() == "400"
 
 
-def test_a_log_that_grows_while_it_is_read_is_read_to_where_it_was(log: Path) -> None:
+def test_a_log_that_grows_meanwhile_is_read_to_where_it_was(log: Path) -> None:
     log.write_bytes(LOG)
     with Source(log) as source, log.open("ab") as more:
         found = b""
@@ -174,7 +173,7 @@ def test_a_log_that_grows_while_it_is_read_is_read_to_where_it_was(log: Path) ->
     assert found == LOG
 
 
-def test_a_log_that_is_cut_while_it_is_read_is_read_as_far_as_it_is(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_cut_meanwhile_is_read_as_far_as_it_is(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "CHUNK", 10_000)
     log.write_bytes(LOG)
     with Source(log) as source:

@@ -54,8 +54,7 @@ def test_all_lines_at_once_give_what_each_alone_does(tmp_path_factory, lines, ch
     finally:
         own_metrics._CHUNK = before
     found, damaged = plainly(path.read_text(encoding="utf-8"))
-    assert metrics.damaged == damaged
-    assert metrics.steps["step"].tolist() == sorted(found)
+    assert (metrics.damaged, metrics.steps["step"].tolist()) == (damaged, sorted(found))
     assert metrics.steps.line.tolist() == [found[step][0] for step in sorted(found)]
     for key in KEYS:
         for step, value in zip(sorted(found), metrics.steps[KEYS[key]].tolist(), strict=True):
@@ -75,7 +74,7 @@ def test_the_highest_memory_of_each_stage(tmp_path):
     assert read_metrics(path, 1).peaks == {"memory_allocated_gib": [2.0, 5.0]}
 
 
-def test_a_line_being_written_counts_as_damaged_and_the_rest_stands(tmp_path):
+def test_a_line_being_written_is_damaged_and_the_rest_stands(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(metrics_line(1)) + "\n" + json.dumps(metrics_line(2))[:40])
     metrics = read_metrics(path, 1)
@@ -90,8 +89,7 @@ def test_no_file_is_no_steps(tmp_path):
 
 @pytest.mark.parametrize("masks", [[True, False], [False, True]])
 def test_taking_some_keeps_their_places(tmp_path, masks):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
+    (path := tmp_path / "metrics.jsonl").write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in (1, 2)))
     taken = read_metrics(path, 4).steps.take(np.array(masks))
     assert taken.place(0) == f"attempts/4/metrics.jsonl:{1 + masks.index(True)}"
 
@@ -104,10 +102,9 @@ def fields_of(metrics):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.lists(LINES, max_size=6), min_size=2, max_size=4), cut=st.integers(0, 20))
-def test_what_is_kept_and_what_was_appended_are_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
+def test_what_is_kept_and_appended_is_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
     folder = tmp_path_factory.mktemp("metrics")
-    path = folder / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
+    (path := folder / "metrics.jsonl").write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
     monkeypatch.setattr(own_metrics, "_LEAST_KEPT", 1)
     for lines in pieces:
         text = ("\n".join(lines) + "\n").encode("utf-8", "replace")

@@ -119,8 +119,7 @@ def test_a_script_for_sbatch_is_evidence_and_no_log(lab):
     for name in ("job.slurm", "job.sh", "job"):
         (lab / name).write_text("#!/bin/bash\n#SBATCH -N 4\n")
     found = discover([lab])
-    assert names(found.scripts) == ["job", "job.sh", "job.slurm"]
-    assert names(found.logs) == ["a.log"]
+    assert (names(found.scripts), names(found.logs)) == (["job", "job.sh", "job.slurm"], ["a.log"])
 
 
 def test_a_file_named_by_the_user_is_read_whatever_its_name(lab):

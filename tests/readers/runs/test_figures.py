@@ -28,7 +28,7 @@ def test_training_parallelisms_memory_is_that_of_one_ranks_share():
     assert record.step_s is None, "it needs no step time"
 
 
-def test_context_parallel_ranks_share_the_activations_and_no_figure_counts_their_tokens_again():
+def test_context_parallel_ranks_share_activations_and_tokens():
     wide = add_figures(replace(RUN, cp=4, gpus=32, step_s=0.5, device="h100-80g"))
     share = {"params": 100_000, "batch": 1, "seq": 128, "layers": 2, "hidden": 32, "heads": 2, "vocab": 500}
     assert wide.memory_seed003_gib == pytest.approx(memory_seed003_gib(**share))
@@ -37,7 +37,7 @@ def test_context_parallel_ranks_share_the_activations_and_no_figure_counts_their
     assert (wide.tflops_model, wide.mfu, wide.hfu) == (plain.tflops_model, plain.mfu, plain.hfu)
 
 
-def test_training_parallelisms_memory_knows_the_bytes_of_fp32_and_no_sharding():
+def test_training_parallelisms_memory_is_fp32_and_unsharded():
     whole = add_figures(RUN).memory_seed003_gib
     assert add_figures(replace(RUN, dtype="fp32")).memory_seed003_gib == pytest.approx(2 * whole)
     assert add_figures(replace(RUN, zero_stage=3, dp=64, gpus=256)).memory_seed003_gib == whole
@@ -81,7 +81,7 @@ def test_flops_of_a_run_of_ours_are_those_of_its_own_matrices():
     assert "weights that multiply" in found.sources["tflops_model"]
 
 
-def test_of_another_kind_of_model_the_log_does_not_say_which_of_its_parameters_multiply():
+def test_another_models_log_hides_which_parameters_multiply():
     counted = 4 * 12 * 64**2 + 1000 * 64
     run = replace(RUN, step_s=0.5, params=counted + 4_000)
     assert add_figures(run).tflops_model == pytest.approx(add_figures(run).tflops_hardware)
@@ -101,7 +101,7 @@ def test_the_record_of_a_run_has_what_its_shape_has_beside_gpt2s():
     assert read_run(run).settings["model"] == {**plain, "kv_heads": 2, "norm": "rmsnorm"}
 
 
-def test_shares_of_a_run_with_fp8_products_are_of_fp8s_peak_and_compare_names_the_format():
+def test_shares_of_an_fp8_run_are_of_fp8s_peak_and_say_so():
     sizes = {"step_s": 1.0, "gpus": 1, "global_batch": 8, "seq": 1024, "layers": 12, "hidden": 768, "vocab": 50304,
              "params": 124_000_000, "recompute": "none", "device": "h100-80g", "dtype": "bf16"}  # fmt: skip
     of_16, of_8 = (add_figures(Record(**sizes, matmul=matmul)) for matmul in (None, "fp8-tensor"))

@@ -111,7 +111,7 @@ def test_a_programs_own_count_of_active_parameters_is_used():
     assert (record.mfu_printed, record.tokens_per_s_gpu) == (pytest.approx(0.1114), 40960)
 
 
-def test_a_rate_of_one_gpu_is_shown_if_the_gpus_are_not_known_and_gives_the_flops():
+def test_a_rate_of_one_gpu_gives_flops_without_the_gpus():
     said = "[rank0]:2026-01-01 10:00:00,000 - root - INFO - "
     record = run_of(
         f"{said}Building llama3 1B with TransformerModelArgs(dim=1024, n_layers=12, n_heads=16, n_kv_heads=None, "
@@ -181,7 +181,7 @@ def test_the_gpus_compute_no_less_than_the_model_needs():
 COUNTED = " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): {}"
 
 
-def test_an_exact_count_of_the_whole_model_goes_before_a_shape_that_it_contradicts():
+def test_an_exact_count_goes_before_a_shape_it_contradicts():
     record = log_of(COUNTED.format(412_345_678), recompute_granularity="full").record
     assert record.params == 412_345_678
     weights = (412_345_678 - TABLES) / 12
@@ -230,7 +230,7 @@ def trainer_of(kind, trained, *more):
 
 
 @pytest.mark.parametrize("trained", [WHOLE, WHOLE // 8, 4_505_600])
-def test_the_configuration_of_a_known_architecture_has_the_parameters(trained):
+def test_a_known_architectures_configuration_has_the_parameters(trained):
     """1,100,048,384, whether all of them are counted, the share of one of 8 ranks, or an adapter's."""
     assert trainer_of("llama", trained).params == WHOLE == 1_100_048_384
 
@@ -241,7 +241,7 @@ def test_a_trainers_count_of_one_shard_is_not_the_models(trained, params):
     assert trainer_of("newly", trained).params == params
 
 
-def test_without_sizes_a_trainers_count_over_several_gpus_may_be_of_one_shard():
+def test_without_sizes_a_count_over_gpus_may_be_of_a_shard():
     lines = [f"  Number of trainable parameters = {WHOLE // 8:,}"]
     lines += [
         f"{{'loss': {5 - step / 100}, 'learning_rate': 1e-05, 'epoch': {step / 128:.4f}}}" for step in range(1, 9)
@@ -283,14 +283,11 @@ def test_rates_of_one_gpu_of_other_programs():
         line
         for step in range(1, 9)
         for line in (
-            f"[step={step}/2500,epoch=1,eta=1h12m]",
-            f"    train/CE loss=10.{20 - step}",
-            "    throughput/device/TPS=11,628",
-            "    throughput/device/TPS (actual avg)=9,628",
-            "    throughput/device/MFU=41.27",
-            "    throughput/device/flopsPS=408.1T",
+            f"[step={step}/2500,epoch=1,eta=1h12m]", f"    train/CE loss=10.{20 - step}",
+            "    throughput/device/TPS=11,628", "    throughput/device/TPS (actual avg)=9,628",
+            "    throughput/device/MFU=41.27", "    throughput/device/flopsPS=408.1T",
         )
-    ]
+    ]  # fmt: skip
     record = run_of(olmo).record
     assert (record.tokens_per_s_gpu, record.tflops_printed) == (11628, 408.1)
     assert record.mfu_printed == pytest.approx(0.4127)
@@ -329,13 +326,9 @@ def test_shapes_of_other_programs_configurations():
     tag = "06/02 10:45:51 [INFO|DP=0|PP=0|TP=0]:         "
     nanotron = [tag + "model_config=LlamaConfig(bos_token_id=1,"]
     names = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
         "vocab_size",
-    )
+    )  # fmt: skip
     nanotron += [f"{tag} {name}={value}," for name, value in zip(names, sizes.values(), strict=True)]
     nanotron += [f"{tag} tie_word_embeddings=False,"]
     yaml = ("hidden_size", "num_layers", "num_attention_heads", "num_query_groups", "ffn_hidden_size")

@@ -26,8 +26,7 @@ def flags_with(run, words):
 
 def test_the_output_log_of_wandb_is_named_by_its_run(tmp_path):
     for run in ("run-20240305_101112-ab12cd34", "offline-run-20240306_091112-ef56ab78"):
-        folder = tmp_path / "wandb" / run / "files"
-        folder.mkdir(parents=True)
+        (folder := tmp_path / "wandb" / run / "files").mkdir(parents=True)
         folder.joinpath("output.log").write_text("".join(f"{line}\n" for line in iterations(1, 8)))
     records = gather_paths([str(tmp_path)], tmp_path).records
     assert [(record.run, record.name, record.job_id) for record in records] == [
@@ -107,8 +106,7 @@ def test_the_median_is_of_the_steady_lines_whatever_their_order(seconds, every):
     lines = [iteration(index * every, 1000 * each) for index, each in enumerate(seconds, 1)]
     run = run_of(dump(log_interval=every), lines)
     steady = run.steps["step_s"][run.steps.steady]
-    assert run.record.step_s == pytest.approx(np.median(steady))
-    assert run.record.steps_used == len(steady)
+    assert (run.record.step_s, run.record.steps_used) == (pytest.approx(np.median(steady)), len(steady))
 
 
 def test_report_writes_nothing_beside_a_foreign_log(tmp_path):
@@ -124,7 +122,7 @@ def test_a_record_of_a_log_is_json(tmp_path):
 
 
 @pytest.mark.parametrize(("every", "each_s"), [(1, 20.0), (1, 0.25), (10, 0.5)])
-def test_the_lines_times_of_day_tell_a_step_time_where_nothing_else_does(every, each_s):
+def test_times_of_day_give_a_step_time_where_nothing_else_does(every, each_s):
     lines = []
     for step in range(every, 400 * every, every):
         at = datetime.fromtimestamp(1.7e9 + int(step * each_s), UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -140,7 +138,7 @@ def test_the_curve_has_tokens_a_second_where_the_batch_is_known():
     assert curve["tokens_per_s"].tolist() == [16 * 128 / 5] + [16 * 128] * 4
 
 
-def test_what_many_logs_have_alike_is_kept_once_and_nothing_of_a_record_changes(tmp_path, monkeypatch):
+def test_what_many_logs_have_alike_is_kept_once_unchanged(tmp_path, monkeypatch):
     """The numbers of their steps, the lines, marks and bars; of a record without its curves no learning rates."""
     for number in range(20):
         write_log(tmp_path / "logs" / f"exp{number}" / "train.log", dump(), iterations(1, 40, loss=9 - number / 7))
@@ -161,8 +159,7 @@ def test_what_many_logs_have_alike_is_kept_once_and_nothing_of_a_record_changes(
     assert mine["loss"] is not theirs["loss"]
     assert one.saves is other.saves
     bars = [(1.0, None, 3), (2.0, 4.5, 5)]
-    assert list(held_logs._Bars(bars)) == bars
-    assert held_logs._Bars(bars)[-1:] == bars[-1:]
+    assert (list(held_logs._Bars(bars)), held_logs._Bars(bars)[-1:]) == (bars, bars[-1:])
 
 
 def test_many_long_logs_are_held_in_bounded_room_and_it_says_so(tmp_path, monkeypatch):

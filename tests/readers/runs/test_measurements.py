@@ -10,7 +10,7 @@ from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.settings.experiment_file import find_sweep
 from hpc_gpt.settings.resolved import config_hash
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 
 def slurm_run(logs, **more):
@@ -25,23 +25,21 @@ def slurm_run(logs, **more):
 
 def test_the_source_run_on_its_own_device(logs):
     record = read_run(slurm_run(logs))
-    assert record.device == "v100-32g"
-    assert record.tflops_seed == pytest.approx(46.7, abs=0.1)
+    assert (record.device, record.tflops_seed) == ("v100-32g", pytest.approx(46.7, abs=0.1))
     assert record.mfu == pytest.approx(record.tflops_model / 125)
     assert record.hfu == pytest.approx(record.tflops_hardware / 125)
-    assert record.memory_allocated_gib == [20.0, 18.5]
-    assert record.gpu_hours == 64
+    assert (record.memory_allocated_gib, record.gpu_hours) == ([20.0, 18.5], 64)
     assert record.node_list == "r6i4n[0-15]"
 
 
-def test_the_device_that_the_ranks_found_stands_before_the_profiles(logs):
+def test_the_device_that_ranks_found_goes_before_the_profiles(logs):
     record = read_run(slurm_run(logs, device="Tesla V100-SXM2-16GB"))
     assert record.device == "v100-16g"
     assert any("the profile says device v100-32g" in flag for flag in record.flags)
     assert record.sources["device"] == "attempts/1/trainer.json"
 
 
-def test_a_run_that_found_no_gpu_has_no_device_and_no_mfu_whatever_its_profile(logs):
+def test_a_run_that_found_no_gpu_has_no_device_and_no_mfu(logs):
     record = read_run(slurm_run(logs, device="cpu"))
     assert (record.device, record.mfu, record.hfu) == (None, None, None)
     assert "the profile says device v100-32g, the run found no GPU" in record.flags
@@ -54,23 +52,22 @@ def test_an_unknown_device_has_no_mfu_but_a_flag(logs):
     assert "no peaks known for device NVIDIA Something 9000: mfu and hfu are null" in record.flags
 
 
-def test_a_dtype_that_the_device_has_no_unit_for_has_no_mfu_but_a_flag(logs):
-    run = make_run(logs, "jean-zay-v100-32g", "gpt2-meg-ds-3d", train__dtype="bf16")
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+def test_a_dtype_without_a_unit_has_no_mfu_but_a_flag(logs):
+    run = with_attempt(make_run(logs, "jean-zay-v100-32g", "gpt2-meg-ds-3d", train__dtype="bf16"), 10)
     record = read_run(run)
     assert record.mfu is None
     assert any("no dense bf16 peak known for device v100-32g" in flag for flag in record.flags)
 
 
-def test_on_a_cpu_there_is_no_device_and_no_memory_and_its_ranks_cost_what_the_budget_asks_for(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)], device="cpu", node_list="host")
+def test_on_a_cpu_there_is_no_device_and_ranks_cost_the_budget(run):
+    add_attempt(run, 10, device="cpu", node_list="host")
     record = read_run(run)
     assert (record.device, record.mfu, record.memory_allocated_gib) == (None, None, None)
     assert record.gpu_hours == run.resolved().gpus
     assert not [flag for flag in record.flags if "mfu" in flag]
 
 
-def test_gpu_time_of_an_attempt_without_an_end_goes_to_its_last_step(logs):
+def test_gpu_time_of_an_endless_attempt_goes_to_its_last_step(logs):
     run = make_run(logs, "jean-zay-v100-32g", "gpt2-meg-ds-3d")
     add_attempt(run, [metrics_line(1, time=STARTED + 7200)], None, node_list="n1")
     assert read_run(run).gpu_hours == 128
@@ -80,7 +77,7 @@ def test_gpu_time_of_an_attempt_without_an_end_goes_to_its_last_step(logs):
 
 
 def test_what_an_attempt_measured_beside_its_steps(run):
-    attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
+    attempt = add_attempt(run, 8)
     write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
     measured = {"gpu_util_mean": 71.9, "gpu_util_spread": 22.0, "compile_s": 3.5, "power_w": None, "skipped_shards": 2}
     write_once(attempt.folder / "measured.json", json.dumps(measured))
@@ -103,8 +100,8 @@ def test_how_long_the_last_start_took(run):
     assert record.sources["start_s"] == "attempts/2/start.json"
 
 
-def test_the_attention_kernel_that_ran_counts_and_another_choice_is_flagged(run):
-    attempt = add_attempt(run, [metrics_line(step) for step in range(1, 9)])
+def test_the_kernel_that_ran_counts_another_choice_is_flagged(run):
+    attempt = add_attempt(run, 8)
     write_once(attempt.folder / "trainer.json", json.dumps({"attention_used": "flash"}))
     write_once(attempt.folder / "measured.json", json.dumps({"attention_used": "math"}))
     record = read_run(run)
@@ -112,7 +109,7 @@ def test_the_attention_kernel_that_ran_counts_and_another_choice_is_flagged(run)
     assert "attention: torch chose flash, but math ran" in record.flags
 
 
-def test_of_several_attempts_the_last_that_measured_is_taken_key_by_key(run):
+def test_of_several_attempts_the_last_measured_counts_by_key(run):
     for number, (util, retries, skipped) in enumerate([(50.0, 3, 1), (60.0, None, 4), (None, None, None)], 1):
         attempt = add_attempt(run, [metrics_line(number)], "walltime" if number < 3 else "done")
         if number < 3:

@@ -97,8 +97,7 @@ DOES_NOT: dict[str, tuple[list[str], int]] = {
 
 
 def read(lines: list[str], folder: Path) -> tuple[Why, dict]:
-    log = folder / "a.log"
-    log.write_text("\n".join(lines) + "\n")
+    (log := folder / "a.log").write_text("\n".join(lines) + "\n")
     return explain(str(log), folder), read_one(str(log), folder).record.to_tables()
 
 

@@ -17,29 +17,25 @@ from hpc_gpt.process import start_time
 from hpc_gpt.readers.runs.own_run import read_run
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.resolved import config_hash
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt, with_job
 
 
 def test_a_finished_run(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 101)])
+    add_attempt(run, 100)
     record = read_run(run)
     assert (record.ended, record.cause) == ("done", None)
     assert (record.gpus, record.tp, record.pp, record.dp) == (4, 2, 2, 1)
     assert (record.micro_batch, record.micro_batches, record.global_batch) == (8, 4, 32)
     assert (record.step_s, record.warmup_steps, record.steps_used) == (0.5, 1, 99)
-    assert record.tokens_per_s == 32 * 128 / 0.5
-    assert record.tokens_total == 100 * 32 * 128
+    assert (record.tokens_per_s, record.tokens_total) == (32 * 128 / 0.5, 100 * 32 * 128)
     assert (record.loss_first, record.loss_last) == (6.0, 2.04)
-    assert record.sources["loss_last"] == "attempts/1/metrics.jsonl:100"
-    assert record.job_id == "4711"
-    assert record.started == "2023-11-14T22:13:20Z"
-    assert record.ended_at == "2023-11-14T23:13:20Z"
+    assert (record.sources["loss_last"], record.job_id) == ("attempts/1/metrics.jsonl:100", "4711")
+    assert (record.started, record.ended_at) == ("2023-11-14T22:13:20Z", "2023-11-14T23:13:20Z")
     assert [attempt["last_step"] for attempt in record.attempts] == [100]
 
 
-def test_a_run_of_ours_has_its_cp_and_one_of_an_earlier_version_has_1(logs):
-    wide = make_run(logs, experiment="llama-tiny", layout__cp=2)
-    add_attempt(wide, [metrics_line(step) for step in range(1, 11)])
+def test_a_run_of_ours_has_its_cp_and_an_earlier_one_has_1(logs):
+    wide = with_attempt(make_run(logs, experiment="llama-tiny", layout__cp=2), 10)
     record = read_run(wide)
     assert (record.gpus, record.cp, record.dp, record.global_batch) == (2, 2, 1, 16)
     assert record.tokens_per_s == 16 * 128 / 0.5
@@ -48,8 +44,8 @@ def test_a_run_of_ours_has_its_cp_and_one_of_an_earlier_version_has_1(logs):
     assert (read_run(plain).cp, read_run(plain).dp) == (1, 2)
 
 
-def test_every_flops_figure_can_be_worked_out_again_from_the_record(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 11)])
+def test_every_flops_figure_can_be_worked_out_from_the_record(run):
+    add_attempt(run, 10)
     record = read_run(run)
     sizes = {"seq": record.seq, "global_batch": record.global_batch, "gpus": record.gpus, "step_s": record.step_s}
     shape = {"layers": record.layers, "hidden": record.hidden}
@@ -69,7 +65,7 @@ def test_every_figure_that_is_there_says_where_it_is_from(run):
     assert without <= bare
 
 
-def test_an_evaluation_and_a_save_lie_between_steps_and_set_none_apart(run):
+def test_evaluations_and_saves_between_steps_set_none_apart(run):
     lines = [metrics_line(step, loss_eval=3.5, save_s=1.5) for step in range(1, 21)]
     add_attempt(run, lines)
     record = read_run(run)
@@ -82,13 +78,12 @@ def test_an_evaluation_and_a_save_lie_between_steps_and_set_none_apart(run):
 def test_the_zero_stage_is_the_one_that_ran(logs):
     assert read_run(make_run(logs, engine__zero_stage=0, train__dtype="fp32")).zero_stage == 0
     record = read_run(make_run(logs, engine__zero_stage=0, train__dtype="bf16"))
-    assert record.zero_stage == 1
-    assert record.settings["engine"]["zero_stage"] == 0
+    assert (record.zero_stage, record.settings["engine"]["zero_stage"]) == (1, 0)
     assert "engine.zero_stage is 0, but bf16 runs ZeRO 1" in record.flags
 
 
-def test_a_step_trained_again_after_a_resume_counts_once_as_trained_last(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 31)], "walltime", requeue=True)
+def test_a_step_trained_again_counts_once_as_trained_last(run):
+    add_attempt(run, 30, "walltime", requeue=True)
     add_attempt(run, [metrics_line(step, loss=1.0) for step in range(21, 26)])
     record = read_run(run)
     assert record.tokens_total == 25 * 32 * 128
@@ -97,20 +92,20 @@ def test_a_step_trained_again_after_a_resume_counts_once_as_trained_last(run):
     assert record.gpu_hours == 2 * run.resolved().gpus
 
 
-def test_what_was_thrown_away_by_a_resume_that_trained_nothing_does_not_count(run):
-    add_attempt(run, [metrics_line(step) for step in range(1, 31)], None)
+def test_what_a_resume_threw_away_and_trained_not_counts_not(run):
+    add_attempt(run, 30, None)
     add_attempt(run, [], "error", resumed_step=20, cause="exit code 1")
     assert read_run(run).tokens_total == 20 * 32 * 128
 
 
-def test_an_attempt_without_a_word_before_another_of_its_job_was_requeued(run):
+def test_an_attempt_without_a_word_before_its_jobs_next_requeued(run):
     add_attempt(run, [metrics_line(1)], None)
     add_attempt(run, [metrics_line(2)], None, job_id="4712")
     add_attempt(run, [metrics_line(3)], "done", job_id="4712")
     assert [attempt["ended"] for attempt in read_run(run).attempts] == ["unknown", "requeued", "done"]
 
 
-def test_a_sigterm_after_which_the_job_started_again_was_a_requeue(run):
+def test_a_sigterm_after_which_its_job_started_was_a_requeue(run):
     add_attempt(run, [metrics_line(1)], "cancelled", cause="SIGTERM")
     add_attempt(run, [metrics_line(2)], "cancelled", cause="SIGTERM")
     add_attempt(run, [metrics_line(3)], "done", job_id="4712")
@@ -138,9 +133,8 @@ def test_refused_in_sbatchs_own_words(logs):
 
 
 def test_refused_and_then_taken(logs):
-    run = make_run(logs, submit=False)
-    run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "no"})
-    run.add_submission({"scheduler": "slurm", "job_id": "4711", "refused": None})
+    (run := make_run(logs, submit=False)).add_submission({"scheduler": "slurm", "job_id": None, "refused": "no"})
+    with_job(run, "4711")
     assert read_run(run).ended == "pending"
 
 
@@ -149,14 +143,6 @@ def test_an_attempt_that_writes_is_running(run):
     record = read_run(run)
     assert (record.ended, record.ended_at) == ("running", None)
     assert record.attempts[0]["ended"] == "running"
-
-
-def test_an_attempt_that_has_long_been_silent_is_unknown(run):
-    attempt = add_attempt(run, [metrics_line(1)], None)
-    old = time.time() - 3600
-    for path in (attempt.metrics, attempt.folder):
-        os.utime(path, (old, old))
-    assert read_run(run).ended == "unknown"
 
 
 def test_a_local_run_is_running_as_long_as_its_process_is(logs):
@@ -173,34 +159,33 @@ def test_a_local_run_is_running_as_long_as_its_process_is(logs):
     assert read_run(run).ended == "running"
 
 
-def test_slow_steps_may_be_silent_for_longer(run):
-    attempt = add_attempt(run, [metrics_line(1, step_s=870.0)], None)
-    old = time.time() - 3600
+# An hour, then a hundred minutes; an attempt with slow steps, or with rare lines, may be silent for longer.
+@pytest.mark.parametrize(
+    ("silent_s", "step_s", "settings", "ended"),
+    [
+        (3600, 5.0, {}, "unknown"),
+        (3600, 870.0, {}, "running"),
+        (6000, 60.0, {"train__log_every": 1}, "unknown"),
+        (6000, 60.0, {"train__log_every": 100}, "running"),
+    ],
+)
+def test_a_silent_attempt_is_unknown_unless_it_may_be_silent(logs, silent_s, step_s, settings, ended):
+    attempt = add_attempt(run := make_run(logs, **settings), [metrics_line(1, step_s=step_s)], None)
     for path in (attempt.metrics, attempt.folder):
-        os.utime(path, (old, old))
-    assert read_run(run).ended == "running"
+        os.utime(path, (time.time() - silent_s,) * 2)
+    assert read_run(run).ended == ended
 
 
-def test_rare_lines_may_be_silent_for_longer(logs):
-    for log_every, ended in ((100, "running"), (1, "unknown")):
-        run = make_run(logs, train__log_every=log_every)
-        attempt = add_attempt(run, [metrics_line(1, step_s=60.0)], None)
-        old = time.time() - 100 * 60
-        for path in (attempt.metrics, attempt.folder):
-            os.utime(path, (old, old))
-        assert read_run(run).ended == ended
-
-
-def test_back_in_the_queue_is_pending_and_cancelled_there_is_cancelled(run):
+def test_in_the_queue_again_is_pending_cancelled_there_cancelled(run):
     add_attempt(run, [metrics_line(1)], "walltime", requeue=True)
     assert read_run(run).ended == "pending"
     run.cancelled_mark("4711").touch()
     assert read_run(run).ended == "cancelled"
 
 
-def test_submitted_again_and_not_started_is_pending_whatever_its_last_end(run):
+def test_submitted_and_not_started_is_pending_after_any_end(run):
     add_attempt(run, [metrics_line(1)], "stopped", cause="Ctrl-C")
-    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None})
+    with_job(run, "4712")
     record = read_run(run)
     assert (record.ended, record.cause, record.job_id, record.ended_at) == ("pending", None, "4712", None)
     assert record.sources["ended"] == "submissions.jsonl: job 4712 has made no attempt yet"
@@ -211,10 +196,10 @@ def test_submitted_again_and_not_started_is_pending_whatever_its_last_end(run):
     assert read_run(run).ended == "done"
 
 
-def test_of_a_chain_sent_at_once_the_link_that_began_tells_how_the_run_stands(logs):
+def test_the_link_that_began_tells_how_a_chain_stands(logs):
     run = make_run(logs, submit=False)
     for number in (1, 2, 3):
-        run.add_submission({"scheduler": "slurm", "job_id": str(70 + number), "refused": None, "link": number})
+        with_job(run, str(70 + number), link=number)
     run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "too many jobs", "link": 4})
     record = read_run(run)
     assert (record.ended, record.job_id) == ("pending", "71")
@@ -228,19 +213,18 @@ def test_of_a_chain_sent_at_once_the_link_that_began_tells_how_the_run_stands(lo
 @pytest.mark.parametrize(
     ("submitted", "ended", "job_id"), [(STARTED + 9, "pending", "4712"), (STARTED - 9, "stopped", "99")]
 )
-def test_a_run_of_plain_sbatch_is_pending_only_when_submitted_after_that(logs, submitted, ended, job_id):
-    run = make_run(logs, submit=False)
-    add_attempt(run, [metrics_line(1)], "stopped", job_id="99")
-    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None, "time": submitted})
+def test_a_run_of_plain_sbatch_is_pending_only_when_submitted(logs, submitted, ended, job_id):
+    run = with_attempt(make_run(logs, submit=False), [metrics_line(1)], "stopped", job_id="99")
+    with_job(run, "4712", time=submitted)
     record = read_run(run)
     assert (record.ended, record.job_id) == (ended, job_id)
     add_attempt(run, [metrics_line(2)], job_id="4712")
     assert read_run(run).job_id == "4712"
 
 
-def test_an_attempt_without_a_word_is_not_pending_because_the_next_is(run):
+def test_an_attempt_without_a_word_is_not_pending_by_the_next(run):
     add_attempt(run, [metrics_line(1)], None)
-    run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None})
+    with_job(run, "4712")
     assert [attempt["ended"] for attempt in read_run(run).attempts] == ["unknown"]
 
 
@@ -266,7 +250,7 @@ def test_a_failure_keeps_its_cause(run):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(st.data())
-def test_a_metrics_file_cut_anywhere_is_read_to_its_last_whole_line(tmp_path_factory, data):
+def test_a_metrics_file_cut_anywhere_is_read_to_its_last_line(tmp_path_factory, data):
     run = make_run(tmp_path_factory.mktemp("cut"))
     whole = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 9))
     cut = data.draw(st.integers(0, len(whole)))
@@ -290,7 +274,7 @@ def test_lines_that_lack_keys_or_hold_null(run):
     assert (record.step_s, record.loss_last, record.nan_steps) == (0.5, 3.0, 2)
 
 
-def test_nan_losses_and_skipped_steps_are_counted_and_kept_out_of_speed_and_loss(run):
+def test_nan_losses_and_skipped_steps_are_in_no_speed_or_loss(run):
     lines = [metrics_line(step) for step in range(1, 21)]
     lines[5].update(skipped=True, step_s=0.1)
     lines[-1].update(loss=float("nan"), step_s=0.1)

@@ -69,7 +69,7 @@ def test_what_only_a_shell_would_know_is_unknown(script):
     assert not list(script.parent.glob("executed*"))
 
 
-def test_it_is_weaker_than_the_log_and_fills_what_the_log_leaves_out(script, tmp_path):
+def test_it_is_weaker_than_the_log_and_fills_its_gaps(script, tmp_path):
     write_log(script.parent / "gpt2_perf_n16-12345.out", iterations(1, 20, batch=512))
     (run,) = gather_paths([str(script.parent)], tmp_path / "logs").runs
     record = run.record
@@ -83,8 +83,7 @@ def test_it_is_weaker_than_the_log_and_fills_what_the_log_leaves_out(script, tmp
 def test_which_script_a_log_is_of(tmp_path):
     scripts = []
     for name, more in (("a", ""), ("b", "#SBATCH -o logs/%j-%x.log\n"), ("ab", "")):
-        path = tmp_path / f"{name}.sh"
-        path.write_text(f"#!/bin/sh\n#SBATCH -J {name}\n{more}")
+        (path := tmp_path / f"{name}.sh").write_text(f"#!/bin/sh\n#SBATCH -J {name}\n{more}")
         scripts.append(read_script(path))
 
     def found(log):
@@ -122,5 +121,4 @@ def test_what_is_no_arithmetic_is_unknown():
     for text in ("", "1 +", "1 / 0", "X", "(1", "1 2", "9" * 400, "(" * 99 + "1" + ")" * 99, "1 * " * 99 + "1"):
         assert arithmetic(text, {}) in (None, 1)
     assert arithmetic("999999999999999 * 999999999999999", {}) is None
-    assert expand("$(ls) ${X} `y`", {}) == "$(ls) ${X} `y`"
-    assert expand("$X-${Y:-3}", {"X": "1"}) == "1-3"
+    assert (expand("$(ls) ${X} `y`", {}), expand("$X-${Y:-3}", {"X": "1"})) == ("$(ls) ${X} `y`", "1-3")

@@ -25,7 +25,7 @@ WAYS = st.integers(1, 4)
 
 
 @given(WAYS, WAYS, WAYS, WAYS, st.booleans())
-def test_ranks_go_through_tp_then_cp_and_dp_then_pp_or_through_pp_before_dp(tp, cp, dp, pp, pipes_first):
+def test_ranks_go_through_the_axes_with_pp_last_or_before_dp(tp, cp, dp, pp, pipes_first):
     # The slowest axis first, as nested loops.
     axes = (
         product(range(dp), range(pp), range(cp), range(tp)) if pipes_first else product(range(pp), range(dp * cp * tp))

@@ -42,14 +42,14 @@ TRUE = 51_970_064_384
         (0, 1, "sharded by ZeRO-3 count as none"),
     ],
 )
-def test_the_shape_goes_before_the_programs_own_count_and_both_are_told(value, tp, reason):
+def test_the_shape_goes_before_the_programs_count_both_are_told(value, tp, reason):
     found = settled(draft(tp=tp), printed=[value])
     assert found.get("params") == TRUE
     assert [flag for flag in found.flags if reason in flag], found.flags
 
 
 @pytest.mark.parametrize("value", [30e9, 80e9])
-def test_a_rounded_count_of_another_model_leaves_the_parameters_out(value):
+def test_a_rounded_count_of_another_model_is_left_out(value):
     found = settled(draft(), printed=[value])
     assert found.get("params") is None
     assert [flag for flag in found.flags if f"counts {value:,.0f} parameters (a.log:9), the shape gives 51,970" in flag]
@@ -60,7 +60,7 @@ def test_a_count_that_agrees_to_its_digits_is_not_told_of(value):
     assert not settled(draft(), printed=[value]).flags
 
 
-def test_the_ranks_hold_the_embedding_twice_and_norms_as_often_as_there_are_tensor_parallel_ranks():
+def test_ranks_hold_the_embedding_twice_and_norms_tp_times():
     shape = ModelShape(8192, 64, 32, 50688, 1024, vocab_multiple=1)
     stages = params_of_stages(shape, [4] * 16)
     # A rank's own: a quarter of what is split, all of what is not.
@@ -75,13 +75,13 @@ def test_the_ranks_hold_the_embedding_twice_and_norms_as_often_as_there_are_tens
     assert found.get("params_printed") == sum(each.values())
 
 
-def test_without_a_shape_the_programs_own_count_is_taken_and_said_to_be():
+def test_without_a_shape_the_programs_count_is_taken_and_said():
     found = settled(draft(hidden=None), printed=[124.44e6])
     assert found.get("params") == 124_440_000
     assert "the program's own count" in found.sources["params"]
 
 
-def test_what_is_not_known_to_be_gpt2_is_not_counted_as_if_it_were():
+def test_what_may_not_be_gpt2_is_not_counted_as_if_it_were():
     assert settled(draft("torchtitan")).get("params") is None
     assert size_by_shape(draft(experts=8), {})[0] is None
     # A Trainer's model is GPT-2's where its configuration says n_embd.

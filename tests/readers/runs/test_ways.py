@@ -59,7 +59,7 @@ def test_each_way_gives_what_is_true(way):
     ],
     ids=("one GPU", "only the batch", "a dump with tp", "a dump without an axis"),
 )
-def test_an_axis_that_nothing_names_is_one_if_nothing_else_can_be(stated, arguments, axes, how):
+def test_an_unnamed_axis_is_one_if_nothing_else_can_be(stated, arguments, axes, how):
     found = Draft()
     for name, value in stated.items():
         found.set(name, value, "a.log:1")

@@ -11,14 +11,10 @@ from hpc_gpt.runs.record import ON_CPU, Flag, Record
 from tests.report.step_tables import step_table
 
 HOSTILE = (
-    "<script>window.hacked=1</script>",
-    '"><img src=x onerror="window.hacked=2">',
-    "</style></script><svg onload=window.hacked=3>",
-    "javascript:window.hacked=4",
-    "' onmouseover='window.hacked=5",
-    "{{ 7 * 7 }}{% raw %}",
-    "]]><!--",
-)
+    "<script>window.hacked=1</script>", '"><img src=x onerror="window.hacked=2">',
+    "</style></script><svg onload=window.hacked=3>", "javascript:window.hacked=4", "' onmouseover='window.hacked=5",
+    "{{ 7 * 7 }}{% raw %}", "]]><!--",
+)  # fmt: skip
 
 
 def curve(steps: int = 100, attempts: int = 1, seed: int = 0, nan: tuple[int, ...] = (), skipped: tuple[int, ...] = ()):
@@ -43,17 +39,10 @@ def curve(steps: int = 100, attempts: int = 1, seed: int = 0, nan: tuple[int, ..
     steady = np.ones(len(step), bool)
     steady[starts] = False
     return step_table(
-        step=step,
-        step_s=seconds,
-        loss=loss,
-        grad_norm=1 + noise.random(len(step)),
-        attempt=attempt_of,
-        steady=steady,
-        counts=counts,
-        skipped=np.isin(step, skipped),
-        eval_step=evaluated,
+        step=step, step_s=seconds, loss=loss, grad_norm=1 + noise.random(len(step)), attempt=attempt_of, steady=steady,
+        counts=counts, skipped=np.isin(step, skipped), eval_step=evaluated,
         eval_loss=6.1 + 6 * np.exp(-4 * evaluated / steps),
-    )
+    )  # fmt: skip
 
 
 def megatron(**changes) -> Record:
@@ -94,22 +83,7 @@ def megatron(**changes) -> Record:
         mfu=0.327,
         hfu=0.43,
         memory_allocated_gib=[
-            22.1,
-            20.4,
-            20.4,
-            20.3,
-            20.3,
-            20.2,
-            20.2,
-            20.1,
-            20.1,
-            20.1,
-            20.0,
-            20.0,
-            20.0,
-            20,
-            20,
-            24.9,
+            22.1, 20.4, 20.4, 20.3, 20.3, 20.2, 20.2, 20.1, 20.1, 20.1, 20.0, 20.0, 20.0, 20, 20, 24.9,
         ],
         loss_first=12.79,
         loss_last=6.01,
@@ -124,7 +98,7 @@ def megatron(**changes) -> Record:
             "params": "from the shape, the tied embedding once",
             "tokens_per_s": "global_batch x seq / step_s",
         },
-    )
+    )  # fmt: skip
     return replace(record, **changes)
 
 

@@ -63,7 +63,7 @@ def test_the_same_words_of_many_runs_are_one_anomaly():
     assert anomaly.runs == tuple(range(50))
 
 
-def test_words_that_differ_in_figures_alone_are_one_where_they_are_many():
+def test_words_that_differ_in_figures_alone_are_one_of_many():
     runs = [RunRead(megatron(skipped_steps=place + 1, gpu_hours=float(place))) for place in range(10)]
     (anomaly,) = rank_anomalies(runs)
     assert anomaly.words == "10 steps skipped (the others are alike, with other figures)"
@@ -100,7 +100,7 @@ def test_an_absurd_figure_tops_all_others():
     assert worst_first(runs, rank_anomalies(runs)) == [1, 0]
 
 
-def test_failures_of_one_cause_are_one_group_with_its_nodes_and_one_path():
+def test_failures_of_one_cause_are_one_group_with_its_nodes():
     """The texts are PyTorch's of 1.13 and of 2.5, and a FileNotFoundError of three users."""
     words = [
         "RuntimeError: CUDA out of memory. Tried to allocate 2.50 GiB (GPU 3; 39.59 GiB total capacity)",
@@ -130,7 +130,7 @@ def test_failures_of_one_cause_are_one_group_with_its_nodes_and_one_path():
     assert (group.words, group.where) == ("data fault: cannot read it (a.out:7)", "")
 
 
-def test_failures_of_earlier_attempts_of_a_run_that_is_done_are_no_anomaly():
+def test_earlier_failures_of_a_done_run_are_no_anomaly():
     failure = Failure("node_failure", "Socket Timeout", Place("a.out", 7))
     attempts = [{"attempt": 1, "ended": "node_failure"}, {"attempt": 2, "ended": "done"}]
     assert told(RunRead(megatron(attempts=attempts), failures=[failure])) == []
@@ -139,9 +139,7 @@ def test_failures_of_earlier_attempts_of_a_run_that_is_done_are_no_anomaly():
 def test_the_worst_runs_come_first_and_none_is_lost():
     runs = usual_runs()
     order = worst_first(runs, rank_anomalies(runs))
-    assert sorted(order) == list(range(len(runs)))
-    assert set(order[:2]) == {2, 3}
-    assert order[-2:] == [0, 6]
+    assert (sorted(order), set(order[:2]), order[-2:]) == (list(range(len(runs))), {2, 3}, [0, 6])
 
 
 FAILURES = ("refused", "no_progress", "gpu_memory", "host_memory", "collective_timeout", "hang", "node_failure", "nan",

@@ -11,9 +11,7 @@ from tests.report.page.page_runs import curve, megatron
 def test_ten_steps_of_the_curve_are_a_table():
     told = samples(curve(attempts=2, skipped=(1,)))
     assert told["headings"] == ("Step", "Attempt", "Loss", "Step s", "Gradient norm", "Skipped")
-    assert len(told["lines"]) == 10
-    assert told["lines"][0][0] == "1"
-    assert told["lines"][-1][0] == "100"
+    assert (len(told["lines"]), told["lines"][0][0], told["lines"][-1][0]) == (10, "1", "100")
     assert samples(StepTable())["lines"] == []
 
 

@@ -6,7 +6,7 @@ import re
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.anomalies import ABSURD
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
 
 
 def test_the_three_real_logs(shared, tmp_path):
@@ -23,8 +23,7 @@ def test_the_three_real_logs(shared, tmp_path):
 
 
 def test_a_run_of_our_own_with_a_restart_a_skip_and_a_nan(tmp_path):
-    run = make_run(tmp_path)
-    add_attempt(run, [metrics_line(step) for step in range(1, 41)], "node_failure", cause="node n3 is gone")
+    run = with_attempt(make_run(tmp_path), 40, "node_failure", cause="node n3 is gone")
     later = [
         metrics_line(step, skipped=step == 50, loss=None if step == 60 else 2.0, memory_allocated_gib=[1.5, 2.5])
         for step in range(36, 81)

@@ -111,8 +111,7 @@ SLOWEST_FIRST = ["meg_ds_3d_restarts", "meg_gpt2_perf_n16", "meg_nan", "hf_ds_gp
 def test_it_is_quiet_and_asks_for_nothing_but_itself(browser, pages):
     for page in (pages.usual, pages.hostile):
         browser.open(page)
-        assert browser.console == []
-        assert browser.requests == [page.as_uri()]
+        assert (browser.console, browser.requests) == ([], [page.as_uri()])
 
 
 def test_nothing_of_a_log_runs(browser, pages):
@@ -121,8 +120,7 @@ def test_nothing_of_a_log_runs(browser, pages):
         browser.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         browser.click(STEP)
         browser.click("table.runs tbody a")
-        assert browser.run("typeof window.hacked") == "undefined"
-        assert browser.dialogs == []
+        assert (browser.run("typeof window.hacked"), browser.dialogs) == ("undefined", [])
         assert browser.console == []
     text = browser.run("document.body.textContent")
     assert all(words in text for words in HOSTILE)
@@ -177,7 +175,7 @@ def test_the_keyboard_sorts_filters_and_opens(browser, pages):
     assert browser.run("[...document.querySelectorAll('details.run')].filter((one) => one.open).length") == 1
 
 
-def test_all_that_can_be_used_is_reached_by_tab_and_shows_its_focus(browser, pages):
+def test_all_that_can_be_used_is_reached_by_tab_in_focus(browser, pages):
     browser.open(pages.usual)
     seen = set()
     for _ in range(300):
@@ -327,7 +325,7 @@ def read_end(browser, key: str, code: int) -> None:
     browser.press(key, code)
 
 
-def test_the_curves_are_chosen_and_read_by_pointer_and_by_keyboard(browser, pages):
+def test_curves_are_chosen_and_read_by_pointer_and_keyboard(browser, pages):
     browser.open(pages.usual)
     assert browser.run(LABEL) == "Loss over steps of 3 runs", "one model's"
     choose(browser, GROUP, "124M parameters, sequence 1,024")
@@ -420,7 +418,7 @@ def test_a_chosen_run_of_three_steps_has_whole_steps_on_its_axis(browser, tmp_pa
     assert browser.run(f"{ticks}.map((one) => one.textContent)") == ["1", "2", "3"]
 
 
-def test_the_table_is_not_clipped_at_1280_and_all_columns_are_a_click_away(browser, pages):
+def test_the_table_fits_1280_and_all_columns_are_a_click_away(browser, pages):
     width = "(one => [one.scrollWidth, one.clientWidth])(document.querySelector('#runs .scroll'))"
     for page in (pages.usual, pages.long):
         browser.open(page, width=1280)
@@ -441,8 +439,7 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, tmp_path):
     texts = browser.run(
         "[...document.querySelectorAll('table.runs tbody tr')].map((line) => Number(line.cells[7].textContent))"
     )
-    assert len(texts) == 1000
-    assert texts == sorted(texts)
+    assert (len(texts), texts) == (1000, sorted(texts))
     browser.click("table.runs tbody a[href='#run-901']")
     browser.until("document.getElementById('run-901').checkVisibility()")
     browser.run("document.querySelector('#tools input').focus()")

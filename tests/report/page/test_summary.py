@@ -51,7 +51,7 @@ def test_a_run_that_cannot_be_ranked_is_not_the_best(change, why):
     assert f"No runs are ranked: {why}." in page
 
 
-def test_runs_are_ranked_whatever_the_device_and_by_rate_without_a_peak():
+def test_runs_are_ranked_on_any_device_and_by_rate_without_peak():
     other = RunRead(megatron(device="mi300x", mfu=None, tokens_per_s=9000.0))
     (group,), notes = best(RunRead(megatron()), other)
     assert (group["by_tokens"]["place"], group["by_mfu"]["place"], notes) == (1, 0, [])
@@ -101,7 +101,7 @@ def test_failures_are_counted_by_cause_the_costliest_first():
     ]
 
 
-def test_layouts_are_compared_within_one_model_sequence_batch_and_device():
+def test_layouts_are_compared_within_one_model_batch_and_device():
     groups, _ = layouts_of(usual_runs())
     assert [group["size"] for group in groups] == [
         "52.0B parameters, sequence 1024, batch 1024, v100-32g",

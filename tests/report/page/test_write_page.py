@@ -21,8 +21,7 @@ def test_a_page_is_written_and_replaced_whole(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "my notes", "<!DOCTYPE html><html><title>mine</title></html>"])
 def test_what_is_no_page_of_ours_stays_as_it_is(tmp_path, text):
-    target = tmp_path / "thesis.html"
-    target.write_text(text)
+    (target := tmp_path / "thesis.html").write_text(text)
     with pytest.raises(ConfigError, match=r"thesis\.html exists and is not a page of hpc-gpt report") as failure:
         write_page(target, usual_runs())
     assert failure.value.hint == "give another FILE to --html"
@@ -40,7 +39,7 @@ def test_a_folder_a_link_and_a_missing_folder_are_refused(tmp_path):
     assert failure.value.hint == f"make it: mkdir -p '{tmp_path}/a b'"
 
 
-def test_a_write_that_fails_leaves_the_page_before_it_and_nothing_beside(tmp_path):
+def test_a_write_that_fails_leaves_the_page_as_it_was(tmp_path):
     target = tmp_path / ("r" * 246 + ".html")  # so long that the file aside gets a name no system takes
     target.write_text(build_page([]), encoding="utf-8")
     before = target.read_bytes()

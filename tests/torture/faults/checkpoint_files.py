@@ -38,8 +38,7 @@ def delete_the_newest_checkpoint(scene: Scene) -> None:
             shutil.rmtree(newest)
             scene.detail = newest.name
         else:
-            victim = _any_file(scene, newest)
-            victim.unlink()
+            (victim := _any_file(scene, newest)).unlink()
             scene.detail = _words(scene, victim)
 
 

@@ -22,7 +22,7 @@ def saved_twice(folder: Path) -> tuple[Checkpoints, CountingEngine]:
     return checkpoints, engine
 
 
-def test_a_checkpoint_whose_bytes_went_bad_is_set_aside_and_the_one_before_taken(tmp_path, capsys):
+def test_a_checkpoint_of_bad_bytes_gives_way_to_the_one_before(tmp_path, capsys):
     """Of the right size, so that only reading it tells."""
     checkpoints, engine = saved_twice(tmp_path)
     bad = tmp_path / "step-00000020" / "step"
@@ -72,7 +72,7 @@ def other_schema(folder: Path) -> None:
         (other_schema, "complete.json is missing or damaged"),
     ],
 )
-def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(tmp_path, capsys, damage, words):
+def test_what_is_wrong_is_said_and_the_one_before_taken(tmp_path, capsys, damage, words):
     """By a reader to whom the checkpoints do not belong: it leaves them where they are."""
     checkpoints, engine = saved_twice(tmp_path)
     damage(tmp_path / "step-00000020")
@@ -81,10 +81,9 @@ def test_what_is_wrong_with_a_checkpoint_is_said_and_the_one_before_taken(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
 
 
-def test_one_that_only_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys):
+def test_one_that_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys):
     checkpoints, engine = saved_twice(tmp_path)
-    link = tmp_path / "step-00000020" / "step"
-    link.unlink()
+    (link := tmp_path / "step-00000020" / "step").unlink()
     link.symlink_to(link)
     assert checkpoints.resume(engine, own=True).step == 10
     assert "step: Too many levels of symbolic links" in capsys.readouterr().out
@@ -118,7 +117,7 @@ def test_a_save_begins_in_an_empty_folder(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_that_holds_another_step_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_step_than_it_says_is_refused(tmp_path: Path) -> None:
     checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
     engine.step = 9
     checkpoints.save(engine, Progress(10))
@@ -126,7 +125,7 @@ def test_a_checkpoint_that_holds_another_step_than_it_says_is_refused(tmp_path: 
         checkpoints.resume(engine)
 
 
-def test_in_the_background_it_is_complete_some_edges_later_and_holds_what_was(tmp_path: Path) -> None:
+def test_in_the_background_it_completes_later_with_what_was(tmp_path: Path) -> None:
     checkpoints, engine = Checkpoints(tmp_path, ALONE, Background(wanted=True)), CountingEngine()
     engine.step = 10
     assert checkpoints.begin(engine, Progress(10)) is None
@@ -142,7 +141,7 @@ def test_in_the_background_it_is_complete_some_edges_later_and_holds_what_was(tm
     assert checkpoints.resume(CountingEngine()).step == 10
 
 
-def test_a_disk_that_refuses_leaves_the_save_out_and_the_others_as_they_are(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_leaves_the_save_out_and_others_stay(tmp_path: Path) -> None:
     checkpoints, engine = Checkpoints(tmp_path / "here", ALONE, Background(wanted=True)), CountingEngine()
     engine.step = 10
     checkpoints.save(engine, Progress(10))

@@ -19,7 +19,7 @@ class Nested(CountingEngine):
         files.put_text("below/more", "more")
 
 
-def test_all_bytes_are_on_the_disk_before_the_name_and_the_name_before_it_is_told(tmp_path, monkeypatch):
+def test_all_bytes_are_on_disk_before_the_name_is_and_is_told(tmp_path, monkeypatch):
     """A node that loses power must not leave a checkpoint that looks complete and holds nothing."""
     events: list[tuple[str, Path]] = []
     fsync, rename = os.fsync, Path.rename

@@ -40,7 +40,7 @@ def test_the_last_and_every_nth_stay(tmp_path: Path, retention: Retention, stay:
     assert kept(tmp_path) == [f"step-{step:08d}" for step in stay]
 
 
-def test_one_that_lacks_bytes_counts_for_nothing_and_never_the_only_good_one_goes(tmp_path: Path) -> None:
+def test_one_that_lacks_bytes_is_none_and_the_good_one_stays(tmp_path: Path) -> None:
     save(tmp_path, [10, 20, 30], Retention())
     for step in (20, 30):
         (tmp_path / f"step-{step:08d}" / "step").write_text("cut")
@@ -50,7 +50,7 @@ def test_one_that_lacks_bytes_counts_for_nothing_and_never_the_only_good_one_goe
     assert kept(tmp_path) == ["step-00000040"]
 
 
-def test_one_that_a_resume_passed_over_does_not_stand_for_those_written_after_it(tmp_path: Path) -> None:
+def test_one_a_resume_passed_over_stands_for_none_after_it(tmp_path: Path) -> None:
     """A read that fails once, and not for its bytes, leaves it where it is; the run goes on from 20."""
     save(tmp_path, [10, 20, 30], Retention())
     save(tmp_path, [25], Retention(keep_last=1))
@@ -123,7 +123,7 @@ def test_what_is_no_checkpoint_of_ours_is_left_alone(tmp_path: Path) -> None:
     assert kept(tmp_path) == ["step-00000020", "step-of-mine"]
 
 
-def test_from_step_100000000_on_names_are_longer_and_steps_decide(tmp_path: Path) -> None:
+def test_from_step_100000000_on_steps_decide_not_names(tmp_path: Path) -> None:
     last = 99_999_999
     save(tmp_path, [10, last - 1], Retention())
     (tmp_path / "step-00000010").rename(tmp_path / ".damaged-step-00000010-1")

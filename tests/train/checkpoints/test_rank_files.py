@@ -20,8 +20,7 @@ def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> 
     groups[0]["lr"] = 2.0
     files.write(tmp_path)
     found = torch.load(tmp_path / "sub" / "state.pt", weights_only=True)
-    assert found["w"].tolist() == [1.0] * 5
-    assert found["w"].data_ptr() == found["again"].data_ptr()
+    assert (found["w"].tolist(), found["w"].data_ptr()) == ([1.0] * 5, found["again"].data_ptr())
     assert found["groups"] == [{"lr": 1.0}]
     # The next one needs no more memory.
     again = RankFiles()
@@ -32,7 +31,7 @@ def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_sums_are_the_files_and_a_view_is_written_without_what_it_is_of(tmp_path: Path, copied: bool) -> None:
+def test_sums_are_the_files_and_a_view_is_written_alone(tmp_path: Path, copied: bool) -> None:
     flat = torch.arange(1 << 20, dtype=torch.float32)
     files = RankFiles()
     files.put("a.pt", OrderedDict(part=flat[100:200], turned=flat[:6].view(2, 3).t()))
@@ -57,13 +56,12 @@ def test_a_view_without_gaps_is_written_from_where_it_lies() -> None:
     flat = torch.arange(1 << 10, dtype=torch.float32)
     for view in (flat[100:200].view(10, 10), flat[3], flat.bfloat16()[8:10], (flat > 3)[1:8]):
         own = _compact(view)
-        assert own.data_ptr() == view.data_ptr()
-        assert own.untyped_storage().nbytes() == view.nbytes
+        assert (own.data_ptr(), own.untyped_storage().nbytes()) == (view.data_ptr(), view.nbytes)
         assert torch.equal(own, view)
     assert _compact(flat) is flat
 
 
-def test_pieces_are_planned_by_the_peers_and_over_no_group_of_the_device(tmp_path: Path) -> None:
+def test_pieces_are_planned_by_the_peers_over_no_device_group(tmp_path: Path) -> None:
     """There is none here."""
     files, weight = RankFiles(), torch.arange(6.0)
     put_sharded(files, "dcp", {"w": weight}, {"w": weight})
@@ -76,6 +74,5 @@ def test_pieces_are_planned_by_the_peers_and_over_no_group_of_the_device(tmp_pat
 def test_too_little_memory_is_said_with_figures() -> None:
     free = node_free_bytes()
     assert free is not None
-    assert lacks_memory(0, 10**9) == ""
-    assert lacks_memory(1 << 20, 1) == ""
+    assert (lacks_memory(0, 10**9), lacks_memory(1 << 20, 1)) == ("", "")
     assert "on the node, for 8 ranks" in lacks_memory(free // 4, 8)

@@ -60,7 +60,7 @@ def test_deepspeeds_own_classes_are_read(tmp_path: Path) -> None:
     assert list(found.values())[1:] == list(state.values())[1:]
 
 
-def test_generators_go_on_where_they_were_also_from_a_checkpoint_of_before(tmp_path: Path) -> None:
+def test_generators_go_on_also_from_a_checkpoint_of_before(tmp_path: Path) -> None:
     files = RankFiles()
     put_random_state(files, 0, CPU)
     files.write(tmp_path)

@@ -21,7 +21,7 @@ def _parameters(layout: Layout, split: Split) -> tuple[DTensor, nn.Parameter]:
     return parameter, name_parameter(nn.Parameter(parameter.to_local().detach()), "qkv", split)
 
 
-def test_a_mesh_that_torch_kept_from_groups_that_have_ended_is_not_asked_for_its_ranks() -> None:
+def test_a_mesh_of_ended_groups_is_not_asked_for_its_ranks() -> None:
     split, layout = Split(0, 3), Layout(1, 1, 2)
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)

@@ -23,7 +23,7 @@ def write(folder: Path, resolved: Resolved) -> None:
     files.write(folder)
 
 
-def test_the_same_run_differs_in_nothing_and_a_convertible_difference_is_told(tmp_path: Path) -> None:
+def test_the_same_run_differs_in_nothing_convertibles_are_told(tmp_path: Path) -> None:
     write(tmp_path, RESOLVED)
     assert read_identity(tmp_path)["step"] == 20
     assert check_identity(tmp_path, RESOLVED) == frozenset()
@@ -45,14 +45,14 @@ def test_the_same_run_differs_in_nothing_and_a_convertible_difference_is_told(tm
         ("model", {"heads": 2}, "another model: model.heads is 4 there and 2 here"),
     ],
 )
-def test_every_other_difference_is_refused_beside_a_convertible_one_too(tmp_path, part, changes, words) -> None:
+def test_every_other_difference_is_refused_beside_those_too(tmp_path, part, changes, words) -> None:
     write(tmp_path, replace(RESOLVED, engine=replace(RESOLVED.engine, zero_stage=0)))
     other = replace(RESOLVED, **{part: replace(getattr(RESOLVED, part), **changes)})
     with pytest.raises(CheckpointError, match=words):
         check_identity(tmp_path, other, DP_AND_STAGE)
 
 
-def test_a_checkpoint_from_before_a_key_was_written_has_what_all_had_then(tmp_path: Path) -> None:
+def test_a_checkpoint_before_a_key_has_what_all_had_then(tmp_path: Path) -> None:
     write(tmp_path, RESOLVED)
     saved = json.loads((tmp_path / NAME).read_text())
     for key in ("engine.partition", "engine.tiles"):
@@ -67,8 +67,7 @@ def test_a_checkpoint_from_before_a_key_was_written_has_what_all_had_then(tmp_pa
 def test_cp_is_written_if_it_is_above_1_and_may_be_converted(tmp_path: Path) -> None:
     plain, wide = (replace(RESOLVED, layout=Layout(2, 1, 2, cp)) for cp in (1, 2))
     for saved, resumed, words in ((plain, wide, "is 1 there and 2 here"), (wide, plain, "is 2 there and 1 here")):
-        folder = tmp_path / str(saved.layout)
-        folder.mkdir()
+        (folder := tmp_path / str(saved.layout)).mkdir()
         write(folder, saved)
         assert ("layout.cp" in read_identity(folder)) == (saved is wide)
         assert check_identity(folder, saved) == frozenset()

@@ -93,7 +93,7 @@ def test_what_is_not_there_is_told(folder: Path, damage: Callable[[Path], Any], 
     assert refusal.value.hint
 
 
-def test_tiles_follow_each_other_in_the_share_whatever_their_order_in_the_model() -> None:
+def test_tiles_follow_each_other_whatever_the_models_order() -> None:
     def tile(number: int, rows: int) -> nn.Parameter:
         return name_parameter(nn.Parameter(torch.zeros(rows, 5)), "up", Split(0), Tile(number, 3))
 
@@ -109,7 +109,7 @@ def test_tiles_follow_each_other_in_the_share_whatever_their_order_in_the_model(
     assert (piece.group, piece.offset, piece.start, piece.count) == (3, 6, 25, 2)
 
 
-def test_a_parameter_that_stage_3_has_given_away_still_has_its_shape() -> None:
+def test_a_parameter_that_stage_3_gave_away_has_its_shape() -> None:
     away: Any = name_parameter(nn.Parameter(torch.zeros(0)), "embedding", Split(0))
     away.ds_shape = torch.Size((6, 4))
     place = places_of(nn.ParameterList([away]))[away]

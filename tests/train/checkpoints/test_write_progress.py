@@ -56,9 +56,7 @@ def comes(happened: Callable[[], bool], patience_s: float = 60.0) -> bool:
     return True
 
 
-def test_what_hangs_while_it_is_written_is_named_and_completed_once_the_disk_answers(
-    disk_that_hangs: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_write_is_named_and_completed_by_an_answer(disk_that_hangs, monkeypatch):
     checkpoints = Checkpoints(disk_that_hangs.folder, ALONE, Background(wanted=True))
     engine = StoppedEngine()
     engine.step = 10
@@ -83,9 +81,7 @@ def test_what_hangs_while_it_is_written_is_named_and_completed_once_the_disk_ans
     assert checkpoints.resume(CountingEngine()).step == 10
 
 
-def test_a_save_whose_folder_cannot_be_made_is_refused_and_the_next_one_at_once(
-    disk_that_hangs: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_without_a_folder_is_refused_the_next_at_once(disk_that_hangs, monkeypatch):
     checkpoints = Checkpoints(disk_that_hangs.folder / "checkpoints", ALONE, Background(wanted=True))
     engine = CountingEngine()
     engine.step = 10

@@ -141,7 +141,7 @@ REASONS = {
     ("context", "heads", "queries"),
     [(HeadsExchanged(SequencePart(1, 2)), 2, 32), (KeysGathered(SequencePart(1, 2, True)), 4, 8)],
 )
-def test_the_trial_has_the_shape_of_a_rank_with_parts_of_the_sequences(monkeypatch, context, heads, queries):
+def test_the_trial_has_the_shape_of_a_rank_with_sequence_parts(monkeypatch, context, heads, queries):
     counting = Breakable("none")
     monkeypatch.setattr(F, "scaled_dot_product_attention", counting)
     resolved = asking("auto")
@@ -191,7 +191,7 @@ def test_if_every_kernel_fails_each_ones_reason_is_in_the_error(monkeypatch: pyt
     assert str(refused.value).endswith(reasons)
 
 
-def test_a_gpu_that_is_too_small_for_any_of_them_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_small_for_any_of_them_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "scaled_dot_product_attention", Breakable("memory", "flash", "math"))
     with pytest.raises(torch.OutOfMemoryError):
         AttentionKernels(asking("auto"), CPU)
@@ -235,7 +235,7 @@ def test_reading_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_a_graph_compiled_for_another_kernel_is_not_taken_from_the_cache(tmp_path, monkeypatch):
+def test_a_graph_of_another_kernel_is_not_taken_from_the_cache(tmp_path, monkeypatch):
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("no C++ compiler for Inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

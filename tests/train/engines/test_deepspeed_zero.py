@@ -46,7 +46,7 @@ def test_what_stays_is_pinned_in_place_and_small_buffers_are_not() -> None:
     assert registered == {one.data_ptr(): one.nbytes for one in stay}
 
 
-def test_a_host_that_pins_no_more_is_one_line_and_the_error_is_cleared_once(capfd):
+def test_a_host_that_pins_no_more_is_a_line_cleared_once(capfd):
     calls: list[str] = []
 
     def register(address: int, count: int) -> int:

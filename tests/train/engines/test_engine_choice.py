@@ -62,7 +62,7 @@ def test_a_v100_has_no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda engine: f"{engine.name} {engine.offload}",
 )
-def test_a_gpu_without_triton_is_noticed_before_anything_is_built(monkeypatch, engine, switches, named):
+def test_a_gpu_without_triton_is_noticed_before_building(monkeypatch, engine, switches, named):
     """Offloaded parameters are on the host, where Triton is not needed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

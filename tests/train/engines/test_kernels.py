@@ -208,9 +208,7 @@ def test_inductor_without_a_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch
         ("2.11.0", True, "none", False),
     ],
 )
-def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
-    monkeypatch: pytest.MonkeyPatch, version: str, sequence_parallel: bool, mode: str, refused: bool
-) -> None:
+def test_sequence_parallelism_is_not_compiled_by_a_wrong_torch(monkeypatch, version, sequence_parallel, mode, refused):
     engine = Engine(compile=mode, compile_backend="aot_eager", sequence_parallel=sequence_parallel)
     monkeypatch.setattr(torch, "__version__", version)
     if not refused:
@@ -222,9 +220,7 @@ def test_sequence_parallelism_is_not_compiled_by_a_torch_that_does_it_wrong(
 
 
 @pytest.mark.parametrize(("version", "cp"), [("2.13.0", 2), ("2.11.0", 1), ("2.11.0", 2)])
-def test_parts_of_sequences_are_compiled_by_a_torch_that_was_tested(
-    monkeypatch: pytest.MonkeyPatch, version: str, cp: int
-) -> None:
+def test_parts_of_sequences_are_compiled_by_a_tested_torch(monkeypatch, version, cp):
     engine = Engine(compile="block", compile_backend="aot_eager")
     monkeypatch.setattr(torch, "__version__", version)
     if version >= "2.13" or cp == 1:

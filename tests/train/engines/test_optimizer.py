@@ -161,10 +161,8 @@ def test_the_scale_is_restored_with_its_count() -> None:
     for skipped in (True, False, False):
         first.follow(torch.tensor(skipped))
     second.restore(first.read())
-    assert second.read() == first.read()
-    assert second.read()["scale"] == 32768.0
-    assert second.read()["_growth_tracker"] == 2
-    assert second.factor == 32768.0
+    assert (second.read(), second.read()["scale"]) == (first.read(), 32768.0)
+    assert (second.read()["_growth_tracker"], second.factor) == (2, 32768.0)
 
 
 def test_fp32_and_bf16_are_not_scaled() -> None:

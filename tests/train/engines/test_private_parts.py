@@ -65,7 +65,7 @@ def test_everything_is_there_in_the_tested_versions(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("use", "name"), NAMES, ids=[name for _, name in NAMES])
-def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(monkeypatch, capsys, use, name):
+def test_without_a_name_a_line_says_which_plain_path_is_taken(monkeypatch, capsys, use, name):
     hide(monkeypatch, name)
     assert [can_use(use), can_use(use)] == [False, False]
     [line] = capsys.readouterr().err.splitlines()
@@ -76,7 +76,7 @@ def test_without_a_name_one_line_says_which_and_the_plain_path_is_taken(monkeypa
 
 
 @pytest.mark.parametrize(("use", "name"), NEEDED, ids=[f"{use.purpose}: {name}" for use, name in NEEDED])
-def test_without_a_name_that_has_no_plain_path_the_run_is_refused(monkeypatch, use, name):
+def test_without_a_name_that_has_no_plain_path_it_is_refused(monkeypatch, use, name):
     hide(monkeypatch, name)
     with pytest.raises(
         ConfigError, match=rf"{use.package} {re.escape(TESTED[use.package])}\S* lacks {name}"
@@ -185,7 +185,7 @@ def plain_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     return read
 
 
-def test_what_is_dropped_in_any_case_is_dropped_in_every_run_of_the_tests() -> None:
+def test_what_is_always_dropped_is_dropped_in_every_test_run() -> None:
     every, these = plain_path_runs.EVERY_CASE, plain_path_runs.CASES
     assert {use for case in these.values() for use in case[2]} == {use for case in every.values() for use in case[2]}
 
