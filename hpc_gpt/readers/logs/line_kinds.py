@@ -19,8 +19,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.logs.columns import LARGE, DigitColumn, TimeColumn
-from hpc_gpt.readers.logs.digits import AskedDigits, asked_digits
+from hpc_gpt.readers.logs.columns import LARGE, AskedDigits, DigitColumn, TimeColumn, asked_digits
 from hpc_gpt.readers.logs.matches import (
     ANSI,
     DialectPattern,
