@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.end_policy import End, cannot_continue
@@ -34,6 +34,15 @@ NEXT_MARK = "hpc-gpt-next"
 # What reads the first cause in the logs of an attempt: `readers.attempt_cause`, which the caller hands in.
 ReadCause = Callable[[Attempt], End]
 _EXIT = re.compile(r"exit code \d+")
+
+
+class ShownJob(NamedTuple):
+    """What Slurm shows of a job whose attempt has ended. `excluded`: the nodes that it excludes. `put_back`: Slurm
+    starts it again, whatever the verdict. `ran_s`: how long it has run, without the time in which it was suspended."""
+
+    excluded: Sequence[str] = ()
+    put_back: bool = False
+    ran_s: float | None = None
 
 
 def classify(
@@ -93,21 +102,19 @@ def conclude(
     end: End,
     now: float,
     over: int | None,
+    job: ShownJob,
     asked: str = "",
-    put_back: bool = False,
-    ran_s: float | None = None,
 ) -> tuple[Verdict, list[str]]:
     """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
 
     Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
-    `put_back`: Slurm starts the same job again, whatever the verdict. `ran_s`: how long its job has run by Slurm, which
-    does not count the time in which it was suspended. What a full disk refuses is printed.
+    What a full disk refuses is printed.
     """
     elapsed_s = attempt.elapsed_s() if over == attempt.number else None
-    if over == attempt.number and ran_s:
+    if over == attempt.number and job.ran_s:
         began = attempt.started().get("started")
         elapsed_s = now - began if elapsed_s is None and began else elapsed_s
-        elapsed_s = None if elapsed_s is None else min(elapsed_s, ran_s)
+        elapsed_s = None if elapsed_s is None else min(elapsed_s, job.ran_s)
     step = attempt.last_metrics().get("step")
     with disk_that_may_be_full():
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
@@ -130,7 +137,7 @@ def conclude(
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
         exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
     with disk_that_may_be_full():
-        write_verdict(run, attempt, verdict, past, exclude, now, end, put_back, elapsed_s)
+        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s)
     return verdict, exclude
 
 
@@ -144,7 +151,6 @@ def disk_that_may_be_full() -> Iterator[None]:
 
 
 def write_verdict(
-    run: RunFolder,
     attempt: Attempt,
     verdict: Verdict,
     past: Sequence[EndedAttempt],
@@ -154,7 +160,7 @@ def write_verdict(
     put_back: bool = False,
     elapsed_s: float | None = None,
 ) -> None:
-    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude, `elapsed_s`
+    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob, `elapsed_s`
     how long the attempt had its job, if that is known."""
     text = {
         **asdict(verdict),
@@ -162,7 +168,7 @@ def write_verdict(
         "node": end.node,
         "begin": now + verdict.pause_s if verdict.go_on else None,
         "exclude": list(exclude) if verdict.go_on else [],
-        "saved_step": newest_saved(run),
+        "saved_step": newest_saved(RunFolder(attempt.folder.parents[1])),
         "gpu_hours": round(gpu_hours(past), 6),
         "put_back": put_back,
         "time": now,

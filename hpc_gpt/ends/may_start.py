@@ -25,6 +25,7 @@ from pathlib import Path
 from hpc_gpt.ends.decisions import (
     NEXT_MARK,
     ReadCause,
+    ShownJob,
     classify,
     conclude,
     disk_that_may_be_full,
@@ -214,14 +215,14 @@ def _conclude_lost(
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
-    conclude(run, lost, resolved, end, now, over, put_back=again)
+    conclude(run, lost, resolved, end, now, over, ShownJob(put_back=again))
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
     with disk_that_may_be_full():  # without an answer the ranks would start
         attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
         past = read_history(run, gpus_of(resolved), now)
-        write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+        write_verdict(attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
     return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"

@@ -24,6 +24,7 @@ from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.decisions import (
     NEXT_MARK,
     ReadCause,
+    ShownJob,
     classify,
     conclude,
     forget_stop,
@@ -46,16 +47,14 @@ def decide_next(
     attempt: Attempt,
     slurm: str,
     words: str,
-    excluded: Sequence[str],
-    put_back: bool,
+    job: ShownJob,
     now: float,
     read_cause: ReadCause,
-    ran_s: float | None = None,
 ) -> str:
-    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script. `ran_s`
-    is as in `conclude`.
+    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
 
-    If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
+    `slurm` and `words` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
+    interrupted asks twice.
     """
     job_id = job_of(attempt)
     others = ",".join(other_jobs(run, job_id)) or "-"
@@ -69,17 +68,17 @@ def decide_next(
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
         asked = run.asked_to_end(job_id)
-        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back, ran_s)
+        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, asked)
         again, pause_s = verdict.go_on, verdict.pause_s
-        if not again and not put_back:
+        if not again and not job.put_back:
             forget_stop(run, attempt)
     if not again:
         return f"{NEXT_MARK} stop 0 - {others}"
     # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
     earlier = [each.verdict().get("exclude") or [] for each in run.attempts() if each.number < attempt.number]
     ours = {node for nodes in earlier for node in nodes}
-    wanted = (set(excluded) - ours) | set(exclude)
-    nodes = "-" if wanted == set(excluded) else "=" + ",".join(sorted(wanted))
+    wanted = (set(job.excluded) - ours) | set(exclude)
+    nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
     return f"{NEXT_MARK} again {round(pause_s)} {nodes} {others}"
 
 
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         if slurm.isdecimal():
             slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
     try:
-        line = decide_next(run, attempt, slurm, words, nodes, put_back, time.time(), read_cause, ran_s)
+        line = decide_next(run, attempt, slurm, words, ShownJob(nodes, put_back, ran_s), time.time(), read_cause)
         print(line + code, flush=True)
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)

@@ -39,9 +39,9 @@ class Mlp(nn.Module):
         hidden, width, tiles, has_bias = shape.hidden, shape.mlp_width, techniques.tiles, shape.bias == "all"
         then = bias_gradients.gelu if techniques.fused_bias_gradients else None
         self.up = ColumnParallelLinear(
-            f"{name}.up", hidden, self.parts * width, tp, initial, self.parts, tiles, then=then, bias=has_bias
+            f"{name}.up", (self.parts * width, hidden), tp, initial, self.parts, tiles, then=then, bias=has_bias
         )
-        self.down = RowParallelLinear(f"{name}.down", width, hidden, tp, initial, tiles, has_bias)
+        self.down = RowParallelLinear(f"{name}.down", (hidden, width), tp, initial, tiles, has_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""

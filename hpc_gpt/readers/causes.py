@@ -119,6 +119,45 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     its script; that ranks used GPUs shows it, too.
     """
     asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
+    failures, open_, survived = _failures(parts, reached_end, asked_for_gpus)
+    causes = _ordered([failure for failure in open_ if not failure.echo], parts)
+    echoes = [failure for failure in open_ if failure.echo]
+    chosen, sure = _choose(causes)
+    if chosen is not None and _LINK.search(chosen.words):
+        of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
+        why = why or "a dead peer makes the same lines as a link's fault"
+        chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
+    if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
+        chosen, sure = outside, ""
+    done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
+    if chosen is None and done:
+        return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
+    if chosen is None and echoes:
+        chosen = _signal_before(echoes, [each for each in echoes if each.ended != "cancelled"])
+        sure = "" if chosen else "only its consequences are in the logs"
+        chosen = chosen or min(echoes, key=_aftermath)
+    if chosen is None:
+        return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
+    sure = "; ".join(filter(None, (sure, *inferred)))
+    if chosen.ended == "error" and _KILLED.search(chosen.words):
+        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
+    rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
+    words = one_line(chosen.words)
+    number = rank if chosen.rank is None else chosen.rank
+    if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
+        words = f"rank {number}: {words}"
+    if why and MISSING.search(chosen.words):
+        words = f"{why}; {words}"  # who never came goes before who waited
+    elif why:
+        words = f"{words}; {why}"
+    return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+
+
+def _failures(
+    parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool
+) -> tuple[list[Failure], list[Failure], list[Failure]]:
+    """(all failures of the parts, those of them that may have ended the attempt, those that it survived)."""
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []
@@ -152,54 +191,34 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
             before = before or failure.place.line < begun
             before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or own.ran_after(failure)
             (survived if before else open_).append(failure)
-    causes = _ordered([failure for failure in open_ if not failure.echo], parts)
-    echoes = [failure for failure in open_ if failure.echo]
-    chosen, sure = _choose(causes)
-    if chosen is not None and _LINK.search(chosen.words):
-        of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
-        why = why or "a dead peer makes the same lines as a link's fault"
-        chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
-    if chosen is not None and (outside := _from_outside(causes, echoes, chosen)) is not None:
-        chosen, sure = outside, ""
-    done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
-    if chosen is None and done:
-        return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
-    if chosen is None and echoes:
-        chosen = _signal_before(echoes, [each for each in echoes if each.ended != "cancelled"])
-        sure = "" if chosen else "only its consequences are in the logs"
-        chosen = chosen or min(echoes, key=_aftermath)
-    if chosen is None:
-        return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    return failures, open_, survived
+
+
+def _place_of(
+    chosen: Failure, failures: Sequence[Failure], echoes: Sequence[Failure], parts: Sequence[Part]
+) -> tuple[int | None, str | None, str, list[str]]:
+    """(the rank of a cause, its node, why it is blamed for what others wait for, what both are inferred from)."""
     # From lines that name both, such as srun's and torchelastic's; the first one counts.
     nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
-    rank, why, node = chosen.rank, "", None
+    rank, why = chosen.rank, ""
+    inferred: list[str] = []
     if meaning(chosen.ended).waits:
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-    if not meaning(chosen.ended).by_scheduler:
-        # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
-        shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words)) and "execve" not in chosen.words
-        echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
-        left = only_one_that_left(echoes_of_it) if rank is None else None
-        if left is not None and left is not chosen:
-            rank = left.rank
-            sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
-        node = node_of_failure(chosen, rank, nodes, parts, why != "")
-        if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
-            node, said = node_the_launcher_names(chosen, echoes_of_it)
-            sure = "; ".join(filter(None, (sure, said)))
-    if chosen.ended == "error" and _KILLED.search(chosen.words):
-        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
-    rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
-    words = one_line(chosen.words)
-    number = rank if chosen.rank is None else chosen.rank
-    if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
-        words = f"rank {number}: {words}"
-    if why and MISSING.search(chosen.words):
-        words = f"{why}; {words}"  # who never came goes before who waited
-    elif why:
-        words = f"{words}; {why}"
-    return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+    if meaning(chosen.ended).by_scheduler:
+        return rank, None, why, inferred
+    # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
+    shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words)) and "execve" not in chosen.words
+    echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
+    left = only_one_that_left(echoes_of_it) if rank is None else None
+    if left is not None and left is not chosen:
+        rank = left.rank
+        inferred.append("the launcher says that this rank ended first")
+    node = node_of_failure(chosen, rank, nodes, parts, why != "")
+    if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
+        node, by_launcher = node_the_launcher_names(chosen, echoes_of_it)
+        inferred.append(by_launcher)
+    return rank, node, why, inferred
 
 
 def with_nan(cause: Cause, nan: Failure) -> Cause:

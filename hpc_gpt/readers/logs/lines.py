@@ -108,33 +108,15 @@ class LineReader(GrowingParts):
                 self.fact(name, value, place, each)
         match pattern.kind:
             case "fact" | "start":
-                rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
-                if isinstance(rank_params, float) and (
-                    name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
-                ):
-                    part.rank_params.setdefault(name, (rank_params, place))
-                for name, value in values.items():
-                    self.fact(name, value, place, each)
+                self._facts(values, place, each)
             case "argument":
-                key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
-                if key and "value" in values and not is_secret(key, value):
-                    given = Fact(cut_value(value), place, each.dialect.name)
-                    self.add_to_header(True, key, given)
-                    if key not in part.arguments and self.room("arguments", len(part.arguments)):
-                        part.arguments[key] = (given.value, place)
+                self._argument(values, place, each)
             case "total":
                 for name, value in values.items():
                     if not pattern.weak or each.dialect.name in part.dialects:
                         part.totals.setdefault(name, Fact(cut_value(value), place, each.dialect.name))
             case "progress":
-                step, planned = float_of(values, "step"), self.planned(each)
-                other = bool(planned) and values.get("steps_planned", planned[0]) not in planned
-                if other:
-                    self.leave_out(OTHER_BARS)
-                elif step is not None and self.room("bars", len(part.progress)):
-                    part.progress.append((step, float_of(values, "elapsed_s"), number))
-                if "steps_planned" in values and not other:
-                    self.fact("steps_planned", values["steps_planned"], place, each)
+                self._progress(values, place, each)
             case "eval":
                 loss = float_of(values, "loss_eval")
                 if loss is not None and self.room("evaluations", len(part.evals)):
@@ -147,17 +129,7 @@ class LineReader(GrowingParts):
             case "timers":
                 self.timers(values)
             case "failure":
-                assert pattern.ended
-                if self.room("failures", len(part.failures)):
-                    words = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
-                    named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
-                    whose = rank if named is None else named
-                    if NO_MESSAGE.match(words):
-                        self.tracebacks.wait(number, line, words)
-                    words = words[:MOST_WORDS]
-                    part.failures.append(
-                        Failure(pattern.ended, words, place, whose, node, at, pattern.echo, pattern.to_do)
-                    )
+                self._failure(line, values, place, each, rank, at)
             case "traceback" if match[0].startswith("Traceback"):
                 self.tracebacks.begin(line[: match.start()])
             case "traceback":
@@ -170,6 +142,57 @@ class LineReader(GrowingParts):
                 for name in ("job_id", "node"):
                     if name in values:
                         self.fact(name, values[name], place, each)
+
+    def _facts(self, values: dict[str, float | str], place: Place, each: DialectPattern) -> None:
+        part = self.parts[-1]
+        params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
+        if isinstance(params, float) and (
+            name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
+        ):
+            part.rank_params.setdefault(name, (params, place))
+        for name, value in values.items():
+            self.fact(name, value, place, each)
+
+    def _argument(self, values: Mapping[str, float | str], place: Place, each: DialectPattern) -> None:
+        part = self.parts[-1]
+        key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
+        if key and "value" in values and not is_secret(key, value):
+            given = Fact(cut_value(value), place, each.dialect.name)
+            self.add_to_header(True, key, given)
+            if key not in part.arguments and self.room("arguments", len(part.arguments)):
+                part.arguments[key] = (given.value, place)
+
+    def _progress(self, values: Mapping[str, float | str], place: Place, each: DialectPattern) -> None:
+        progress = self.parts[-1].progress
+        step, planned = float_of(values, "step"), self.planned(each)
+        if planned and values.get("steps_planned", planned[0]) not in planned:
+            self.leave_out(OTHER_BARS)
+            return
+        if step is not None and self.room("bars", len(progress)):
+            progress.append((step, float_of(values, "elapsed_s"), place.line))
+        if "steps_planned" in values:
+            self.fact("steps_planned", values["steps_planned"], place, each)
+
+    def _failure(
+        self,
+        line: str,
+        values: Mapping[str, float | str],
+        place: Place,
+        each: DialectPattern,
+        rank: int | None,
+        at: float | None,
+    ) -> None:
+        failures, pattern = self.parts[-1].failures, each.pattern
+        assert pattern.ended
+        if self.room("failures", len(failures)):
+            words = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
+            named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
+            if NO_MESSAGE.match(words):
+                self.tracebacks.wait(place.line, line, words)
+            whose = rank if named is None else named
+            failures.append(
+                Failure(pattern.ended, words[:MOST_WORDS], place, whose, node, at, pattern.echo, pattern.to_do)
+            )
 
     def _raised(self, number: int, text: str, line: str) -> None:
         """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""

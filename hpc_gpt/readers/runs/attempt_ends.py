@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -60,32 +61,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     of_last = any(part.fact("job_id") for part in run.attempts[-1])
     if not of_last and any(words.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for words in over):
         draft.values.pop("job_id")  # of an earlier job, in a file to which another one was appended
-    tables = []
-    for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
-        said, nodes = (
-            next((str(fact.value) for part in parts if (fact := part.fact(name))), None)
-            for name in ("job_id", "node_list")
-        )
-        named = next((name.job_id for name in run.names if name.job_id and str(name.path) == parts[0].file), None)
-        tables.append(
-            {
-                "attempt": number,
-                "job_id": said or named,
-                "started": iso(end.begin),
-                "ended_at": iso(end.end),
-                "ended": end.cause.ended,
-                "cause": end.words,
-                "node": end.cause.node,
-                "first_step": end.first_step,
-                "last_step": end.last_step,
-                "node_list": nodes,
-                "file": parts[0].file,
-            }
-        )
-    for table, following in pairwise(tables):
-        again = table["job_id"] is not None and table["job_id"] == following["job_id"]
-        ended = "" if table["ended"] == "unknown" else str(table["ended"])
-        table["ended"] = class_of(Facts(said=ended, again=again, followed=True))
+    tables = _attempt_tables(run, ends)
     last, parts = ends[-1], run.attempts[-1]
     done = (str(place) for part in parts for ended, place in part.ends if ended == "done")
     failure = last.cause.failure
@@ -111,6 +87,37 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     if len(ends) > 1:
         draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last", "attempts")
     return [end.cause for end in ends]
+
+
+def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]:
+    """`attempts` of the record."""
+    tables: list[dict[str, Any]] = []
+    for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
+        printed_id, nodes = (
+            next((str(fact.value) for part in parts if (fact := part.fact(name))), None)
+            for name in ("job_id", "node_list")
+        )
+        named = next((name.job_id for name in run.names if name.job_id and str(name.path) == parts[0].file), None)
+        tables.append(
+            {
+                "attempt": number,
+                "job_id": printed_id or named,
+                "started": iso(end.begin),
+                "ended_at": iso(end.end),
+                "ended": end.cause.ended,
+                "cause": end.words,
+                "node": end.cause.node,
+                "first_step": end.first_step,
+                "last_step": end.last_step,
+                "node_list": nodes,
+                "file": parts[0].file,
+            }
+        )
+    for table, following in pairwise(tables):
+        again = table["job_id"] is not None and table["job_id"] == following["job_id"]
+        ended = "" if table["ended"] == "unknown" else str(table["ended"])
+        table["ended"] = class_of(Facts(said=ended, again=again, followed=True))
+    return tables
 
 
 def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None, asked_for_gpus: bool) -> _End:

@@ -121,7 +121,6 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     varied = list(dict.fromkeys(key for group in found for key in group.varied))[:MOST_VARIED]
     headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
-    curves = _static_curves(runs, shorts, found)
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
@@ -137,19 +136,16 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         style_hash=csp_hash(style),
         script_hash=csp_hash(script),
         summary=_ended_summary(runs, anomalies),
-        notes=[safe(note) for note in notes[:MOST_NOTES]],
-        more_notes=max(0, len(notes) - MOST_NOTES),
+        **_first("notes", [safe(note) for note in notes], MOST_NOTES),
         best=best,
         not_ranked=not_ranked,
         shown_groups=SHOWN_GROUPS,
         ends=ends_of(runs),
         hours=gpu_hours_of(runs),
         by_cause=failures_by_cause(runs),
-        failures=failures[:MOST_ANOMALIES],
-        more_failures=max(0, len(failures) - MOST_ANOMALIES),
-        anomalies=anomalies[:MOST_ANOMALIES],
+        **_first("failures", failures, MOST_ANOMALIES),
+        **_first("anomalies", anomalies, MOST_ANOMALIES),
         shown_anomalies=SHOWN_ANOMALIES,
-        more_anomalies=max(0, len(anomalies) - MOST_ANOMALIES),
         labels=labels,
         shorts=shorts,
         headings=headings,
@@ -159,7 +155,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         doubts=[doubts[place] for place in range(len(runs))],
         groups=groups,
         more_layouts=more_layouts,
-        curves=curves,
+        curves=_static_curves(runs, shorts, found),
         data=curves_json(runs, shorts, found, lambda text: text.replace(above, "") if above else text),
         details=[
             details_of(runs[place], labels[place], place, _summary(runs[place]))
@@ -171,6 +167,11 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         runs=len(runs),
     )  # fmt: skip
     return page
+
+
+def _first(name: str, entries: Sequence[Any], most: int) -> dict[str, Any]:
+    """The first entries, and how many more there are, as the template names them."""
+    return {name: entries[:most], f"more_{name}": max(0, len(entries) - most)}
 
 
 def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, Svg]]:
