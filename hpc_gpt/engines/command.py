@@ -145,21 +145,16 @@ def with_values(command: Command) -> Command:
     return replace(command, values=None, run=run, resume=resume, **own)
 
 
-def command_argv(command: Command) -> tuple[str, ...]:
-    """The command as a list: of a line for bash its one text."""
-    return (command.run,) if isinstance(command.run, str) else command.run
-
-
 def _faults(command: Command) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault."""
-    has_run = any(word.strip() for word in command_argv(command)[:1])
+    first = command.run if isinstance(command.run, str) else "".join(command.run[:1])
     if command.script is not None:
         beside = [name for name in ("run", "setup", "resume") if getattr(command, name)]
         if beside:
             yield f"command.{beside[0]} and command.script are given: a script runs as it is", "leave one of them out"
     elif command.args:
         yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
-    elif not has_run:
+    elif not first.strip():
         yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
     texts = texts_of("command.run", command.run)
     every = {**texts, "command.workdir": command.workdir, "command.resume": command.resume or ""}

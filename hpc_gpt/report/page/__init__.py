@@ -130,7 +130,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     page: str = page_environment(above).get_template("report/page.html.j2").render(
         version=__version__,
         title=f"{labels[0] if len(labels) == 1 else f'{len(labels):,} runs'} · hpc-gpt report",
-        about=" · ".join(filter(None, (_folder_name(above), _newest(runs)))),
+        about=" · ".join(filter(None, (safe(Path(above).name, 80), _newest(runs)))),
         style=Svg(style),
         script=Svg(script),
         style_hash=csp_hash(style),
@@ -258,11 +258,6 @@ def _common_folder(runs: Sequence[RunRead]) -> str:
     except ValueError:  # no file, or absolute and relative ones
         return ""
     return f"{common}/" if os.path.isabs(common) and common != "/" else ""
-
-
-def _folder_name(above: str) -> str:
-    """The name of the folder of all runs, without the folders above it."""
-    return safe(Path(above).name, 80)
 
 
 def _newest(runs: Sequence[RunRead]) -> str:

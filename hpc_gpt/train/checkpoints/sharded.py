@@ -66,7 +66,7 @@ class ShardedCheckpoint:
         put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()})
         if rank == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
-            fused = {name: split.stored() for name, split in splits.items() if split and split.has_parts}
+            fused = {name: split.stored() for name, split in splits.items() if split and split.parts != 1}
             progress = {"step": step, "scale": scale, "tp": self._tp, "fused": fused}
             files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 
