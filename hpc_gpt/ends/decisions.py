@@ -103,11 +103,11 @@ def conclude(
     now: float,
     over: int | None,
     job: ShownJob,
-    asked: str = "",
+    wish: str = "",
 ) -> tuple[Verdict, list[str]]:
     """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
 
-    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
+    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `wish` as in judge.
     What a full disk refuses is printed.
     """
     elapsed_s = attempt.elapsed_s() if over == attempt.number else None
@@ -131,7 +131,7 @@ def conclude(
     ]
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
-    verdict = judge(past, Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours), asked)
+    verdict = judge(past, Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours), wish)
     exclude: list[str] = []
     if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}

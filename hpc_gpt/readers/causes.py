@@ -166,17 +166,17 @@ def _failures(
     has_trained = any(map(prints_steps, parts))
     failed = [found_in(part) for part in parts]
     of_ranks = {part.file: _OwnFailures() for part in parts}
-    for part, found in zip(parts, failed, strict=True):
-        of_ranks[part.file].add(part, found)
+    for part, of_part in zip(parts, failed, strict=True):
+        of_ranks[part.file].add(part, of_part)
     labelled = sum(each.labelled > 0 for each in of_ranks.values())
-    for part, found in zip(parts, failed, strict=True):
-        own, rank = of_ranks[part.file], _rank_of_file(part.file)
+    for part, of_part in zip(parts, failed, strict=True):
+        of_file, rank = of_ranks[part.file], _rank_of_file(part.file)
         beside = has_trained and not prints_steps(part)
-        ranks_ran = beside or labelled > bool(own.labelled)
-        begun = own.begun if beside else 0
+        ranks_ran = beside or labelled > bool(of_file.labelled)
+        begun = of_file.begun if beside else 0
         # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
         trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
-        for failure in join_blocks(found):
+        for failure in join_blocks(of_part):
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
                 failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
@@ -189,7 +189,7 @@ def _failures(
             # Of a separate file without times nothing shows that it was after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
-            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or own.ran_after(failure)
+            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
     return failures, open_, survived
 

@@ -49,20 +49,20 @@ def plainness(failure: Failure) -> tuple[bool, bool, bool]:
 
 def last_line(part: Part, steps_left: int) -> int:
     """The line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
-    found = [0, *(where.line for ended, where in part.ends if ended == "done")]
-    found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
+    lines = [0, *(where.line for ended, where in part.ends if ended == "done")]
+    lines += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
         # Of very many lines only a sample is kept: each represents several.
         nth = steps_left if steps.stride == 1 else 1
-        found += [int(steps.line[-nth])] if len(steps) >= nth else []
+        lines += [int(steps.line[-nth])] if len(steps) >= nth else []
     # tqdm draws its bar again as it is closed, after the traceback.
     bars = [
         bar
         for before, bar in zip([None, *part.progress], part.progress, strict=False)
         if not before or bar[0] != before[0]
     ]
-    found += [bars[-steps_left][2]] if len(bars) >= steps_left else []
-    return max(found)
+    lines += [bars[-steps_left][2]] if len(bars) >= steps_left else []
+    return max(lines)
 
 
 def prints_steps(part: Part) -> bool:

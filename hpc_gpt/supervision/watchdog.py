@@ -268,7 +268,7 @@ class GpuReader:
 
 
 def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    count, found = ctypes.c_uint(), []
+    count, handles = ctypes.c_uint(), []
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return []
     # If Slurm confines a job to its GPUs, NVML counts these alone, as CUDA does; elsewhere both count all of the node.
@@ -279,8 +279,8 @@ def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
     for index in [index for index in named if index < count.value] or range(count.value):
         handle = ctypes.c_void_p()
         if not nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
-            found.append(handle)
-    return found
+            handles.append(handle)
+    return handles
 
 
 def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuFigures:

@@ -161,7 +161,7 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
             )
 
 
-def _ensure(resolved: Resolved, make: bool, found: LookedUp | None) -> Path | None:
+def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None) -> Path | None:
     path = data_path(resolved)
     end_token(resolved)
     if path is None:
@@ -189,11 +189,11 @@ def _ensure(resolved: Resolved, make: bool, found: LookedUp | None) -> Path | No
         else:
             build_stdlib(path)
     if data.source == "stream":
-        shards = open_shards(resolved, found)
+        shards = open_shards(resolved, looked_up)
         check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])
         check_end_of_stream(resolved, shards.folder / shards.training[0])
     else:
-        file = open_file(resolved, found)
+        file = open_file(resolved, looked_up)
         check_end_token(resolved, file.tokens, file.path)
         if data.source == "megatron":
             check_tokens(file)

@@ -229,7 +229,7 @@ class Trainer:
         """Writes trainer.json and prints the first lines. `failed_kernels`: each rank's `AttentionKernels.failed`."""
         name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu"
         attention = engine.attention.chosen
-        failed = {kernel: reason for own in reversed(failed_kernels) for kernel, reason in own.items()}
+        failed = {kernel: reason for of_rank in reversed(failed_kernels) for kernel, reason in of_rank.items()}
         start = {
             "device": name,
             "host": platform.node(),
@@ -250,7 +250,7 @@ class Trainer:
         )
         print(_limits(heart), flush=True)
         for kernel, reason in failed.items():
-            on = sum(kernel in own for own in failed_kernels)
+            on = sum(kernel in of_rank for of_rank in failed_kernels)
             where = f" on {on} of {len(failed_kernels)} ranks" if on < len(failed_kernels) else ""
             print(f"note: attention: {kernel} failed in a trial{where}, so the next kernel runs: {reason}", flush=True)
         if progress.step:

@@ -107,10 +107,10 @@ def failure_family(
     >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
     'ImportError: /lib64/libc.so.6:'
     """
-    found = []
+    forms = []
     for name in raised_as.split():
         pieces = name.split(VARIES)
-        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
+        forms.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
     reported = says.split(" | ") if says else []
     for text in (*reported, *(line.split(" | ") if line else ())):
         first, *pieces = text.split(VARIES)
@@ -118,9 +118,9 @@ def failure_family(
         body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
         before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
         regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
-        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
+        forms.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
     return tuple(
-        Pattern("failure", regex, literal=literal, ended=ended, echo=echo, to_do=to_do) for literal, regex in found
+        Pattern("failure", regex, literal=literal, ended=ended, echo=echo, to_do=to_do) for literal, regex in forms
     )
 
 

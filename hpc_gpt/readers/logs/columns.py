@@ -122,20 +122,20 @@ class DigitColumn:
 
 
 def _numeral(text: str) -> tuple[str, tuple[int, ...], int, str, tuple[int, ...], float] | None:
-    found = _NUMERAL.fullmatch(text) if text.isascii() else None
-    if found is None:
+    match = _NUMERAL.fullmatch(text) if text.isascii() else None
+    if match is None:
         return None
     digits = tuple(
         place
         for group in (2, 3)
-        for place in range(*found.span(group))
-        if found[group] is not None and text[place] != ","
+        for place in range(*match.span(group))
+        if match[group] is not None and text[place] != ","
     )
-    fraction = len(found[3] or "")
+    fraction = len(match[3] or "")
     if len(digits) > _MOST_DIGITS or fraction > 22:
         return None
-    exponent = tuple(range(*found.span(5))) if found[5] else ()
-    return found[1], digits, fraction, found[4] or "", exponent, SIZES[found[6]]
+    exponent = tuple(range(*match.span(5))) if match[5] else ()
+    return match[1], digits, fraction, match[4] or "", exponent, SIZES[match[6]]
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
     """(the pattern with any digit where it asks for certain ones, {group: the digits that it asks for}). These are ""
     where it cannot be said."""
     tokens = _TOKEN.findall(regex)
-    found: list[str] = []
-    asked: dict[int, str] = {}
+    pieces: list[str] = []
+    digits_of_group: dict[int, str] = {}
     groups = 0
     opened: list[tuple[bool, int]] = []  # by open group: whether it is opaque, and the groups before it
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
@@ -182,7 +182,7 @@ def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
         elif token == ")":
             _, before = opened.pop()
             if repeated:  # only the last of its repetitions is known
-                asked |= {group: "" for group in asked if group > before}
+                digits_of_group |= {group: "" for group in digits_of_group if group > before}
         elif token in _ANY_DIGIT:
             digits = token
         elif token[0] == "[":
@@ -195,10 +195,10 @@ def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
             return re.compile(""), {0: ""}
         if digits:
             groups += 1
-            asked[groups] = "" if repeated else digits
+            digits_of_group[groups] = "" if repeated else digits
             token = r"(\d)"
-        found.append(token)
-    return re.compile("".join(found)), asked
+        pieces.append(token)
+    return re.compile("".join(pieces)), digits_of_group
 
 
 def asked_digits(tried: Sequence[DialectPattern], text: str) -> AskedDigits | None:
@@ -206,7 +206,7 @@ def asked_digits(tried: Sequence[DialectPattern], text: str) -> AskedDigits | No
 
     `tried`: the patterns whose literal is in the line, digits aside.
     """
-    found: dict[int, str] = {}
+    digits_at: dict[int, str] = {}
     for each in tried:
         literal = each.pattern.literal
         regex, asked = _loosened(each.pattern.regex)
@@ -216,7 +216,7 @@ def asked_digits(tried: Sequence[DialectPattern], text: str) -> AskedDigits | No
             pairs = [(at + place, literal[place]) for place in in_literal]
             pairs += [(match.start(group), digits) for group, digits in asked.items() if match.start(group) >= 0]
             for place, digits in pairs:
-                found[place] = "".join(digit for digit in found.get(place, _ANY_DIGIT) if digit in digits)
-            if at < 0 or not all(text[place : place + 1] in tuple(found[place]) for place, _ in pairs):
+                digits_at[place] = "".join(digit for digit in digits_at.get(place, _ANY_DIGIT) if digit in digits)
+            if at < 0 or not all(text[place : place + 1] in tuple(digits_at[place]) for place, _ in pairs):
                 return None
-    return tuple(found.items())
+    return tuple(digits_at.items())

@@ -50,21 +50,22 @@ class LineReader(GrowingParts):
             piece = piece[:LONGEST_LINE]
         return piece, find(piece)
 
-    def apply(self, number: int, line: str, found: list[Found]) -> None:
+    def apply(self, number: int, line: str, matches: list[Found]) -> None:
         """Adds what was found in a line to its part."""
         if self.tracebacks.open:
-            failed = any(each.pattern.kind == "failure" for _, each in found)
+            failed = any(each.pattern.kind == "failure" for _, each in matches)
             if raised := self.tracebacks.take(number, line, failed):
                 self._raised(*raised, line)
-        if not found:
+        if not matches:
             return
         at, rank = time_of(line), rank_of(line)
         part = self.parts[-1]
         times = part.first_at, part.last_at
         self.saw(at)
-        if len(found) > 1 and any(each.pattern.kind == "start" for _, each in found):
-            found = sorted(found, key=lambda pair: pair[0].start())  # what precedes the banner is of the part before
-        for match, each in found:
+        if len(matches) > 1 and any(each.pattern.kind == "start" for _, each in matches):
+            # What precedes the banner is of the part before.
+            matches = sorted(matches, key=lambda pair: pair[0].start())
+        for match, each in matches:
             self._apply(number, line, match, each, rank, at)
         if part is not self.parts[-1]:  # the line begins another part, and is none of the part before
             part.first_at, part.last_at = times

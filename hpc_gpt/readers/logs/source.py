@@ -182,10 +182,10 @@ class Source:
         """The next bytes of the file, up to its size when it was opened: what is appended is not read."""
         assert self._stream is not None
         size = size if self.is_stdin else min(size, self._unread)
-        found = b""
-        while len(found) < size:
+        data = b""
+        while len(data) < size:
             try:
-                more = self._stream.read(size - len(found))
+                more = self._stream.read(size - len(data))
             except OSError as fault:
                 self.leave_out(f"the rest of the file: {_words(fault)}")
                 self._changed = True
@@ -193,10 +193,10 @@ class Source:
             if not more:
                 self._unread = 0
                 break
-            found = found + more if found else more
-        self._unread -= min(len(found), self._unread)
-        self.bytes_read += len(found)
-        return found
+            data = data + more if data else more
+        self._unread -= min(len(data), self._unread)
+        self.bytes_read += len(data)
+        return data
 
     def _blocks(self, start: int) -> Iterator[bytes]:
         if start and self._stream is not None:

@@ -73,25 +73,25 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
     a step after one without, or none after one with."""
     if reader.full:
         return stop
-    found = stop
+    first = stop
     for name, rows in _by_dialect(block, np.arange(start, stop)):
-        known = reader.rows[-1].get(name)
-        if known is None:
-            found = min(found, int(rows[0]))
+        rows_so_far = reader.rows[-1].get(name)
+        if rows_so_far is None:
+            first = min(first, int(rows[0]))
             continue
-        if known.count == 1 and reader.parts[-1].step_rank:
-            found = min(found, int(rows[0]))
+        if rows_so_far.count == 1 and reader.parts[-1].step_rank:
+            first = min(first, int(rows[0]))
         own = _own(reader, block, rows)
-        if not own.all() and known.lacks_loss:
+        if not own.all() and rows_so_far.lacks_loss:
             losses = block.column("loss", block.steps[rows[~own]])
-            found = min([found, *rows[~own][np.isfinite(losses)][:1].tolist()])
+            first = min([first, *rows[~own][np.isfinite(losses)][:1].tolist()])
         rows = rows[own]
-        back = np.diff(block.step[rows], prepend=_before(known.last_step)) < 0
+        back = np.diff(block.step[rows], prepend=_before(rows_so_far.last_step)) < 0
         lacks = np.isnan(block.step[rows])
-        back |= np.diff(lacks, prepend=known.last_step is None)
+        back |= np.diff(lacks, prepend=rows_so_far.last_step is None)
         if back.any():
-            found = min(found, int(rows[np.argmax(back)]))
-    return found
+            first = min(first, int(rows[np.argmax(back)]))
+    return first
 
 
 def _before(step: float | None) -> float:

@@ -189,20 +189,20 @@ def run_steps(
         pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
         names[name] = names.get(name, 0) + steps.count
         intervals[interval] = intervals.get(interval, 0) + steps.count
-    found = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
+    table = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
     if not pieces:
-        return found
-    for column in found.columns.values():
+        return table
+    for column in table.columns.values():
         absurd = np.abs(column) > LARGEST_FIGURE
-        found.absurd += int(absurd.sum())
+        table.absurd += int(absurd.sum())
         column[absurd] = np.nan
-    found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
-    found.counts = steps_that_count(found["step"], found.attempt)
-    found.interval = max(intervals, key=lambda each: intervals[each])
-    found.mark_nan(found.interval)
-    found.dialect = max(names, key=lambda name: names[name])
-    found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
-    return found
+    table.columns = {name: column for name, column in table.columns.items() if np.isfinite(column).any()}
+    table.counts = steps_that_count(table["step"], table.attempt)
+    table.interval = max(intervals, key=lambda each: intervals[each])
+    table.mark_nan(table.interval)
+    table.dialect = max(names, key=lambda name: names[name])
+    table.interval_known = len(table) > 1 or interval_asked is not None or not table["step"][0] > 1
+    return table
 
 
 def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
@@ -308,17 +308,17 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
 
     One that follows the program's summary is of the end, and counts only without one during training.
     """
-    found: list[tuple[float, float, str]] = []
+    evals: list[tuple[float, float, str]] = []
     for part in reversed(parts):
         ended = min((fact.place.line for fact in part.totals.values() if fact.place.file == part.file), default=np.inf)
         during = any(line < ended for _, _, line in part.evals)
         for step, loss, line in part.evals:
             if np.isfinite(loss) and (line < ended or not during):
-                found.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
+                evals.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
     column = steps["loss_eval"]
     for index in np.flatnonzero(np.isfinite(column)):
-        found.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
-    return found
+        evals.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
+    return evals
 
 
 def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], step_tokens: int | None) -> StepTable:

@@ -223,7 +223,7 @@ def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
     kinds = {"params": "whole", "params_trainable": "trainable"}
     kinds |= {"params_of_rank": "whole"} if one_rank else {}
     kinds["params_estimated"] = "estimate"
-    found = [
+    counts = [
         Count(float(fact.value), str(fact.place), of)
         for name, of in kinds.items()
         for part in parts
@@ -232,8 +232,8 @@ def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
     ]
     for part in parts:
         for dense, sparse in zip(part.facts.get("params_dense", ()), part.facts.get("params_sparse", ()), strict=False):
-            found.append(Count(float(dense.value) + float(sparse.value), str(dense.place)))
-    return found
+            counts.append(Count(float(dense.value) + float(sparse.value), str(dense.place)))
+    return counts
 
 
 def _is_exact(value: float) -> bool:
@@ -248,17 +248,17 @@ def _add_by_shape(
     summed: tuple[float, str, bool] | None,
 ) -> bool:
     """Adds the parameters by the program's exact count, else by the shape; False if a count contradicts the shape."""
-    true, own = size.params, None
+    true, source = size.params, None
     draft.set("params", true, f"inferred: from the shape ({shape_text(size)})")
     for value, where, of in exact:
         close = abs(value / true - 1) <= _ALIKE or (of == "whole" and 0.5 < value / true < 2)
         if close and value >= _least_params(draft) and not _reason(draft, size, value):
-            own = f"{where}, the program's own count; the shape gives {show_whole(true)}"
-            draft.set("params", round(value), own if round(value) != true else where)
+            source = f"{where}, the program's own count; the shape gives {show_whole(true)}"
+            draft.set("params", round(value), source if round(value) != true else where)
     alike = [_compare_count(draft, size, each) for each in counts]
     if summed is not None:
         alike.append(_compare_sum(draft, size, *summed))
-    if not all(alike) and own is None:
+    if not all(alike) and source is None:
         del draft.values["params"], draft.sources["params"]
     return all(alike)
 

@@ -117,8 +117,8 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     anomalies = rank_anomalies(runs)
     order = worst_first(runs, anomalies)
     detailed = order[:DETAILED_RUNS]
-    found, above = groups_of(runs), _common_folder(runs)
-    varied = list(dict.fromkeys(key for group in found for key in group.varied))[:MOST_VARIED]
+    run_groups, above = groups_of(runs), _common_folder(runs)
+    varied = list(dict.fromkeys(key for group in run_groups for key in group.varied))[:MOST_VARIED]
     headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     best, not_ranked = best_runs(runs, anomalies)
@@ -155,8 +155,8 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         doubts=[doubts[place] for place in range(len(runs))],
         groups=groups,
         more_layouts=more_layouts,
-        curves=_static_curves(runs, shorts, found),
-        data=curves_json(runs, shorts, found, lambda text: text.replace(above, "") if above else text),
+        curves=_static_curves(runs, shorts, run_groups),
+        data=curves_json(runs, shorts, run_groups, lambda text: text.replace(above, "") if above else text),
         details=[
             details_of(runs[place], labels[place], place, _summary(runs[place]))
             for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
@@ -176,7 +176,7 @@ def _first(name: str, entries: Sequence[Any], most: int) -> dict[str, Any]:
 
 def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, Svg]]:
     """(title, drawing) of the loss of each group that has one, for a page without a script; at most STATIC_CURVES."""
-    found: list[tuple[str, Svg]] = []
+    drawings: list[tuple[str, Svg]] = []
     for group in groups:
         drawn = [place for place in group.places if has_curve(runs[place])]
         curves = []
@@ -184,12 +184,12 @@ def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequen
             steps = drawable(runs[place].steps)
             if np.isfinite(steps["loss"]).any():
                 curves.append((names[place], steps["step"], steps["loss"]))
-        if curves and len(found) < STATIC_CURVES:
+        if curves and len(drawings) < STATIC_CURVES:
             # The newest run is the last one.
             title = f"Loss of {group.title}"
             title += f", the last {MOST_CURVES} of {len(curves):,} runs" if len(curves) > MOST_CURVES else ""
-            found.append((title, loss_curve(curves[-MOST_CURVES:], title, f"loss-{len(found)}")))
-    return found
+            drawings.append((title, loss_curve(curves[-MOST_CURVES:], title, f"loss-{len(drawings)}")))
+    return drawings
 
 
 def page_environment(above: str = "") -> Any:
@@ -296,19 +296,19 @@ def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, 
 
 def _failures(run: RunRead) -> list[dict[str, Any]]:
     """The failures in the logs, the first cause first; a file is named once, then only the line."""
-    found, file = [], ""
+    failures, file = [], ""
     for each in run.failures[:MOST_FAILURES]:
         where = f"line {each.place.line}" if each.place.file == file else str(each.place)
         words = safe(each.words, 300).replace(f" ({each.place})", "")
-        found.append({"ended": ended_text(each.ended), "words": words, "where": where, "echo": each.echo})
+        failures.append({"ended": ended_text(each.ended), "words": words, "where": where, "echo": each.echo})
         file = each.place.file
-    if is_history(run) and not found:
+    if is_history(run) and not failures:
         for attempt in (run.record.attempts or [])[:MOST_FAILURES]:
             if (ended := str(attempt.get("ended") or "")) in ENDED_TEXTS and ended not in _NO_HISTORY:
                 where = f"attempt {safe(attempt.get('attempt', ''), 12)}"
                 words = safe(attempt.get("cause") or "", 300)
-                found.append({"ended": ended_text(ended), "words": words, "where": where, "echo": False})
-    return found
+                failures.append({"ended": ended_text(ended), "words": words, "where": where, "echo": False})
+    return failures
 
 
 def _title(run: RunRead, label: str, place: int) -> dict[str, str]:

@@ -99,21 +99,21 @@ def has_failed(ended: str | None) -> bool:
 
 def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
     """All anomalies of the runs, the worst first."""
-    found: dict[tuple[int, str], _Gathered] = {}
+    gathered: dict[tuple[int, str], _Gathered] = {}
     medians = _usual_steps(runs)
     for place, run in enumerate(runs):
         for level, words, where in _of_run(run, medians):
             same = words
             if level == FAILED:  # a cause of a log names its place
                 same = failure_shape(run.record.ended, words.replace(f"({where})", ""))
-            entry = found.setdefault((level, same), _Gathered(words, where))
+            entry = gathered.setdefault((level, same), _Gathered(words, where))
             entry.texts.add(words)
             if not entry.runs or entry.runs[-1] != place:
                 entry.runs.append(place)
                 entry.cost += _cost(run.record)
                 if level == FAILED and run.record.failed_node:
                     entry.nodes[safe(run.record.failed_node, 100)] += 1
-    anomalies = [entry.anomaly(level) for (level, _), entry in found.items()]
+    anomalies = [entry.anomaly(level) for (level, _), entry in gathered.items()]
     return sorted(
         _alike(anomalies), key=lambda anomaly: (anomaly.level, -anomaly.cost, -len(anomaly.runs), anomaly.runs[0])
     )

@@ -270,14 +270,14 @@ class Checkpoints:
         """The same on a thread, in the background: a disk that does not answer is refused, and stops no step again."""
         if not self._background.wanted:
             return self._prepare(step, needed_bytes, refused)
-        found: list[Refusal | BaseException] = []
+        answers: list[Refusal | BaseException] = []
 
         def prepare() -> None:
             PROGRESS.reached(self.folder)
             try:
-                found.append(self._prepare(step, needed_bytes, refused))
+                answers.append(self._prepare(step, needed_bytes, refused))
             except BaseException as fault:
-                found.append(fault)
+                answers.append(fault)
 
         hung = PROGRESS.join(self._preparing)  # of an earlier save
         if not hung:
@@ -285,9 +285,9 @@ class Checkpoints:
             hung = PROGRESS.join(self._preparing)
         if hung:
             return Refusal(f"rank {self._ranks.rank} of {os.uname().nodename} {hung}", errno.EIO)
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
 
     def _copy(self, files: RankFiles) -> str:
         """Copies the state on every rank. If one rank cannot, returns the reason."""

@@ -230,7 +230,7 @@ class _Trial:
             if SDPBackend.FLASH_ATTENTION in kernels and self.last is not None:
                 return SDPBackend.FLASH_ATTENTION
             mask = last_mask(*parts[:2])
-        with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernels, set_priority=True):
+        with warnings.catch_warnings(record=True) as warned, sdpa_kernel(kernels, set_priority=True):
             warnings.simplefilter("always")
             try:
                 choice, reason = (
@@ -242,7 +242,7 @@ class _Trial:
         if choice in _NAMES:
             return _KERNELS[_NAMES[choice]]
         # On a GPU torch warns of each condition that a kernel does not meet.
-        reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
+        reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in warned]
         raise _NoKernelError(" ".join(reasons) or reason or "no viable backend")
 
     def failure(self, kernel: SDPBackend) -> RuntimeError | None:
