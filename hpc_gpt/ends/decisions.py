@@ -46,11 +46,11 @@ class ShownJob(NamedTuple):
 
 
 def classify(
-    attempt: Attempt, slurm: str, words: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
+    attempt: Attempt, slurm: str, slurm_cause: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
 ) -> End:
     """The class, cause and node of an attempt that has ended; `state.class_of` decides.
 
-    `slurm` is the class and `words` the cause by what Slurm says of the job and its tasks; `unknown` if it says
+    `slurm` is the class and `slurm_cause` the cause by what Slurm says of the job and its tasks; `unknown` if it says
     nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. `read_cause` reads the log
     if neither the trainer nor Slurm says more than `error`, or if it may name the node.
     """
@@ -58,10 +58,10 @@ def classify(
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
     ended = class_of(facts) or "unknown"
     own = bool(end) and ended in (facts.said, "unknown")
-    words = explain_srun(words)
+    slurm_cause = explain_srun(slurm_cause)
     # A rank that only lost another one may have been the first to write; srun names the one that ended.
-    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(words))
-    cause = end.get("cause") if own else words or end.get("cause")
+    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(slurm_cause))
+    cause = end.get("cause") if own else slurm_cause or end.get("cause")
     node = end.get("node")
     if ended in VAGUE or (meaning(ended).of_node and node is None):
         found = read_cause(attempt)

@@ -204,14 +204,14 @@ def _conclude_lost(
     states = slurm.starts.get(job_id, [])
     # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
-    ended, words = end_by_accounting(lost, state, again)
+    ended, cause = end_by_accounting(lost, state, again)
     moment = None
     with contextlib.suppress(OSError):
         moment = run.cancelled_mark(job_id).stat().st_mtime if job_id else None
     if moment is not None and not again:
         # It ended when it was cancelled, so that a job that was submitted since then may start.
-        words, now = "hpc-gpt cancel", min(now, moment)
-    end = classify(lost, ended, words, read_cause, again, moment is not None)
+        cause, now = "hpc-gpt cancel", min(now, moment)
+    end = classify(lost, ended, cause, read_cause, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number

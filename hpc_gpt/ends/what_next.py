@@ -46,14 +46,14 @@ def decide_next(
     run: RunFolder,
     attempt: Attempt,
     slurm: str,
-    words: str,
+    cause: str,
     job: ShownJob,
     now: float,
     read_cause: ReadCause,
 ) -> str:
     """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
 
-    `slurm` and `words` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
+    `slurm` and `cause` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
     interrupted asks twice.
     """
     job_id = job_of(attempt)
@@ -63,7 +63,7 @@ def decide_next(
         pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
     else:
         resolved = run.resolved()
-        end = with_free_space(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
+        end = with_free_space(run, classify(attempt, slurm, cause, read_cause, cancelled=run.is_cancelled(job_id)))
         for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
@@ -83,12 +83,12 @@ def decide_next(
 
 
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
-    folder, number, slurm, words, *more = arguments
+    folder, number, slurm, cause, *more = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
     code, ran_s = "", None
     if not more:
-        shown, message = words, first_failure(attempt)
+        shown, message = cause, first_failure(attempt)  # the last argument is SHOWN
         if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
             code = f" {int(slurm)}"
             end_script(run, attempt, int(slurm), shown, read_cause)
@@ -97,14 +97,14 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         # At the time limit job.sh puts the job back before it asks.
         put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()
         nodes, ran_s = _excluded(shown), None if is_put_back(attempt, shown) else seconds_of(shown_as(shown, "RunTime"))
-        slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)
+        slurm, cause = end_by_script(run, attempt, int(code), message, shown, put_back)
     else:
         put_back = "put-back" in more
         nodes = [node for node in more[0].split(",") if node and node != "-"]
         if slurm.isdecimal():
-            slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
+            slurm, cause = end_by_script(run, attempt, int(slurm), cause, more[1], put_back)
     try:
-        line = decide_next(run, attempt, slurm, words, ShownJob(nodes, put_back, ran_s), time.time(), read_cause)
+        line = decide_next(run, attempt, slurm, cause, ShownJob(nodes, put_back, ran_s), time.time(), read_cause)
         print(line + code, flush=True)
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)

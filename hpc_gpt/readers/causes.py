@@ -82,7 +82,7 @@ _NO_CAUSE = "nothing says why the log ends"
 class Cause:
     """How an attempt ended, and why.
 
-    `ended`: a class of state.ENDED, `unknown` if nothing says it. `words`: the cause in one line, quoted from the log
+    `ended`: a class of state.ENDED, `unknown` if nothing says it. `text`: the cause in one line, quoted from the log
     after the number of the rank; printable, without secrets. `failure`: where the log says it, None if it does not.
     `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was found because it was silent or late.
     `ordered`: every failure, one per line: the cause, then other failures by time, then survived ones, then echoes.
@@ -90,7 +90,7 @@ class Cause:
     """
 
     ended: str
-    words: str
+    text: str
     failure: Failure | None = None
     node: str | None = None
     ordered: list[Failure] = field(default_factory=list)
@@ -123,7 +123,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
-    if chosen is not None and _LINK.search(chosen.words):
+    if chosen is not None and _LINK.search(chosen.message):
         of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
         why = why or "a dead peer makes the same lines as a link's fault"
         chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
@@ -140,18 +140,18 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
     rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
     sure = "; ".join(filter(None, (sure, *inferred)))
-    if chosen.ended == "error" and _KILLED.search(chosen.words):
+    if chosen.ended == "error" and _KILLED.search(chosen.message):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
     rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
-    words = one_line(chosen.words)
+    text = one_line(chosen.message)
     number = rank if chosen.rank is None else chosen.rank
-    if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
-        words = f"rank {number}: {words}"
-    if why and MISSING.search(chosen.words):
-        words = f"{why}; {words}"  # who never came goes before who waited
+    if number is not None and f"ank {number}" not in text and f"task {number}" not in text:
+        text = f"rank {number}: {text}"
+    if why and MISSING.search(chosen.message):
+        text = f"{why}; {text}"  # who never came goes before who waited
     elif why:
-        words = f"{words}; {why}"
-    return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+        text = f"{text}; {why}"
+    return Cause(chosen.ended, text, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
 
 
 def _failures(
@@ -180,7 +180,7 @@ def _failures(
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
                 failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
-            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.words)):
+            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.message)):
                 failure = replace(failure, to_do=to_do)
             failures.append(failure)
             other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
@@ -189,7 +189,7 @@ def _failures(
             # Of a separate file without times nothing shows that it was after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
-            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or of_file.ran_after(failure)
+            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
     return failures, open_, survived
 
@@ -208,8 +208,8 @@ def _place_of(
     if meaning(chosen.ended).by_scheduler:
         return rank, None, why, inferred
     # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
-    shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words)) and "execve" not in chosen.words
-    echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
+    shell = rank is None and bool(_NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
+    echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.message)]
     left = only_one_that_left(echoes_of_it) if rank is None else None
     if left is not None and left is not chosen:
         rank = left.rank
@@ -225,24 +225,24 @@ def with_nan(cause: Cause, nan: Failure) -> Cause:
     """The cause of an attempt that trained NaN up to its end, from `nan` on: that, unless another known end came."""
     if cause.ended not in (*VAGUE, "done"):
         return cause
-    return Cause("nan", nan.words, nan, None, [nan, *cause.ordered], survived=cause.survived)
+    return Cause("nan", nan.message, nan, None, [nan, *cause.ordered], survived=cause.survived)
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
     """A sort key of echoes: those that say what to do, a process's own end before messages of its peers, then those
     with rank and node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
-    first = failure.words.endswith(FIRST_OBSERVED)
+    first = failure.message.endswith(FIRST_OBSERVED)
     return ended_by_others, not failure.to_do, not first, failure.node is None, failure.rank is None
 
 
-def one_line(words: str) -> str:
+def one_line(message: str) -> str:
     """A message in one printable line: no control characters, no secrets.
 
     >>> one_line("RuntimeError:\\x1b[31m  bad\\x00 token=hf_abcdefghijklmnopqrstu")
     'RuntimeError: [31m bad token=[removed]'
     """
-    printable = "".join(letter if letter.isprintable() else " " for letter in words)
+    printable = "".join(letter if letter.isprintable() else " " for letter in message)
     return hide_secrets(" ".join(printable.split()))[:400]
 
 
@@ -263,8 +263,8 @@ class _OwnFailures:
             if (
                 not each.echo
                 and _is_own(each)
-                and not each.words.startswith("srun: ")
-                and not _NEVER_BEGAN.search(each.words)
+                and not each.message.startswith("srun: ")
+                and not _NEVER_BEGAN.search(each.message)
             ):
                 self.last = max(self.last, each.place.line)
                 self.labelled = max(self.labelled, each.place.line if each.rank is not None else 0)
@@ -275,7 +275,7 @@ class _OwnFailures:
         if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
             return False
         line = failure.place.line
-        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.words))
+        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.message))
         return shell or line < self.labelled or line < self.begun < self.last
 
 
@@ -289,7 +289,7 @@ def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: 
     if meaning(chosen.ended).no_signal or meaning(chosen.ended).by_scheduler:
         return None if limit is None or meaning(chosen.ended).no_signal else limit
     if limit is not None:
-        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
+        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.message))
         earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
         return None if earlier and explains_itself else limit
     return _signal_before(echoes, [chosen])
@@ -300,13 +300,13 @@ def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Fa
 
     A launcher also sends SIGTERM to the other ranks if one died: then it is no signal from outside.
     """
-    died = any(_DIED.search(each.words) for each in echoes)
-    signals = (each for each in echoes if _RECEIVED.search(each.words) and (not died or _OUTSIDE.search(each.words)))
+    died = any(_DIED.search(one.message) for one in echoes)
+    signals = (one for one in echoes if _RECEIVED.search(one.message) and (not died or _OUTSIDE.search(one.message)))
     if (first := next(signals, None)) is None:
         return None
     # torchrun says last of all that it was ended by a signal.
-    last = "SignalException" in first.words and all(each.echo for each in failures)
-    return first if last or all(_is_after(each, first) for each in failures) else None
+    last = "SignalException" in first.message and all(one.echo for one in failures)
+    return first if last or all(_is_after(one, first) for one in failures) else None
 
 
 def _is_after(failure: Failure, first: Failure) -> bool:
@@ -367,7 +367,8 @@ def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
 def _is_own(failure: Failure) -> bool:
     """Whether a rank or the scheduler says it of a process or a node, and not of a peer that it lost."""
     row = meaning(failure.ended)
-    return not (row.waits or row.by_scheduler or _LINK.search(failure.words) or _IN_COLLECTIVE.search(failure.words))
+    of_peer = _LINK.search(failure.message) or _IN_COLLECTIVE.search(failure.message)
+    return not (row.waits or row.by_scheduler or of_peer)
 
 
 def _is_later(failure: Failure, other: Failure) -> bool:
@@ -385,9 +386,9 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 
 def _explains(other: Failure, head: Failure) -> bool:
-    if head.ended == "error" and _IN_COLLECTIVE.search(head.words):
+    if head.ended == "error" and _IN_COLLECTIVE.search(head.message):
         return meaning(other.ended).specific < meaning("error").specific
-    if _LINK.search(other.words):
+    if _LINK.search(other.message):
         return False
     # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
     explains = head.ended in meaning(other.ended).explains

@@ -72,12 +72,12 @@ class LiveLines:
         for match, each in found:
             kind = each.pattern.kind
             if kind == "failure":
-                words = self._tracebacks.with_source(
+                message = self._tracebacks.with_source(
                     str(values_of(line, match, each.pattern).get("words") or line.strip())
                 )
-                failures.append(_live(each.pattern, words, self._count))
-                if NO_MESSAGE.match(words):
-                    self._tracebacks.wait(self._count, line, words)
+                failures.append(_live(each.pattern, message, self._count))
+                if NO_MESSAGE.match(message):
+                    self._tracebacks.wait(self._count, line, message)
             elif kind == "traceback" and match[0].startswith("Traceback"):
                 self._tracebacks.begin(line[: match.start()])
             elif kind == "traceback":
@@ -161,14 +161,14 @@ class LiveLines:
         consequence of another counts only if it says that a process failed."""
         after = self._count - _END_LINES if self._stepped_at is None else self._stepped_at
         late = (each for each in without_ignored(self._failures) if each.place.line > after)
-        found = [each for each in late if self._stepped_at is None or not _NEVER_BEGAN.match(each.words)]
-        sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.words)]
+        found = [each for each in late if self._stepped_at is None or not _NEVER_BEGAN.match(each.message)]
+        sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.message)]
         return sure[0] if sure else None
 
 
-def _live(pattern: Pattern, words: str, number: int) -> Failure:
+def _live(pattern: Pattern, message: str, number: int) -> Failure:
     place = Place("", number)
-    return Failure(str(pattern.ended), hide_secrets(words)[:400], place, echo=pattern.echo, to_do=pattern.to_do)
+    return Failure(str(pattern.ended), hide_secrets(message)[:400], place, echo=pattern.echo, to_do=pattern.to_do)
 
 
 def _figures(values: dict[str, float | str]) -> dict[str, float]:

@@ -35,7 +35,7 @@ def loss_curve(
     shown = [(name, x, y) for name, x, y in curves if (np.isfinite(x) & np.isfinite(y)).any()][:MOST_CURVES]
     right, bottom = width - (_NAMES if shown else 10.0), height - _BELOW
     (x_low, x_high), (y_low, y_high) = _range([x for _, x, _ in shown]), _range([y for _, _, y in shown])
-    parts, ends, words = [], [], []
+    parts, ends, texts = [], [], []
     for at in _ticks(y_low, y_high):
         up = bottom - (at - y_low) / (y_high - y_low) * (bottom - _TOP)
         parts.append(element("path", d=f"M{_LEFT:g} {up:.1f}H{right:g}", stroke="#8886", fill="none", class_="grid"))
@@ -56,14 +56,14 @@ def loss_curve(
         parts.append(element("path", d=f"{path}h0", class_=f"line s{style}", **look))
         first, final = np.flatnonzero(np.isfinite(x) & np.isfinite(y))[[0, -1]]
         ends.append((float(ups[np.isfinite(ups)][-1]), style, name))
-        words.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
+        texts.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
     places = _spread([up for up, _, _ in sorted(ends)], _TOP + 4, bottom)
     for up, (_, style, name) in zip(places, sorted(ends), strict=True):
         text: dict[str, Any] = {"x": right + 6, "y": up + 4, "fill": LINE_COLOURS[style], "class_": f"name s{style}"}
         short = name if len(name) <= 17 else f"…{name[-16:]}"  # the end of an id is what differs
         parts.append(element("text", escaped(short), **text))
     look = {"fill": "currentColor", "font_size": 11, "font_family": "system-ui, sans-serif"}
-    return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(words), anchor)
+    return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(texts), anchor)
 
 
 def extremes(y: Points, buckets: int) -> NDArray[np.int64]:

@@ -299,16 +299,16 @@ def _nearest(
     others, tp = (request.pp or 1) * layout.cp, None
     if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
         tp = default_tp(gpus, profile.gpus_per_node, shape, others)
-    words = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
+    options = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
     across: dict[str, Any] = {"allow_tp_across_nodes": True}
     for axis in ("dp", "pp"):
         others = layout.gpus // getattr(layout, axis)
         if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
-            words.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
+            options.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
             break
-    if not words and changed(gpus=layout.gpus, nodes=None, **across):
-        words.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
-    return ", or ".join(words) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
+    if not options and changed(gpus=layout.gpus, nodes=None, **across):
+        options.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
+    return ", or ".join(options) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
 
 
 def _check_train(train: Train, may_be_open: Collection[str]) -> None:

@@ -293,13 +293,13 @@ def _check_epochs(resolved: Resolved) -> None:
     often = {name: use for name, use in mixture_use(resolved).items() if 0 < limit < use.epochs}
     if often:
         seq = resolved.model.seq
-        words = [
+        uses = [
             f"{name} {show_short(use.epochs)} times, {use.samples * seq:,} of {use.size * seq:,} tokens"
             for name, use in often.items()
         ]
         raise DataError(
             f"{counted(resolved.data_steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
-            f"{'; '.join(words)}",
+            f"{'; '.join(uses)}",
             "give it a smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit",
         )
 

@@ -45,11 +45,11 @@ def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] 
         "--mock-data": data is None,
         **_switches(resolved),
     }
-    words = []
+    argv = []
     for name, value in arguments.items():
         if value is not None and value is not False:
-            words += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
-    return [*words, *resolved.engine.megatron_args]
+            argv += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
+    return [*argv, *resolved.engine.megatron_args]
 
 
 def _sizes(resolved: Sized) -> dict[str, object]:

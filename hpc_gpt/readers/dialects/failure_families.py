@@ -124,7 +124,7 @@ def failure_family(
     )
 
 
-def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
+def _cuda(code: int, name: str, says: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
     """The patterns of an error of CUDA or HIP: by number and name, in whatever message, and by its words."""
     constant = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
     named = (f"cudaError{name}", f"CUDA_ERROR_{constant}", f"hipError{name}")
@@ -133,7 +133,7 @@ def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pat
     number = rf"{about}\b(?i:error|failure|code|err)(?: code)?[ :=(]{{1,3}}{code}\b"
     forms += [(f"{begin}{code}", number) for begin in ("rror ", "rror: ", "rror (", "ailure ", "code ")]
     return (
-        *failure_family(ended, to_do, says=words),
+        *failure_family(ended, to_do, says=says),
         *(
             Pattern(
                 "failure", rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", literal=literal, ended=ended, to_do=to_do

@@ -186,26 +186,26 @@ class LineReader(GrowingParts):
         failures, pattern = self.parts[-1].failures, each.pattern
         assert pattern.ended
         if self.room("failures", len(failures)):
-            words = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
+            message = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
             named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
-            if NO_MESSAGE.match(words):
-                self.tracebacks.wait(place.line, line, words)
+            if NO_MESSAGE.match(message):
+                self.tracebacks.wait(place.line, line, message)
             whose = rank if named is None else named
             failures.append(
-                Failure(pattern.ended, words[:MOST_WORDS], place, whose, node, at, pattern.echo, pattern.to_do)
+                Failure(pattern.ended, message[:MOST_WORDS], place, whose, node, at, pattern.echo, pattern.to_do)
             )
 
     def _raised(self, number: int, text: str, line: str) -> None:
         """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
         part = self.parts[-1]
         self._forget(number)
-        words = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
+        message = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
         node = node_of(line) or node_of_label(line)
         for each in patterns_of(text):
             if self.room("failures", len(part.failures)):
                 self.count("python_exceptions")
                 at = Place(self.file, number), rank_of(line), node, time_of(line)
-                part.failures.append(Failure(str(each.ended), words, *at, each.echo, each.to_do))
+                part.failures.append(Failure(str(each.ended), message, *at, each.echo, each.to_do))
 
     def _forget(self, number: int) -> None:
         """Drops the failures of a line, one of the last."""
@@ -229,7 +229,7 @@ class LineReader(GrowingParts):
         known = part.fact("job_id")
         if "job_id" in values and known is not None and each.pattern.literal == "JobId=":
             return scaled("job_id", str(values["job_id"])) != ("job_id", known.value) and bool(self.rows[-1])
-        over = bool(part.failures) and part.failures[-1].words.startswith(JOB_OVER)
+        over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
         return over and each.dialect.engine is not None
 
     def _step(

@@ -247,10 +247,10 @@ class GrowingParts:
         dialects = self.parts[-1].dialects
         dialects[dialect] = dialects.get(dialect, 0) + lines
 
-    def leave_out(self, words: str, count: int = 1) -> None:
+    def leave_out(self, what: str, count: int = 1) -> None:
         """Counts what is skipped of the part."""
         part = self.parts[-1]
-        part.left_out[words] = part.left_out.get(words, 0) + count
+        part.left_out[what] = part.left_out.get(what, 0) + count
 
 
 def whole_rank(value: object) -> int | None:

@@ -95,14 +95,14 @@ class Source:
             self._stream.close()
         self._stream = None
 
-    def refuse(self, words: str) -> None:
+    def refuse(self, message: str) -> None:
         """Closes the file, and says why it is no log."""
-        self.refused = words
+        self.refused = message
         self.close()
 
-    def leave_out(self, words: str, count: int = 1) -> None:
+    def leave_out(self, what: str, count: int = 1) -> None:
         """Counts what is skipped."""
-        self.left_out[words] = self.left_out.get(words, 0) + count
+        self.left_out[what] = self.left_out.get(what, 0) + count
 
     def bytes_at(self, start: int, size: int) -> bytes:
         """Bytes of a plain file, fewer at its end, to check what was read before."""
@@ -231,11 +231,11 @@ class Source:
                 yield block
 
     def _unpacked(self, blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:
-        words = "the rest of the file: its compressed data are cut off or damaged"
+        damaged = "the rest of the file: its compressed data are cut off or damaged"
         unpack = _gunzip if self.compressed == "gzip" else _unzstd
         whole = yield from unpack(blocks)
         if not whole:
-            left_out[words] = left_out.get(words, 0) + 1
+            left_out[damaged] = left_out.get(damaged, 0) + 1
 
 
 def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:

@@ -113,9 +113,9 @@ class Tracebacks:
         self._unknown = number
         return number, found[0]
 
-    def with_source(self, words: str) -> str:
+    def with_source(self, message: str) -> str:
         """The words of a failure that is the last line, with the source that raised it if they are a name alone."""
-        return f"{words} at `{self._source[:200]}`" if self._source and _ALONE.match(words) else words
+        return f"{message} at `{self._source[:200]}`" if self._source and _ALONE.match(message) else message
 
     def _split(self, line: str) -> tuple[str, str]:
         """(the label of an open traceback with which a line begins, without times of day; the line after it)."""

@@ -231,11 +231,11 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
     params, weights, _ = _active(record)
     model, hardware = (flops.get(name, (None, ""))[0] for name in ("tflops_model", "tflops_hardware"))
     printed, most, of = record.tflops_printed, *_highest_peak(record)
-    gone, words = [*flops], ""
+    gone, why = [*flops], ""
     if (highest := max(figure or 0.0 for figure, _ in flops.values())) > most:
-        words = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
+        why = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
     elif model and printed and not 1 / _OF_PROGRAM < model / printed < _OF_PROGRAM:
-        words = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
+        why = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
     elif model and hardware and hardware < model and params:
         # Parameters that multiply no token: an embedding beside the head, positions, norms and biases.
         rows, hidden = record.vocab or 0, record.hidden or 0
@@ -244,11 +244,11 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
             source = f"{flops['tflops_hardware'][1]}; without the {idle:.2%} of P that multiply no token"
             return {**flops, "tflops_hardware": (hardware, source)}, []
         gone = ["tflops_hardware"]
-        words = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
-    if not words:
+        why = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
+    if not why:
         return flops, []
     kind = "above_peak" if highest > most else ""
-    return {**flops, **dict.fromkeys(gone, (None, f"null: {words}"))}, [Flag(f"{words}; left out", kind)]
+    return {**flops, **dict.fromkeys(gone, (None, f"null: {why}"))}, [Flag(f"{why}; left out", kind)]
 
 
 def _highest_peak(record: Record) -> tuple[float, str]:

@@ -97,16 +97,16 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     ratio = printed / record.tokens_per_s
     if abs(ratio - 1) <= _ALIKE:
         return record
-    words = (
+    message = (
         f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
     )
     reason, kind = _arithmetic(record, ratio), _kind(printed, record.tokens_per_s)
     if reason:
-        return replace(record, flags=[*record.flags, Flag(f"{words}: {reason}", kind)])
+        return replace(record, flags=[*record.flags, Flag(f"{message}: {reason}", kind)])
     derived = ["tokens_per_s_gpu"] if record.sources.get("tokens_per_s_gpu") == "tokens_per_s / gpus" else []
     gone = {name: None for name in (*_OF_RATE, *derived) if getattr(record, name) is not None}
     sources = {name: source for name, source in record.sources.items() if name not in gone}
-    return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{words}: left out", kind)])  # type: ignore[arg-type]
+    return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{message}: left out", kind)])  # type: ignore[arg-type]
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:

@@ -201,10 +201,10 @@ class Draft:
         if name not in self and value is not None:
             self.set(name, value, f"inferred: {how}")
 
-    def flag(self, words: str, kind: str = "") -> None:
+    def flag(self, message: str, kind: str = "") -> None:
         """Adds a flag, once."""
-        if words not in self.flags:
-            self.flags.append(Flag(words, kind))
+        if message not in self.flags:
+            self.flags.append(Flag(message, kind))
 
 
 def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:

@@ -156,14 +156,14 @@ def _add_measured(draft: Draft, steps: LogSteps, times: StepTimes, how: str) -> 
     )
     source = f"{where}, {chosen}; {RULE}"
     draft.set("step_s", times.step_s, f"inferred: {how}; {source}" if how else source)
-    for name, value, words in (
+    for name, value, source_of in (
         ("step_s_p10", times.p10, "10th percentile of the same lines"),
         ("step_s_p90", times.p90, "90th percentile of the same lines"),
         ("step_s_mean", times.mean, "mean of the same lines"),
         ("steps_used", times.used, "lines that the median is of"),
         ("warmup_steps", times.warmup, "lines left out as warm-up"),
     ):
-        draft.set(name, value, words)
+        draft.set(name, value, source_of)
     if how:
         draft.flag(f"the program prints no step time: step_s is from {how}")
 
@@ -257,7 +257,7 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
-    words = f"steps, the only number that is {rounded:g} a second"
+    what = f"steps, the only number that is {rounded:g} a second"
     passes = runtime * samples / counted if counted else 0.0
     # Without a number of epochs the rate of samples shows it.
     epochs = draft.whole("epochs") or round(passes)
@@ -274,9 +274,9 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
     if rounded:
         least, most = max(least, low), min(most, high)
     if batch:
-        words = f"steps of {batch} samples"
+        what = f"steps of {batch} samples"
     if least == most > 0:
-        return float(least), words
+        return float(least), what
     exact = low <= high and rounded >= _EXACT_RATE
     return (runtime * rounded, "steps by their printed rate") if exact else (0.0, "")
 

@@ -363,11 +363,11 @@ def _is_share(draft: Draft, value: float, params: int) -> bool:
 
 def _compare_gi(draft: Draft, true: int, printed: int, where: str) -> bool:
     """Flags a size that the program printed in whole units of 2^30, if it differs from the shape's."""
-    words = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
+    message = f"the program prints a size of {printed}B ({where}), the shape gives {show_whole(true)} parameters"
     if abs(true / _GI - printed) < 1:
-        draft.flag(f"{words}: it divides by 2^30")
+        draft.flag(f"{message}: it divides by 2^30")
     elif abs(true / 1e9 - printed) >= 1:
-        draft.flag(words)
+        draft.flag(message)
         return False
     return True
 

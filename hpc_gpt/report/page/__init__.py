@@ -271,7 +271,7 @@ def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, 
     record = run.record
     attempts = record.attempts or []
     lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
-    of_stages = {words: getattr(record, key) for key, words in _MEMORY.items()}
+    of_stages = {kind: getattr(record, key) for key, kind in _MEMORY.items()}
     parts = {key: seconds for key, seconds in (record.start_parts or {}).items() if number(seconds) is not None}
     return {
         **_title(run, label, place),
@@ -284,7 +284,7 @@ def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, 
         "attempts": lines if len(attempts) > 1 else [],
         "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
         "facts": _facts(record),
-        "stages": [{"kind": words, "bars": bars(each)} for words, each in of_stages.items() if each and len(each) > 1],
+        "stages": [{"kind": kind, "bars": bars(each)} for kind, each in of_stages.items() if each and len(each) > 1],
         "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
         "more_files": max(0, len(run.files) - _MOST_FILES),
         "start": [(safe(key, 40), *each) for key, each in zip(parts, bars(list(parts.values())), strict=True)],
@@ -299,15 +299,15 @@ def _failures(run: RunRead) -> list[dict[str, Any]]:
     failures, file = [], ""
     for each in run.failures[:MOST_FAILURES]:
         where = f"line {each.place.line}" if each.place.file == file else str(each.place)
-        words = safe(each.words, 300).replace(f" ({each.place})", "")
-        failures.append({"ended": ended_text(each.ended), "words": words, "where": where, "echo": each.echo})
+        message = safe(each.message, 300).replace(f" ({each.place})", "")
+        failures.append({"ended": ended_text(each.ended), "message": message, "where": where, "echo": each.echo})
         file = each.place.file
     if is_history(run) and not failures:
         for attempt in (run.record.attempts or [])[:MOST_FAILURES]:
             if (ended := str(attempt.get("ended") or "")) in ENDED_TEXTS and ended not in _NO_HISTORY:
                 where = f"attempt {safe(attempt.get('attempt', ''), 12)}"
-                words = safe(attempt.get("cause") or "", 300)
-                failures.append({"ended": ended_text(ended), "words": words, "where": where, "echo": False})
+                message = safe(attempt.get("cause") or "", 300)
+                failures.append({"ended": ended_text(ended), "message": message, "where": where, "echo": False})
     return failures
 
 
