@@ -61,33 +61,32 @@ class LiveLines:
             values = values_of(line, own, self._own[1])
             row = _figures(values)
             self._plan(values, True)
-        found = find(line)
-        failed = any(each.pattern.kind == "failure" for _, each in found)
+        matches = find(line)
+        failed = any(rule.pattern.kind == "failure" for _, rule in matches)
         raised = self._tracebacks.take(self._count, line, failed) if self._tracebacks.open else None
         if raised is not None:
             self._forget(raised[0])
-            failures += [
-                _live(each, self._tracebacks.with_source(raised[1]), raised[0]) for each in patterns_of(raised[1])
-            ]
-        for match, each in found:
-            kind = each.pattern.kind
+            message = self._tracebacks.with_source(raised[1])
+            failures += [_live(pattern, message, raised[0]) for pattern in patterns_of(raised[1])]
+        for match, rule in matches:
+            kind = rule.pattern.kind
             if kind == "failure":
                 message = self._tracebacks.with_source(
-                    str(values_of(line, match, each.pattern).get("words") or line.strip())
+                    str(values_of(line, match, rule.pattern).get("words") or line.strip())
                 )
-                failures.append(_live(each.pattern, message, self._count))
+                failures.append(_live(rule.pattern, message, self._count))
                 if NO_MESSAGE.match(message):
                     self._tracebacks.wait(self._count, line, message)
             elif kind == "traceback" and match[0].startswith("Traceback"):
                 self._tracebacks.begin(line[: match.start()])
             elif kind == "traceback":
                 self._forget(self._tracebacks.caught(self._count))
-            elif kind == "end" and each.pattern.ended == "walltime":
+            elif kind == "end" and rule.pattern.ended == "walltime":
                 self.limit = hide_secrets(match[0].strip("[] "))[:400]
             elif kind == "fact":
-                self._plan(values_of(line, match, each.pattern), False)
+                self._plan(values_of(line, match, rule.pattern), False)
             elif self._own is None and kind in ("step", "progress", "eval"):
-                values = values_of(line, match, each.pattern)
+                values = values_of(line, match, rule.pattern)
                 row = row or self._by_dialect(kind, values, rank_of(line))
                 if kind == "progress" and values.get("step") != self._bar:  # a closed bar is drawn again
                     self._stepped_at, self._bar = self._count, float_of(values, "step")

@@ -93,21 +93,21 @@ class Tracebacks:
         """
         self._source = ""
         label, rest = self._split(line)
-        each = self._open.get(label)
-        if each is None or not rest.strip():
+        begun = self._open.get(label)
+        if begun is None or not rest.strip():
             return None
-        if each.name:
+        if begun.name:
             del self._open[label]
-            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (each.number, f"{each.name} {rest.strip()}")
+            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (begun.number, f"{begun.name} {rest.strip()}")
         if rest[0] in INDENT and not failed:
-            each.source = rest.strip().rstrip("\\ ") if each.in_frame else each.source
-            each.in_frame = rest.lstrip().startswith('File "')
+            begun.source = rest.strip().rstrip("\\ ") if begun.in_frame else begun.source
+            begun.in_frame = rest.lstrip().startswith('File "')
             return None
         found = _EXCEPTION.match(rest.rstrip())
-        each.foreign -= 1
-        if failed or found or not each.foreign:
+        begun.foreign -= 1
+        if failed or found or not begun.foreign:
             del self._open[label]
-            self._source = each.source if _ALONE.match(rest) else ""
+            self._source = begun.source if _ALONE.match(rest) else ""
         if failed or not found or _NO_FAILURE.match(found[0]):
             return None
         self._unknown = number
