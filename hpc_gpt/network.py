@@ -1,5 +1,5 @@
-"""Where the ranks of several nodes meet: the network interface, gloo's, which torch uses between hosts, on GPUs too;
-the port of the rendezvous; and the files that rank 0 has open there.
+"""Where the ranks of several nodes meet: the network interface of gloo, which torch uses between hosts, also on GPUs;
+the port of the rendezvous; and the files that rank 0 has open for it.
 
 Left alone, gloo takes the interface whose address the node's own name has, which may be another on each node, or none.
 NCCL chooses for itself: the route to the first node is often the slow Ethernet.

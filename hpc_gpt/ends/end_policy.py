@@ -56,7 +56,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended: a class of `state.ENDED`, the first cause as text, and the node at fault, if one is."""
+    """How an attempt ended: a class of `failures.ENDED`, the first cause as text, and the node at fault, if one is."""
 
     ended: str
     cause: str | None = None

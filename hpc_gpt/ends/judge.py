@@ -9,7 +9,7 @@ from hpc_gpt.ends.state import ends_by_itself, is_mistake, pause_s
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
+    """One attempt that has ended, with a class of failures.ENDED; `node` is at fault, if one is.
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
     without one. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`: its job

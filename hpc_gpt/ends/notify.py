@@ -47,7 +47,7 @@ _BY_USER = ("stopped", "cancelled")
 
 
 def ended_as(run: RunFolder, attempt: Attempt) -> str:
-    """How an attempt ended; empty if it may run. Of one whose process here was killed nobody has written it."""
+    """How an attempt ended; empty if it may run. If its process was killed on this machine, no file says it."""
     said = attempt.verdict().get("ended") or attempt.ended().get("ended")
     if said or not is_lost_here(run, attempt):
         return str(said or "")

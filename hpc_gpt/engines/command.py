@@ -1,4 +1,4 @@
-"""Any program: the one that `[command]` says. What it computes, and how, is its own.
+"""Any program that `[command]` starts. What it computes, and how, is up to the program.
 
 The rules of `[command]` are here, and its texts with the values of an attempt filled in.
 """
@@ -54,7 +54,7 @@ class CommandEngine(EngineFacts):
         return None
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        """What the program would not hear of."""
+        """The keys of [train] that would not reach the program."""
         plain = Train()
         for entry in fields(Train):
             if entry.name not in _OF_TRAIN + _FOLLOWS and getattr(train, entry.name) != getattr(plain, entry.name):
@@ -64,7 +64,7 @@ class CommandEngine(EngineFacts):
                 )
 
     def data_of(self, data: Data) -> Data:
-        """None of ours: the program reads its own. Raises ConfigError for what it would not be told of."""
+        """No data of ours: the program reads its own. Raises ConfigError for keys that would not reach it."""
         if data not in (Data(), _NO_DATA):
             raise ConfigError("[data] is given, but a program of your own is not told of it", "put it into command.run")
         return _NO_DATA
@@ -75,7 +75,7 @@ class CommandEngine(EngineFacts):
         return command
 
     def check_plan(self, plan: Plan) -> None:
-        """Nothing else says what the program does."""
+        """Accepts every `[plan]`: no other key says what the program does."""
 
     def planned_as(self, plan: Plan) -> str | None:
         if plan.like in (None, self.name):

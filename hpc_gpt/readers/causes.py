@@ -82,7 +82,7 @@ _NO_CAUSE = "nothing says why the log ends"
 class Cause:
     """How an attempt ended, and why.
 
-    `ended`: a class of state.ENDED, `unknown` if nothing says it. `text`: the cause in one line, quoted from the log
+    `ended`: a class of failures.ENDED, `unknown` if nothing says it. `text`: the cause in one line, quoted from the log
     after the number of the rank; printable, without secrets. `failure`: where the log says it, None if it does not.
     `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was found because it was silent or late.
     `ordered`: every failure, one per line: the cause, then other failures by time, then survived ones, then echoes.

@@ -114,7 +114,7 @@ class Tracebacks:
         return number, found[0]
 
     def with_source(self, message: str) -> str:
-        """The words of a failure that is the last line, with the source that raised it if they are a name alone."""
+        """The message of a failure that is the last line, with the source that raised it if that is a name alone."""
         return f"{message} at `{self._source[:200]}`" if self._source and _ALONE.match(message) else message
 
     def _split(self, line: str) -> tuple[str, str]:
