@@ -20,9 +20,9 @@ from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import build_norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, OnePassLoss, Techniques
+from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
-from hpc_gpt.model.vocab_loss import VocabParallelLoss
+from hpc_gpt.model.vocab_loss import ChunkedLoss, OnePassLoss, VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
 
 

@@ -1,4 +1,4 @@
-"""One rank's part in an attempt, from the rendezvous to ended.json."""
+"""One rank's part in an attempt, from the rendezvous to ended.json; and how long its start took, by parts."""
 
 import contextlib
 import functools
@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
 from hpc_gpt.network import check_open_files, use_interface
+from hpc_gpt.process import stat_of
 from hpc_gpt.runs.after_jobs import forget_over
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
@@ -34,13 +37,79 @@ from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.engines.torch_private import without_compiler
 from hpc_gpt.train.loop import Loop, Supervision
-from hpc_gpt.train.measurements import GpuWatch, MatmulRate, StartClock, write_measured
+from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
 from hpc_gpt.train.ranks import Ranks, choose_device, leave, write_flight_record
 
 # A rank that leaves a hang has so long to print and announce it.
 _LEAVE_S = 8.0
 # Longest wait for the removal of old checkpoints at an end that leaves time for it.
 _TIDY_S = 600.0
+_START_FILE = "start.json"
+# In the order in which they follow each other. `script`: from the job's start to the start of this rank's process, with
+# a preflight, but without the `staging` of a profile's `stage`. `imports`: until its modules are loaded. `rendezvous`:
+# until all ranks have met. `build`: data, model, engine and checkpoint, until the first step begins.
+START_PARTS = ("script", "staging", "imports", "rendezvous", "build", "first_step")
+
+
+class StartClock:
+    """Rank 0's clock. `end(part)` is called where a part ends; the last one writes the attempt's start.json.
+
+    A part that does not end takes 0 s, and its time is the next one's.
+    """
+
+    def __init__(self, attempt: Attempt, environment: Mapping[str, str] = os.environ) -> None:
+        self._attempt = attempt
+        self._process_start = process_start()
+        self._job_start = min(_job_start(attempt.started(), environment) or self._process_start, self._process_start)
+        # On this machine the script becomes this process, which is then older than what the script has done.
+        staging_s, until = _staging(environment)
+        until = max(until, self._process_start)
+        self._ends = {"script": until - staging_s, "staging": until}
+
+    def end(self, part: str) -> None:
+        """Notes that a part of START_PARTS ends now; a second end of it changes nothing."""
+        if part in self._ends:
+            return
+        self._ends[part] = time.time()
+        if part == START_PARTS[-1]:
+            when_there_is_space(
+                lambda: write_once(self._attempt.folder / _START_FILE, json.dumps(self.figures()) + "\n"), _START_FILE
+            )
+
+    def figures(self) -> dict[str, object]:
+        """`start_s` and `start_parts`, seconds by part, which add up to it but for their rounding."""
+        parts, began = {}, self._job_start
+        for part in START_PARTS:
+            ended = max(self._ends.get(part, began), began)
+            parts[part] = round(ended - began, 3)
+            began = ended
+        return {"start_s": round(began - self._job_start, 3), "start_parts": parts}
+
+
+def _staging(environment: Mapping[str, str]) -> tuple[float, float]:
+    """(seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
+    try:
+        seconds, until = map(float, environment.get("HPC_GPT_STAGING", "0 0").split())
+    except ValueError:
+        return 0.0, 0.0
+    return max(0.0, seconds), until
+
+
+def process_start() -> float:
+    """When this process started, in epoch seconds."""
+    since_boot = float(stat_of("self")[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+
+
+def _job_start(started: Mapping[str, object], environment: Mapping[str, str]) -> float | None:
+    """When the attempt's job started, in epoch seconds: as Slurm says if the attempt is a job of its own, and else when
+    its script made attempt.json."""
+    noted = started.get("started")
+    job = str(started.get("job_id", "")).partition("_")[0]
+    slurm = environment.get("SLURM_JOB_START_TIME", "")
+    if slurm.isdigit() and job and job in (environment.get("SLURM_JOB_ID"), environment.get("SLURM_ARRAY_JOB_ID")):
+        return float(slurm)
+    return float(noted) if isinstance(noted, int | float) else None
 
 
 class Trainer:
