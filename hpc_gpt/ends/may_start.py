@@ -83,12 +83,7 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
 
 
 def may_start(
-    run: RunFolder,
-    attempt: Attempt,
-    slurm: SlurmStates,
-    now: float,
-    read_cause: ReadCause,
-    left: int = _ASKS,
+    run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, read_cause: ReadCause, left: int = _ASKS
 ) -> str:
     """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
 

@@ -43,13 +43,7 @@ from hpc_gpt.slurm.hosts import expand_hosts
 
 
 def decide_next(
-    run: RunFolder,
-    attempt: Attempt,
-    slurm: str,
-    cause: str,
-    job: ShownJob,
-    now: float,
-    read_cause: ReadCause,
+    run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: ShownJob, now: float, read_cause: ReadCause
 ) -> str:
     """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
 

@@ -124,12 +124,7 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        layer: int,
-        shape: ModelShape,
-        tp: TensorParallel,
-        initial: InitialWeights,
-        techniques: Techniques,
+        self, layer: int, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
     ) -> None:
         super().__init__()
         name = f"blocks.{layer}.attention"

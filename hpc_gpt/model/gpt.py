@@ -138,11 +138,7 @@ class Gpt(nn.Module):
     """The whole model, on one rank or split over a tensor-parallel group."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        seed: int,
-        tp: TensorParallel | None = None,
-        techniques: Techniques | None = None,
+        self, shape: ModelShape, seed: int, tp: TensorParallel | None = None, techniques: Techniques | None = None
     ) -> None:
         super().__init__()
         tp, techniques = tp or TensorParallel(), techniques or Techniques()

@@ -99,12 +99,7 @@ def drawing(content: str, width: float | None, height: float, title: str, descri
     )
     return Svg(
         element(
-            "svg",
-            named + content,
-            **size,
-            role="img",
-            aria_labelledby=f"{anchor}-t",
-            aria_describedby=f"{anchor}-d",
+            "svg", named + content, **size, role="img", aria_labelledby=f"{anchor}-t", aria_describedby=f"{anchor}-d"
         )
     )
 

@@ -18,9 +18,7 @@ from typing import Any
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.supervision.heartbeat import (
-    name_ranks,
-)
+from hpc_gpt.supervision.heartbeat import name_ranks
 
 _STACK_S = 20.0
 

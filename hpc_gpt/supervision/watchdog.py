@@ -40,13 +40,7 @@ from hpc_gpt.runs.heartbeats import (
     write_heartbeat,
 )
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.supervision.heartbeat import (
-    HangVerdict,
-    Heartbeat,
-    LastHeartbeat,
-    judge_heartbeats,
-    next_watch_s,
-)
+from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, LastHeartbeat, judge_heartbeats, next_watch_s
 from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_flight_records
 
 _TICK_S = 1.0

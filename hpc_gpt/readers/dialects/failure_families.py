@@ -88,13 +88,7 @@ VARIES = "…"
 
 
 def failure_family(
-    ended: str,
-    to_do: str,
-    *,
-    raised_as: str = "",
-    says: str = "",
-    line: str = "",
-    echo: bool = False,
+    ended: str, to_do: str, *, raised_as: str = "", says: str = "", line: str = "", echo: bool = False
 ) -> tuple[Pattern, ...]:
     """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
 

@@ -13,21 +13,9 @@ from numpy.typing import NDArray
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.kept import kept_file
-from hpc_gpt.readers.logs.line_kinds import (
-    NOTHING,
-    UNKNOWN,
-    LineBlock,
-    asks_digits,
-    kinds_for_a_log,
-    zeroed,
-)
+from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
 from hpc_gpt.readers.logs.lines import LineReader
-from hpc_gpt.readers.logs.matches import (
-    ANSI,
-    Found,
-    literal_scan,
-    without_colours,
-)
+from hpc_gpt.readers.logs.matches import ANSI, Found, literal_scan, without_colours
 from hpc_gpt.readers.logs.parts import LONGEST_LINE
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.logs.stretches import Between, is_between, take_known

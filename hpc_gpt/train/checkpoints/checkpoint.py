@@ -74,11 +74,7 @@ class Checkpoints:
     """The checkpoints of one run, in `folder`; every method but `busy` and `retain` is collective."""
 
     def __init__(
-        self,
-        folder: Path,
-        ranks: Peers,
-        background: Background | None = None,
-        retention: Retention | None = None,
+        self, folder: Path, ranks: Peers, background: Background | None = None, retention: Retention | None = None
     ) -> None:
         self.folder = folder
         self._ranks = ranks

@@ -41,10 +41,7 @@ class ShardedCheckpoint:
     """Saves and loads `parameters` and the state of the `optimizer` of this rank's `shards` of them."""
 
     def __init__(
-        self,
-        parameters: Sequence[DTensor],
-        shards: list[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
+        self, parameters: Sequence[DTensor], shards: list[nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
         self._shards = {full_name(shard): shard for shard in shards}
         self._parameters = dict(zip(self._shards, parameters, strict=True))

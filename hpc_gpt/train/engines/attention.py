@@ -233,10 +233,7 @@ class _Trial:
         with warnings.catch_warnings(record=True) as warned, sdpa_kernel(kernels, set_priority=True):
             warnings.simplefilter("always")
             try:
-                choice, reason = (
-                    torch_private.chosen_attention(*parts, self.grouped and not self.expands, mask),
-                    "",
-                )
+                choice, reason = (torch_private.chosen_attention(*parts, self.grouped and not self.expands, mask), "")
             except RuntimeError as failure:
                 choice, reason = SDPBackend.ERROR.value, _one_line(failure)
         if choice in _NAMES:
