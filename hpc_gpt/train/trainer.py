@@ -270,14 +270,14 @@ class Trainer:
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> tuple[Resolved, Samples | ShardSet]:
         """The settings with the places of the data's files, and the run's samples. One rank of each node makes them if
         they are missing, and looks whether they are rank 0's; all ranks compare their SHA-256."""
-        found: LookedUp = {}
+        looked_up: LookedUp = {}
         looks = self._identity.local_rank == 0
         if looks:
-            ensure_data(resolved, beside=self._run.data_beside, found=found)
+            ensure_data(resolved, beside=self._run.data_beside, looked_up=looked_up)
         resolved = located(resolved, self._run.data_beside)
         ranks.barrier()
-        of_first = ranks.broadcast(found)
-        samples = open_samples(resolved, found if looks else of_first)
+        of_first = ranks.broadcast(looked_up)
+        samples = open_samples(resolved, looked_up if looks else of_first)
         first = ranks.broadcast(samples.identity)
         if samples.identity != first:
             raise DataError(
