@@ -25,7 +25,7 @@ from hpc_gpt.launch.until import parse_until
 from hpc_gpt.plan.search import Figures, figures_of
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
-from hpc_gpt.report.notebook import runs_html
+from hpc_gpt.report.loss_curve import runs_html
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.record import Record
 from hpc_gpt.runs.run_folder import RunFolder

@@ -1,5 +1,5 @@
-"""Where the ranks of several nodes meet: the network interface, gloo's, which torch uses between hosts, on GPUs too;
-the port of the rendezvous; and the files that rank 0 has open there.
+"""Where the ranks of several nodes meet: the network interface of gloo, which torch uses between hosts, also on GPUs;
+the port of the rendezvous; and the files that rank 0 has open for it.
 
 Left alone, gloo takes the interface whose address the node's own name has, which may be another on each node, or none.
 NCCL chooses for itself: the route to the first node is often the slow Ethernet.
@@ -44,17 +44,17 @@ def list_interfaces() -> dict[str, str]:
     first = ctypes.POINTER(_Interface)()
     if library.getifaddrs(ctypes.byref(first)):
         raise OSError(ctypes.get_errno(), "getifaddrs")
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     at = first
     while at:
         here = at.contents
         if here.address and (place := _ADDRESS.get(ctypes.c_ushort.from_address(here.address).value)):
             offset, length = place
             address = ipaddress.ip_address(ctypes.string_at(here.address + offset, length))
-            found.setdefault(str(address), here.name.decode())
+            names.setdefault(str(address), here.name.decode())
         at = here.next
     library.freeifaddrs(first)
-    return found
+    return names
 
 
 def source_address(host: str) -> str:

@@ -93,19 +93,19 @@ def _has_shape(value: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def _names_secret(key: str, is_number: bool) -> bool:
-    words = [word.lower() for word in _WORDS.findall(key)]
-    if _ALWAYS & set(words) or any(word.endswith(_ALWAYS_ENDS) for word in words):
+    parts = [word.lower() for word in _WORDS.findall(key)]
+    if _ALWAYS & set(parts) or any(word.endswith(_ALWAYS_ENDS) for word in parts):
         return True
     # A number or a switch is a size or a choice, as `per_token 0` or `use_auth_token False`.
     if is_number:
         return False
-    before = words[-2] if len(words) > 1 else ""
-    if words and words[-1] == "token":
+    before = parts[-2] if len(parts) > 1 else ""
+    if parts and parts[-1] == "token":
         return before not in _SYMBOLS
     # MYSQL_PWD; PWD and OLDPWD are folders.
-    if words and words[-1] == "pwd":
+    if parts and parts[-1] == "pwd":
         return before not in ("", "old")
-    return bool(words) and words[-1] == "key" and before in _KEYS
+    return bool(parts) and parts[-1] == "key" and before in _KEYS
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:

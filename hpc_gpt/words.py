@@ -168,7 +168,7 @@ def some(texts: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> str:
-    """Words on the things that are not among the first `shown`; nothing if all are.
+    """How many things are not among the first `shown`, as text; empty if all are.
 
     >>> and_more(1200, 3), and_more(3, 3), and_more(4, 3, ", and ", "other key"), and_more(5, 3, ", and ", "other")
     (' and 1,197 more', '', ', and 1 other key', ', and 2 others')
@@ -178,13 +178,13 @@ def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> 
     return before + (counted(number - shown, what) if what else f"{number - shown:,} more")
 
 
-def class_and_cause(ended: str, words: str | None) -> str:
-    """A class or state of a run with the words on it, if these say more than its name.
+def class_and_cause(ended: str, cause: str | None) -> str:
+    """A class or state of a run with its cause, if that says more than its name.
 
     >>> class_and_cause("nan", "the loss is NaN"), class_and_cause("done", "done"), class_and_cause("error", None)
     ('nan: the loss is NaN', 'done', 'error')
     """
-    return ended if words in (None, "", ended) else f"{ended}: {words}"
+    return ended if cause in (None, "", ended) else f"{ended}: {cause}"
 
 
 def without_figures(text: str) -> str:

@@ -220,7 +220,6 @@ VALUE_TYPES = {
     "settings.key_rules",
     "settings.program_text",
     "settings.schedule",
-    "settings.command",
     "settings.sized",
     "settings.cluster",
     "settings.resolved",

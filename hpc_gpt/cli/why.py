@@ -65,12 +65,12 @@ def _lines(found: Why) -> list[str]:
     record, last, advice = found.record, found.last, meaning(found.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
     # Of a program of one's own only its own words say how many steps it has made of how many.
-    means = found.words if found.ended == "done" and found.words else advice.means
+    means = found.text if found.ended == "done" and found.text else advice.means
     lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_cause(found.ended, means)}"]
     if last is not None:
         lines += _cause_lines(last, found)
-    elif found.words:
-        lines.append(f"cause    {found.words}")
+    elif found.text:
+        lines.append(f"cause    {found.text}")
     if found.status:
         lines.append(f"status   {found.status}")
     if found.ended not in ("done", "pending", "running"):
@@ -81,7 +81,7 @@ def _lines(found: Why) -> list[str]:
         lines.append(f"exclude  {found.exclude}")
     if len(found.attempts) > (last is not None):
         lines += ["", "attempts"]
-        lines += [f"  {each.attempt}  {class_and_cause(each.ended, each.words)}" for each in found.attempts]
+        lines += [f"  {each.attempt}  {class_and_cause(each.ended, each.text)}" for each in found.attempts]
     return lines
 
 
@@ -91,8 +91,8 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
 
     lines = []
     cause, failure = last.cause, last.failure
-    if found.words and found.words != found.ended != "done":
-        lines.append(f"cause    {found.words}")
+    if found.text and found.text != found.ended != "done":
+        lines.append(f"cause    {found.text}")
     if cause.rank is not None:
         lines.append(f"rank     {cause.rank}")
     if cause.node:
@@ -109,11 +109,11 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
             lines.append(f"{mark} {number:{width}} | {text}".rstrip())
     if found.ended == "done":
         return lines
-    others = [f"{other.ended}: {one_line(other.words)} ({one_line(str(other.place))})" for other in last.others]
+    others = [f"{other.ended}: {one_line(other.message)} ({one_line(str(other.place))})" for other in last.others]
     lines += _listed("also", others)
     lines += _listed("then", [f"{count} x {words}" for words, count in followed(cause.echoes)])
     lines += _listed(
-        "outlived", [f"{one_line(other.words)} ({one_line(str(other.place))})" for other in cause.survived]
+        "outlived", [f"{one_line(other.message)} ({one_line(str(other.place))})" for other in cause.survived]
     )
     return lines
 

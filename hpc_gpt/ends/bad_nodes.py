@@ -158,5 +158,5 @@ def _prune(folder: Path, node: str, now: float) -> None:
         path.unlink(missing_ok=True)
 
 
-def _warn(words: str) -> None:
-    sys.stderr.write(f"warning: {words}\n")
+def _warn(message: str) -> None:
+    sys.stderr.write(f"warning: {message}\n")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.end_policy import End, cannot_continue
@@ -36,12 +36,21 @@ ReadCause = Callable[[Attempt], End]
 _EXIT = re.compile(r"exit code \d+")
 
 
+class ShownJob(NamedTuple):
+    """What Slurm shows of a job whose attempt has ended. `excluded`: the nodes that it excludes. `put_back`: Slurm
+    starts it again, whatever the verdict. `ran_s`: how long it has run, without the time in which it was suspended."""
+
+    excluded: Sequence[str] = ()
+    put_back: bool = False
+    ran_s: float | None = None
+
+
 def classify(
-    attempt: Attempt, slurm: str, words: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
+    attempt: Attempt, slurm: str, slurm_cause: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
 ) -> End:
     """The class, cause and node of an attempt that has ended; `state.class_of` decides.
 
-    `slurm` is the class and `words` the cause by what Slurm says of the job and its tasks; `unknown` if it says
+    `slurm` is the class and `slurm_cause` the cause by what Slurm says of the job and its tasks; `unknown` if it says
     nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. `read_cause` reads the log
     if neither the trainer nor Slurm says more than `error`, or if it may name the node.
     """
@@ -49,10 +58,10 @@ def classify(
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
     ended = class_of(facts) or "unknown"
     own = bool(end) and ended in (facts.said, "unknown")
-    words = explain_srun(words)
+    slurm_cause = explain_srun(slurm_cause)
     # A rank that only lost another one may have been the first to write; srun names the one that ended.
-    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(words))
-    cause = end.get("cause") if own else words or end.get("cause")
+    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(slurm_cause))
+    cause = end.get("cause") if own else slurm_cause or end.get("cause")
     node = end.get("node")
     if ended in VAGUE or (meaning(ended).of_node and node is None):
         found = read_cause(attempt)
@@ -93,21 +102,19 @@ def conclude(
     end: End,
     now: float,
     over: int | None,
-    asked: str = "",
-    put_back: bool = False,
-    ran_s: float | None = None,
+    job: ShownJob,
+    wish: str = "",
 ) -> tuple[Verdict, list[str]]:
     """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
 
-    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `asked` as in judge.
-    `put_back`: Slurm starts the same job again, whatever the verdict. `ran_s`: how long its job has run by Slurm, which
-    does not count the time in which it was suspended. What a full disk refuses is printed.
+    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `wish` as in judge.
+    What a full disk refuses is printed.
     """
     elapsed_s = attempt.elapsed_s() if over == attempt.number else None
-    if over == attempt.number and ran_s:
+    if over == attempt.number and job.ran_s:
         began = attempt.started().get("started")
         elapsed_s = now - began if elapsed_s is None and began else elapsed_s
-        elapsed_s = None if elapsed_s is None else min(elapsed_s, ran_s)
+        elapsed_s = None if elapsed_s is None else min(elapsed_s, job.ran_s)
     step = attempt.last_metrics().get("step")
     with disk_that_may_be_full():
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
@@ -124,13 +131,13 @@ def conclude(
     ]
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
-    verdict = judge(past, Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours), asked)
+    verdict = judge(past, Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours), wish)
     exclude: list[str] = []
     if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
         exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
     with disk_that_may_be_full():
-        write_verdict(run, attempt, verdict, past, exclude, now, end, put_back, elapsed_s)
+        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s)
     return verdict, exclude
 
 
@@ -144,7 +151,6 @@ def disk_that_may_be_full() -> Iterator[None]:
 
 
 def write_verdict(
-    run: RunFolder,
     attempt: Attempt,
     verdict: Verdict,
     past: Sequence[EndedAttempt],
@@ -154,7 +160,7 @@ def write_verdict(
     put_back: bool = False,
     elapsed_s: float | None = None,
 ) -> None:
-    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in conclude, `elapsed_s`
+    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob, `elapsed_s`
     how long the attempt had its job, if that is known."""
     text = {
         **asdict(verdict),
@@ -162,7 +168,7 @@ def write_verdict(
         "node": end.node,
         "begin": now + verdict.pause_s if verdict.go_on else None,
         "exclude": list(exclude) if verdict.go_on else [],
-        "saved_step": newest_saved(run),
+        "saved_step": newest_saved(RunFolder(attempt.folder.parents[1])),
         "gpu_hours": round(gpu_hours(past), 6),
         "put_back": put_back,
         "time": now,

@@ -56,7 +56,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended: a class of `state.ENDED`, the first cause as text, and the node at fault, if one is."""
+    """How an attempt ended: a class of `failures.ENDED`, the first cause as text, and the node at fault, if one is."""
 
     ended: str
     cause: str | None = None
@@ -277,28 +277,28 @@ def end_by_script(
     `code`: srun's exit code, or that of the rank which `message`, srun's own, names. `shown`: the job as `scontrol show
     job` prints it, empty if Slurm did not answer. `put_back`: Slurm starts the same job again.
     """
-    said = message or f"exit code {code}"
+    exit_text = message or f"exit code {code}"
     state = shown_as(shown, "JobState")
     log = _end_of(attempt)
     if is_cancelled(run, attempt):
-        return "cancelled", f"hpc-gpt cancel, {said}"
+        return "cancelled", f"hpc-gpt cancel, {exit_text}"
     if _NODE_FAILED.search(log):
-        return "node_failure", f"a node of the job died, {said}"
+        return "node_failure", f"a node of the job died, {exit_text}"
     if not state or state in SLURM_RUNS:
         # srun names no rank that failed first: the signal ended all of them, before they could handle it or because
         # their program does not.
         if code == 128 + signal.SIGTERM and not message:
             end = class_of_sigterm(run, attempt, shown, time.time())
             if end.requeue:
-                return end.ended, f"{end.cause}, {said}"
-        return "error", said
+                return end.ended, f"{end.cause}, {exit_text}"
+        return "error", exit_text
     if _PREEMPTED.search(log):
-        return "preempted", f"preempted before it had ended, {said}"
+        return "preempted", f"preempted before it had ended, {exit_text}"
     if shown_as(shown, "Reason") == "TimeLimit":
-        return "walltime", f"the time limit ended it, {said}"
+        return "walltime", f"the time limit ended it, {exit_text}"
     if put_back:
         return "requeued", "put back to the queue by Slurm or by hand"
-    return "cancelled", f"{state}, {said}"
+    return "cancelled", f"{state}, {exit_text}"
 
 
 def first_failure(attempt: Attempt) -> str:

@@ -79,7 +79,7 @@ class ExitStatus:
         return f"{words}, by hand or by the kernel's memory killer" if self.is_kill else words
 
 
-def read_exit_status(words: str | None) -> ExitStatus | None:
+def read_exit_status(cause: str | None) -> ExitStatus | None:
     """The end that a text reports: our own text, or srun's message; None without one.
 
     >>> read_exit_status("srun: error: n2: task 1: Killed")
@@ -87,26 +87,26 @@ def read_exit_status(words: str | None) -> ExitStatus | None:
     >>> read_exit_status("rank 1 ended with signal SIGKILL"), read_exit_status("rank 1: KeyError: 'a'")
     (ExitStatus(ranks='1', node=None, code=-9), None)
     """
-    found = _OWN.search(words or "")
+    found = _OWN.search(cause or "")
     if found is not None:
         name = found["signal"] or found["old"]
         if name and name not in signal.Signals.__members__:
             return None
         return ExitStatus(found["ranks"], found["node"], -signal.Signals[name] if name else int(found["code"]))
-    found = _SRUN.search(words or "")
+    found = _SRUN.search(cause or "")
     return _of_srun(found) if found is not None else None
 
 
-def is_lost_peer(words: str | None) -> bool:
+def is_lost_peer(cause: str | None) -> bool:
     """Whether a cause is only that a rank lost another one.
 
     >>> is_lost_peer("rank 0 lost another rank: RuntimeError: Connection reset by peer"), is_lost_peer("rank 0: no")
     (True, False)
     """
-    return _LOST.match(words or "") is not None
+    return _LOST.match(cause or "") is not None
 
 
-def explain_srun(words: str) -> str:
+def explain_srun(cause: str) -> str:
     """The text with srun's messages in our words; of a killed rank with srun's own message, which is the evidence.
 
     >>> explain_srun("hpc-gpt cancel, n1: task 0: Exited with exit code 3")
@@ -119,7 +119,7 @@ def explain_srun(words: str) -> str:
         end = _of_srun(found)
         return f"{end} (srun: {found[0]})" if end.is_kill else str(end)
 
-    return _SRUN.sub(ours, words)
+    return _SRUN.sub(ours, cause)
 
 
 def _of_srun(found: re.Match[str]) -> ExitStatus:

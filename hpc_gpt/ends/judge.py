@@ -9,7 +9,7 @@ from hpc_gpt.ends.state import ends_by_itself, is_mistake, pause_s
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """One attempt that has ended, with a class of state.ENDED; `node` is at fault, if one is.
+    """One attempt that has ended, with a class of failures.ENDED; `node` is at fault, if one is.
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
     without one. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`: its job
@@ -89,47 +89,47 @@ def budget_left(
     return left_s, "" if left_s > (lead_s or 0) else why
 
 
-def judge(past: Sequence[EndedAttempt], rules: Rules, asked: str = "") -> Verdict:
+def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict:
     """The verdict after the last attempt of `past`, which is not empty.
 
-    `asked`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
+    `wish`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
     """
     last = past[-1]
     # The attempts since a start by hand, which is after one that ended the run.
     row = past[max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0) :]
-    own = last.cause or last.ended
+    cause = last.cause or last.ended
 
     def stop(ended: str, why: str) -> Verdict:
         return Verdict(False, ended, last.ended, why)
 
     if not RETRIES[last.ended].continues:
-        return stop(last.ended, own)
-    if asked:
-        return stop(asked, own)
+        return stop(last.ended, cause)
+    if wish:
+        return stop(wish, cause)
     if last.ended == "error" and is_mistake(last.cause):
-        return stop("error", f"{own}; started again, the program would say the same")
+        return stop("error", f"{cause}; started again, the program would say the same")
     if last.ended == "error" and not last.progressed and all(each.quick for each in row if each.most):
         words = f"it exited within {QUICK_S} s, before a step or a checkpoint"
-        return stop("error", f"{own}; {words}: started again, it would do the same")
+        return stop("error", f"{cause}; {words}: started again, it would do the same")
     if rules.cannot_continue:
-        return stop(last.ended, f"{own}; {rules.cannot_continue}")
+        return stop(last.ended, f"{cause}; {rules.cannot_continue}")
     spent = gpu_hours(past)
     if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
-        return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {own}")
+        return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {cause}")
     counted = [each for each in row if each.most][-2:]
     if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
-        return stop("no_progress", f"{own}, as the attempt before, which left no older checkpoint")
+        return stop("no_progress", f"{cause}, as the attempt before, which left no older checkpoint")
     idle = without_progress(row)
     if is_too_much(idle):
         if last.unseen:
             why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
-            return stop("no_progress", f"{why}; the last end was {own}")
+            return stop("no_progress", f"{why}; the last end was {cause}")
         where = f"the newest checkpoint is still that of step {last.saved}" if last.saved else "there is no checkpoint"
         return stop(
-            "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {own}"
+            "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {cause}"
         )
     failures = failures_in_row(row) if RETRIES[last.ended].fails else 0
-    return Verdict(True, last.ended, last.ended, own, pause_s(rules.retry_pause_s, failures), failures)
+    return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
 
 
 def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:

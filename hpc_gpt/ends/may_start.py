@@ -25,6 +25,7 @@ from pathlib import Path
 from hpc_gpt.ends.decisions import (
     NEXT_MARK,
     ReadCause,
+    ShownJob,
     classify,
     conclude,
     disk_that_may_be_full,
@@ -82,19 +83,14 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
 
 
 def may_start(
-    run: RunFolder,
-    attempt: Attempt,
-    slurm: SlurmStates,
-    now: float,
-    read_cause: ReadCause,
-    left: int = _ASKS,
+    run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, read_cause: ReadCause, left: int = _ASKS
 ) -> str:
     """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
 
     `left`: how often the script can still ask, this time included.
     """
     resolved = run.resolved()
-    own = job_of(attempt)
+    own_job = job_of(attempt)
     earlier = [each for each in run.attempts() if each.number < attempt.number]
 
     def refuse(ended: str, why: str, code: int) -> str:
@@ -103,7 +99,7 @@ def may_start(
     for other in not_judged(run, attempt):
         job_id = job_of(other)
         state = slurm.queue.get(job_id, "")
-        if job_id == own:
+        if job_id == own_job:
             _conclude_lost(run, other, resolved, slurm, now, read_cause, again=True)
         elif (
             slurm_is_leaving(state)
@@ -118,11 +114,11 @@ def may_start(
         elif slurm_state(state) != "pending":
             _conclude_lost(run, other, resolved, slurm, now, read_cause, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
-    if (ended := _ended_before(run, earlier, past, own, now)) is not None:
+    if (ended := _ended_before(run, earlier, past, own_job, now)) is not None:
         if ended.ended == "done":
             return _leave(run, attempt, ended.why)
         return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in GOOD else 1)
-    if asked := run.asked_to_end(own):
+    if asked := run.asked_to_end(own_job):
         line = refuse(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited", 0)
         forget_stop(run, attempt)
         return line
@@ -135,22 +131,22 @@ def may_start(
             check_open_files(resolved.gpus)
         except ConfigError as fault:
             return refuse("user_error", f"{fault}: {fault.hint}", 1)
-    if why := _held(run, own, slurm):
+    if why := _held(run, own_job, slurm):
         return refuse("refused", why, 1)
     return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
 
 
-def _held(run: RunFolder, own: str, slurm: SlurmStates) -> str:
+def _held(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
     """Takes the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
 
     def is_gone(other: lock.Holder) -> bool | None:
         if other.slurm_job is None:
             return other.is_gone()
-        return other.slurm_job == own or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
+        return other.slurm_job == own_job or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
 
     try:
-        if own and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
-            lock.take(run, lock.job_holder(own), is_gone)
+        if own_job and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
+            lock.take(run, lock.job_holder(own_job), is_gone)
     except lock.RunLocked as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job
         return f"job {job_id} runs this run already" if job_id else f"{fault}: {fault.hint}"
@@ -165,7 +161,7 @@ def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
 
 
 def _ended_before(
-    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[EndedAttempt], own: str, now: float
+    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[EndedAttempt], own_job: str, now: float
 ) -> Verdict | None:
     """The verdict of a run that has already ended, unless this job was submitted after that."""
     counted = [each for each in past if each.ended != "refused"]
@@ -178,9 +174,9 @@ def _ended_before(
     verdict = attempt.verdict()
     if verdict.get("go_on") is not False:
         return None
-    lines = [line for line in run.submissions() if str(line.get("job_id")) == own]
-    left_over = last.job_id == own and verdict.get("put_back") is True
-    left_over |= last.job_id != own and bool(lines) and not submitted_after(lines[-1], attempt, last.over)
+    lines = [line for line in run.submissions() if str(line.get("job_id")) == own_job]
+    left_over = last.job_id == own_job and verdict.get("put_back") is True
+    left_over |= last.job_id != own_job and bool(lines) and not submitted_after(lines[-1], attempt, last.over)
     if not left_over:
         return None
     ended, why = str(verdict.get("ended")), str(verdict.get("why"))
@@ -203,25 +199,25 @@ def _conclude_lost(
     states = slurm.starts.get(job_id, [])
     # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
-    ended, words = end_by_accounting(lost, state, again)
+    ended, cause = end_by_accounting(lost, state, again)
     moment = None
     with contextlib.suppress(OSError):
         moment = run.cancelled_mark(job_id).stat().st_mtime if job_id else None
     if moment is not None and not again:
         # It ended when it was cancelled, so that a job that was submitted since then may start.
-        words, now = "hpc-gpt cancel", min(now, moment)
-    end = classify(lost, ended, words, read_cause, again, moment is not None)
+        cause, now = "hpc-gpt cancel", min(now, moment)
+    end = classify(lost, ended, cause, read_cause, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
-    conclude(run, lost, resolved, end, now, over, put_back=again)
+    conclude(run, lost, resolved, end, now, over, ShownJob(put_back=again))
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
     with disk_that_may_be_full():  # without an answer the ranks would start
         attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
         past = read_history(run, gpus_of(resolved), now)
-        write_verdict(run, attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+        write_verdict(attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
     return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"
@@ -229,19 +225,19 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
 
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     """The line for a job of a run that is done. Its attempt, which trained nothing, is removed."""
-    own = job_of(attempt)
+    job_id = job_of(attempt)
     print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
-    output = run.path / f"slurm-{own}.out"
+    output = run.path / f"slurm-{job_id}.out"
     with contextlib.suppress(OSError):
         if output.is_file():
             with output.open("a") as file:
                 file.write(f"not started: {why}\n")
     # First rename it, so that it is no attempt: on NFS an open log outlives its removal.
-    aside = attempt.folder.with_name(f".{attempt.number}.{own}")
+    aside = attempt.folder.with_name(f".{attempt.number}.{job_id}")
     with contextlib.suppress(OSError):
         attempt.folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-    return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, own)) or '-'}"
+    return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, job_id)) or '-'}"
 
 
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:

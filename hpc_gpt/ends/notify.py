@@ -47,7 +47,7 @@ _BY_USER = ("stopped", "cancelled")
 
 
 def ended_as(run: RunFolder, attempt: Attempt) -> str:
-    """How an attempt ended; empty if it may run. Of one whose process here was killed nobody has written it."""
+    """How an attempt ended; empty if it may run. If its process was killed on this machine, no file says it."""
     said = attempt.verdict().get("ended") or attempt.ended().get("ended")
     if said or not is_lost_here(run, attempt):
         return str(said or "")
@@ -167,13 +167,13 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
 
     Of what it prints `tail` keeps the end, also of a process that it leaves behind: that one keeps the pipe open.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
         given.write(line.encode())
         given.seek(0)
         keeper = subprocess.Popen(
             ["tail", "-c", "4096"],
             stdin=subprocess.PIPE,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -191,8 +191,8 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
             return ""
         with suppress(subprocess.TimeoutExpired):
             keeper.wait(_KEEPER_S)
-        said.seek(0)
-        lines = said.read().decode(errors="replace").split("\n")
+        output.seek(0)
+        lines = output.read().decode(errors="replace").split("\n")
         last = next((plain(text, " ") for text in reversed(lines) if text.strip()), "")
         return f"the command ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}" + (
             f": {cut(hide_secrets(last), 200)}" if last else ""

@@ -363,17 +363,17 @@ def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) ->
     if verdict.get("go_on") is not True or attempt.requeue_refused():
         return None
     failure = failure_note(attempt) if why else None
-    words = [f"{failure}; continues" if failure else f"continues after {verdict.get('attempt_ended')}"]
+    parts = [f"{failure}; continues" if failure else f"continues after {verdict.get('attempt_ended')}"]
     begin = verdict.get("begin")
     current = time.time() if now is None else now
     if begin is not None and verdict.get("pause_s") and begin > current:
-        words.append(f"at {clock(begin, current)}")
+        parts.append(f"at {clock(begin, current)}")
     left_out = verdict.get("exclude") or []
     if left_out:
-        words.append(f"without {some(left_out, 8)}")
+        parts.append(f"without {some(left_out, 8)}")
     row = verdict.get("retries") or 0
     tail = f"; {ordinal(row)} failure in a row" if row > 1 else ""
-    return ", ".join(words) + tail
+    return ", ".join(parts) + tail
 
 
 def ordinal(number: int) -> str:

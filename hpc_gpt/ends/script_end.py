@@ -62,18 +62,18 @@ def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown:
     on_slurm = resolved.cluster.scheduler == "slurm"
     if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
         return None
-    said = f"exit code {code}"
+    exit_text = f"exit code {code}"
     last, printed = logged_steps(attempt)[-1], read_said(attempt)
     planned = resolved.train.steps or printed.planned
     if not code and 0 < planned <= last:  # also if it was asked to end as it made the last one
         return end_of_exit_0(last, planned, 0)
     if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
         end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
-        return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {said}")
+        return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {exit_text}")
     if state and state not in SLURM_RUNS:
         return None
-    if (words := _signalled(resolved, shown)) is not None:
-        return End("walltime", f"{words}, {said}")
+    if (near_limit := _signalled(resolved, shown)) is not None:
+        return End("walltime", f"{near_limit}, {exit_text}")
     return None if code else end_by_steps(attempt, planned, printed)
 
 

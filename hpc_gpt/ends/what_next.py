@@ -24,6 +24,7 @@ from hpc_gpt.ends import bad_nodes
 from hpc_gpt.ends.decisions import (
     NEXT_MARK,
     ReadCause,
+    ShownJob,
     classify,
     conclude,
     forget_stop,
@@ -42,20 +43,12 @@ from hpc_gpt.slurm.hosts import expand_hosts
 
 
 def decide_next(
-    run: RunFolder,
-    attempt: Attempt,
-    slurm: str,
-    words: str,
-    excluded: Sequence[str],
-    put_back: bool,
-    now: float,
-    read_cause: ReadCause,
-    ran_s: float | None = None,
+    run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: ShownJob, now: float, read_cause: ReadCause
 ) -> str:
-    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script. `ran_s`
-    is as in `conclude`.
+    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
 
-    If the attempt is already judged, only the line: a script that a signal interrupted asks twice.
+    `slurm` and `cause` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
+    interrupted asks twice.
     """
     job_id = job_of(attempt)
     others = ",".join(other_jobs(run, job_id)) or "-"
@@ -64,32 +57,32 @@ def decide_next(
         pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
     else:
         resolved = run.resolved()
-        end = with_free_space(run, classify(attempt, slurm, words, read_cause, cancelled=run.is_cancelled(job_id)))
+        end = with_free_space(run, classify(attempt, slurm, cause, read_cause, cancelled=run.is_cancelled(job_id)))
         for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
         asked = run.asked_to_end(job_id)
-        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, asked, put_back, ran_s)
+        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, asked)
         again, pause_s = verdict.go_on, verdict.pause_s
-        if not again and not put_back:
+        if not again and not job.put_back:
             forget_stop(run, attempt)
     if not again:
         return f"{NEXT_MARK} stop 0 - {others}"
     # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
     earlier = [each.verdict().get("exclude") or [] for each in run.attempts() if each.number < attempt.number]
     ours = {node for nodes in earlier for node in nodes}
-    wanted = (set(excluded) - ours) | set(exclude)
-    nodes = "-" if wanted == set(excluded) else "=" + ",".join(sorted(wanted))
+    wanted = (set(job.excluded) - ours) | set(exclude)
+    nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
     return f"{NEXT_MARK} again {round(pause_s)} {nodes} {others}"
 
 
 def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
-    folder, number, slurm, words, *more = arguments
+    folder, number, slurm, cause, *more = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
     code, ran_s = "", None
     if not more:
-        shown, message = words, first_failure(attempt)
+        shown, message = cause, first_failure(attempt)  # the last argument is SHOWN
         if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
             code = f" {int(slurm)}"
             end_script(run, attempt, int(slurm), shown, read_cause)
@@ -98,14 +91,14 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         # At the time limit job.sh puts the job back before it asks.
         put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()
         nodes, ran_s = _excluded(shown), None if is_put_back(attempt, shown) else seconds_of(shown_as(shown, "RunTime"))
-        slurm, words = end_by_script(run, attempt, int(code), message, shown, put_back)
+        slurm, cause = end_by_script(run, attempt, int(code), message, shown, put_back)
     else:
         put_back = "put-back" in more
         nodes = [node for node in more[0].split(",") if node and node != "-"]
         if slurm.isdecimal():
-            slurm, words = end_by_script(run, attempt, int(slurm), words, more[1], put_back)
+            slurm, cause = end_by_script(run, attempt, int(slurm), cause, more[1], put_back)
     try:
-        line = decide_next(run, attempt, slurm, words, nodes, put_back, time.time(), read_cause, ran_s)
+        line = decide_next(run, attempt, slurm, cause, ShownJob(nodes, put_back, ran_s), time.time(), read_cause)
         print(line + code, flush=True)
     except UserError as fault:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)

@@ -1,17 +1,23 @@
-"""Any program: the one that `[command]` says. What it computes, and how, is its own."""
+"""Any program that `[command]` starts. What it computes, and how, is up to the program.
 
+The rules of `[command]` are here, and its texts with the values of an attempt filled in.
+"""
+
+import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import fields, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.around import Plan
+from hpc_gpt.errors import ConfigError, raise_faults
+from hpc_gpt.settings.around import AFTER_BRACES, Plan
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.command import check_command, with_values
 from hpc_gpt.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.program_text import brace_faults, fill, fill_line, names_in, text_faults, texts_of
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import Obstacle
 
@@ -19,6 +25,16 @@ from hpc_gpt.settings.shape_split import Obstacle
 _OF_TRAIN = ("steps", "minutes", "dtype", "hang_multiple", "hang_floor_s")
 _FOLLOWS = ("optimizer_mode",)  # `resolve` gives it a value
 _NO_DATA = Data(source="random")
+# The names that are filled in.
+BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
+# Where a brace is known that is not known everywhere.
+_KNOWN = dict.fromkeys(BRACES, "elsewhere") | {"checkpoint": "in command.resume, which is added once there is one"}
+# The groups that `pattern` may have, as a dialect has them (readers/pattern.py).
+PATTERN_GROUPS = (
+    "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
+    "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",
+    "memory_allocated_mib", "memory_allocated_gb", "memory_reserved_gib", "memory_reserved_mib", "memory_reserved_gb",
+)  # fmt: skip
 
 
 class CommandEngine(EngineFacts):
@@ -38,7 +54,7 @@ class CommandEngine(EngineFacts):
         return None
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        """What the program would not hear of."""
+        """The keys of [train] that would not reach the program."""
         plain = Train()
         for entry in fields(Train):
             if entry.name not in _OF_TRAIN + _FOLLOWS and getattr(train, entry.name) != getattr(plain, entry.name):
@@ -48,7 +64,7 @@ class CommandEngine(EngineFacts):
                 )
 
     def data_of(self, data: Data) -> Data:
-        """None of ours: the program reads its own. Raises ConfigError for what it would not be told of."""
+        """No data of ours: the program reads its own. Raises ConfigError for keys that would not reach it."""
         if data not in (Data(), _NO_DATA):
             raise ConfigError("[data] is given, but a program of your own is not told of it", "put it into command.run")
         return _NO_DATA
@@ -59,7 +75,7 @@ class CommandEngine(EngineFacts):
         return command
 
     def check_plan(self, plan: Plan) -> None:
-        """Nothing else says what the program does."""
+        """Accepts every `[plan]`: no other key says what the program does."""
 
     def planned_as(self, plan: Plan) -> str | None:
         if plan.like in (None, self.name):
@@ -88,6 +104,117 @@ class CommandEngine(EngineFacts):
 
     def is_searched(self, profile: ClusterProfile | None) -> bool:
         return False
+
+
+def check_command(command: Command) -> None:
+    """ConfigError with every fault of `[command]`."""
+    raise_faults(dict(_faults(command)))
+
+
+def with_values(command: Command) -> Command:
+    """The command with its `values` in its texts, and without them. ConfigError for a value that cannot be one."""
+    if not command.values:
+        return replace(command, values=None)
+    texts = {"run": command.run, "setup": command.setup}
+    texts |= {name: getattr(command, name) for name in ("workdir", "resume", "checkpoints", "complete")}
+    every = [text for each in texts.values() if each for text in ((each,) if isinstance(each, str) else each)]
+    used = set[str]().union(*map(names_in, every))
+    faults = {}
+    for name in command.values:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            faults[f"command.values has {name!r}, which is no name of letters, digits and _"] = "give it another name"
+        elif name in (*BRACES, *AFTER_BRACES):
+            faults[f"command.values has {name}, which hpc-gpt itself fills in"] = "give it another name"
+        elif name not in used:
+            faults[f"command.values has {name}, but no text of [command] has {{{name}}}"] = "take it out, or use it"
+    raise_faults(faults)
+    values = {name: re.sub(r"\{(\w+)\}", r"{{\1}}", str(value)) for name, value in command.values.items()}
+
+    def line(text: str) -> str:
+        return fill_line(text, values, alone=True)
+
+    def word(text: str) -> str:
+        return fill(text, values, alone=True)
+
+    run = line(command.run) if isinstance(command.run, str) else tuple(map(word, command.run))
+    own: dict[str, Any] = {
+        name: word(text) for name in ("checkpoints", "complete") if (text := getattr(command, name)) is not None
+    }
+    own |= {"workdir": word(command.workdir), "setup": tuple(map(line, command.setup))}
+    resume = line(command.resume) if command.resume is not None else None
+    return replace(command, values=None, run=run, resume=resume, **own)
+
+
+def _faults(command: Command) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault."""
+    first = command.run if isinstance(command.run, str) else "".join(command.run[:1])
+    if command.script is not None:
+        beside = [name for name in ("run", "setup", "resume") if getattr(command, name)]
+        if beside:
+            yield f"command.{beside[0]} and command.script are given: a script runs as it is", "leave one of them out"
+    elif command.args:
+        yield "command.args is given without command.script, whose arguments they are", "put them into command.run"
+    elif not first.strip():
+        yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
+    texts = texts_of("command.run", command.run)
+    every = {**texts, "command.workdir": command.workdir, "command.resume": command.resume or ""}
+    every |= {f"command.setup[{index}]": line for index, line in enumerate(command.setup)}
+    every |= {"command.checkpoints": command.checkpoints or "", "command.complete": command.complete or ""}
+    for where, text in every.items():
+        yield from text_faults(where, text)
+    known = tuple(name for name in BRACES if name != "checkpoint")
+    for where, text in texts.items():
+        yield from brace_faults(where, text, known, _KNOWN)
+    yield from brace_faults("command.resume", command.resume or "", BRACES)
+    yield from brace_faults("command.complete", command.complete or "", ("run", "checkpoint"), _KNOWN)
+    yield from _checkpoint_faults(command)
+    yield from _pattern_faults(command.pattern)
+    yield from _link_faults(command)
+    if command.hang_s is not None and not (math.isfinite(command.hang_s) and command.hang_s > 0):
+        yield f"command.hang_s is {command.hang_s:g}, but must be above 0", "leave it out for no limit"
+
+
+def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
+    glob = command.checkpoints
+    if glob is None:
+        for name in ("resume", "complete"):
+            if getattr(command, name) is not None:
+                yield f"command.{name} is given without command.checkpoints", 'set checkpoints = "out/ckpt-*"'
+        return
+    yield from brace_faults("command.checkpoints", glob, ("run",), _KNOWN)
+    below = PurePosixPath(glob.removeprefix("{run}/"))
+    if command.script is not None and glob.startswith("/") and ".." not in below.parts and "{run}" not in glob:
+        return  # a job script's checkpoints are where it writes them
+    if not glob.strip() or below.is_absolute() or ".." in below.parts or "{run}" in str(below) or glob.startswith("~"):
+        yield (
+            f"command.checkpoints is {glob!r}, which is not in the run's folder, nor in the work folder",
+            'use "{run}/checkpoints/…", a folder that the program has as HPC_GPT_CHECKPOINTS, or "out/…" in workdir',
+        )
+
+
+def _link_faults(command: Command) -> Iterator[tuple[str, str]]:
+    for name in command.link:
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith(("/", "~")) or ".." in parts or "\0" in name:
+            yield f"command.link has {name!r}, which is no path in command.workdir", 'for example link = ["data"]'
+    if command.link and not command.snapshot:
+        yield "command.link is given, but command.snapshot is false: the program runs in workdir itself", "leave it out"
+
+
+def _pattern_faults(pattern: str | None) -> Iterator[tuple[str, str]]:
+    if pattern is None:
+        return
+    example = r"pattern = 'step (?P<step>\d+) loss (?P<loss>[\d.]+)'"
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as fault:
+        yield f"command.pattern is no regular expression: {fault}", f"for example {example}"
+        return
+    if "step" not in groups:
+        yield "command.pattern has no group step, and without it no line is a step's", f"for example {example}"
+    for name in groups:
+        if name not in PATTERN_GROUPS:
+            yield f"command.pattern has a group {name}, which is not known", f"known are {', '.join(PATTERN_GROUPS)}"
 
 
 ENGINE = CommandEngine()

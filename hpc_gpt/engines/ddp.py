@@ -48,8 +48,8 @@ class Ddp(EngineFacts):
         return 2.0 * training.shape.layer_weights * training.shape.layers if training.matmul != "none" else 0.0
 
     def copies_by_layer(self, training: Training) -> bool:
-        """train/engines/master_weights.py. With more ranks the last micro-batch's are in DistributedDataParallel's
-        buckets instead."""
+        """As train/engines/master_weights.py copies them. With more ranks the last micro-batch's are in
+        DistributedDataParallel's buckets instead."""
         return training.dtype != "fp32" and (training.data_ranks == 1 or training.micro_batches > 1)
 
 

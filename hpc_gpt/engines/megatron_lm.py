@@ -176,23 +176,23 @@ class MegatronLm(EngineFacts):
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
         """By its own arguments (megatron/training/arguments.py)."""
         given = dict(zip(words := words_of(engine.megatron_args), [*words[1:], ""], strict=False))
-        found: dict[str, Any] = {}
+        traits: dict[str, Any] = {}
         if "--overlap-grad-reduce" in given:  # without which it refuses the other
-            found |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in given}
+            traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in given}
         if "--tp-comm-overlap" in given:
-            found["tp_overlap"] = True
+            traits["tp_overlap"] = True
         if "--grad-reduce-in-bf16" in given:
-            found["grad_sum"] = "bf16"
+            traits["grad_sum"] = "bf16"
         if "--cross-entropy-loss-fusion" in given:
-            found["fused_loss"] = "kernel" if given.get("--cross-entropy-fusion-impl") == "te" else "jit"
+            traits["fused_loss"] = "kernel" if given.get("--cross-entropy-fusion-impl") == "te" else "jit"
         backend = given.get("--attention-backend")
         if backend in ("unfused", "local") or given.get("--transformer-impl") == "local":
-            found |= {"flash": False, "attention": "unfused"}
+            traits |= {"flash": False, "attention": "unfused"}
         elif backend in ("flash", "fused"):
-            found["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
+            traits["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
         if (layers := given.get("--cpu-offloading-num-layers", "")).isdigit():
-            found["offloaded_layers"] = int(layers)
-        return found
+            traits["offloaded_layers"] = int(layers)
+        return traits
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         arguments: list[str] = []

@@ -124,12 +124,7 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        layer: int,
-        shape: ModelShape,
-        tp: TensorParallel,
-        initial: InitialWeights,
-        techniques: Techniques,
+        self, layer: int, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques
     ) -> None:
         super().__init__()
         name = f"blocks.{layer}.attention"
@@ -144,7 +139,7 @@ class Attention(nn.Module):
         self.qkv = QkvLinear(f"{name}.qkv", shape, tp, initial, techniques)
         has_bias = shape.bias == "all"
         self.projection = ProjectionLinear(
-            f"{name}.projection", shape.query_width, shape.hidden, tp, initial, techniques.tiles, has_bias
+            f"{name}.projection", (shape.hidden, shape.query_width), tp, initial, techniques.tiles, has_bias
         )
         self.query_norm = self.key_norm = None
         if shape.qk_norm:
@@ -203,7 +198,7 @@ class QkvLinear(ColumnParallelLinear):
         then = bias_gradients.split_qkv if techniques.fused_bias_gradients else None
         has_bias = shape.bias in ("all", "qkv")
         super().__init__(
-            name, shape.hidden, width + 2 * keys, tp, initial, parts, techniques.tiles, then=then, bias=has_bias
+            name, (width + 2 * keys, shape.hidden), tp, initial, parts, techniques.tiles, then=then, bias=has_bias
         )
         self.sharers = max(1, tp.size // shape.key_heads)  # ranks that use a head of keys
 

@@ -20,9 +20,9 @@ from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.model.norm import build_norm
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.techniques import ActivationOffload, ChunkedLoss, OnePassLoss, Techniques
+from hpc_gpt.model.techniques import ActivationOffload, Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
-from hpc_gpt.model.vocab_loss import VocabParallelLoss
+from hpc_gpt.model.vocab_loss import ChunkedLoss, OnePassLoss, VocabParallelLoss
 from hpc_gpt.settings.model_shape import ModelShape
 
 
@@ -39,9 +39,9 @@ class Mlp(nn.Module):
         hidden, width, tiles, has_bias = shape.hidden, shape.mlp_width, techniques.tiles, shape.bias == "all"
         then = bias_gradients.gelu if techniques.fused_bias_gradients else None
         self.up = ColumnParallelLinear(
-            f"{name}.up", hidden, self.parts * width, tp, initial, self.parts, tiles, then=then, bias=has_bias
+            f"{name}.up", (self.parts * width, hidden), tp, initial, self.parts, tiles, then=then, bias=has_bias
         )
-        self.down = RowParallelLinear(f"{name}.down", width, hidden, tp, initial, tiles, has_bias)
+        self.down = RowParallelLinear(f"{name}.down", (hidden, width), tp, initial, tiles, has_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[batch, seq, hidden] -> the same shape."""
@@ -138,11 +138,7 @@ class Gpt(nn.Module):
     """The whole model, on one rank or split over a tensor-parallel group."""
 
     def __init__(
-        self,
-        shape: ModelShape,
-        seed: int,
-        tp: TensorParallel | None = None,
-        techniques: Techniques | None = None,
+        self, shape: ModelShape, seed: int, tp: TensorParallel | None = None, techniques: Techniques | None = None
     ) -> None:
         super().__init__()
         tp, techniques = tp or TensorParallel(), techniques or Techniques()

@@ -54,7 +54,7 @@ class SplitLinear(nn.Module):
 
 
 class ColumnParallelLinear(SplitLinear):
-    """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp].
+    """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp]. `sizes`: (outputs, inputs).
 
     Each of the `parts` of the outputs is split by itself, so many equal ones or ones of so many rows (`Split.parts`).
     `then` is a function of `bias_gradients`, which the outputs go through, and which gives the bias its gradient.
@@ -63,8 +63,7 @@ class ColumnParallelLinear(SplitLinear):
     def __init__(
         self,
         name: str,
-        inputs: int,
-        outputs: int,
+        sizes: tuple[int, int],
         tp: TensorParallel,
         initial: InitialWeights,
         parts: int | tuple[int, ...] = 1,
@@ -73,9 +72,9 @@ class ColumnParallelLinear(SplitLinear):
         bias: bool = True,
     ) -> None:
         split = Split(0, parts)
-        drawn = initial.normal(f"{name}.weight", (outputs, inputs))
+        drawn = initial.normal(f"{name}.weight", sizes)
         super().__init__(f"{name}.weight", drawn, split, tp, tiles)
-        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs), split) if bias else None
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(sizes[0]), split) if bias else None
         self.then = then
 
     def forward(self, hidden: Tensor) -> Any:
@@ -96,7 +95,8 @@ class ColumnParallelLinear(SplitLinear):
 
 
 class RowParallelLinear(SplitLinear):
-    """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], summed over the ranks.
+    """A linear layer whose inputs are split: [..., inputs / tp] -> [..., outputs], summed over the ranks. `sizes`:
+    (outputs, inputs).
 
     The bias is whole on every rank and added once, after the sum. The output goes to the residual stream, so the
     initial weights are those of `InitialWeights.residual`.
@@ -105,16 +105,15 @@ class RowParallelLinear(SplitLinear):
     def __init__(
         self,
         name: str,
-        inputs: int,
-        outputs: int,
+        sizes: tuple[int, int],
         tp: TensorParallel,
         initial: InitialWeights,
         tiles: int = 1,
         bias: bool = True,
     ) -> None:
-        drawn = initial.residual(f"{name}.weight", (outputs, inputs))
+        drawn = initial.residual(f"{name}.weight", sizes)
         super().__init__(f"{name}.weight", drawn, Split(1), tp, tiles)
-        self.bias = tp.parameter(f"{name}.bias", torch.zeros(outputs)) if bias else None
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(sizes[0])) if bias else None
 
     def forward(self, split_hidden: Tensor) -> Tensor:
         if self.bias is None:

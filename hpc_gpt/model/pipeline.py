@@ -12,8 +12,9 @@ from hpc_gpt.model.gpt import Block, PositionEmbedding, loss_of
 from hpc_gpt.model.initial_weights import InitialWeights
 from hpc_gpt.model.norm import norm_kind
 from hpc_gpt.model.sequence_parallel import SequenceParallel
-from hpc_gpt.model.techniques import ChunkedLoss, Techniques
+from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, VocabParallelHead
+from hpc_gpt.model.vocab_loss import ChunkedLoss
 from hpc_gpt.settings.experiment import Partition
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import partition_layers

@@ -55,11 +55,6 @@ class Split:
         parts: tuple[Tensor, ...] = torch.split(tensor, [rows // size for rows in self.parts], self.dim)
         return parts
 
-    @property
-    def has_parts(self) -> bool:
-        """Whether the shards of all ranks, one after the other, are in another order than the full tensor."""
-        return self.parts != 1
-
     def stored(self) -> list[Any]:
         """As a list for JSON, which `of_stored` reads."""
         return [self.dim, self.parts if isinstance(self.parts, int) else list(self.parts)]

@@ -34,15 +34,7 @@ def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 
 @triton.jit
 def _write_row(
-    base,
-    index,
-    top,
-    total,
-    slope,
-    REAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    base, index, top, total, slope, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     """Overwrites a row with its gradient; `index` is the target's column, or none of the row's."""
     factor = slope / total

@@ -168,7 +168,7 @@ class Question:
     def _obstacle(self, layout: Layout) -> str | None:
         """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
         if (obstacle := split_obstacle(self.shape, layout)) is not None:
-            return obstacle.words
+            return obstacle.summary
         if isinstance(self.partition, tuple):
             blocks = self.partition
             if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:

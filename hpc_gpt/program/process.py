@@ -68,7 +68,7 @@ def count_steps(attempt: Attempt, heart: Heartbeat) -> bool:
 def said_by(lines: LiveLines) -> Said:
     """What a program that has ended printed that decides how it ended."""
     failure = lines.end_failure
-    return Said(lines.planned, lines.limit, None if failure is None else End(failure.ended, failure.words))
+    return Said(lines.planned, lines.limit, None if failure is None else End(failure.ended, failure.message))
 
 
 class LastLines:

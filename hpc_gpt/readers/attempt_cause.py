@@ -50,11 +50,11 @@ def read_cause(attempt: Attempt) -> End:
         return End("unknown")
     if since:
         return End("nan", since)
-    if cause.failure is None or _BUSY.search(cause.words):
+    if cause.failure is None or _BUSY.search(cause.text):
         return End("unknown")
     if cause.failure.echo:
-        killed = _KILLED_WORKER.match(cause.failure.words)
+        killed = _KILLED_WORKER.match(cause.failure.message)
         words = str(ExitStatus(killed[1], cause.node, -int(killed[2]))) if killed else None
-        return End("unknown", cause.words if _KILLED_CHILD.search(cause.words) else words)
+        return End("unknown", cause.text if _KILLED_CHILD.search(cause.text) else words)
     node = cause.failed_node
-    return End(cause.ended, cause.words, node if node and NODE.fullmatch(node) else None)
+    return End(cause.ended, cause.text, node if node and NODE.fullmatch(node) else None)

@@ -32,9 +32,9 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
     the others; the first of the ranks that report nothing while the others do.
     """
     for failure in timeouts:
-        if named := _WATCHDOG.search(failure.words):
+        if named := _WATCHDOG.search(failure.message):
             return int(named[1]), f"the ranks' heartbeats name rank {named[1]}"
-        if named := MISSING.search(failure.words):
+        if named := MISSING.search(failure.message):
             absent = [int(rank) for rank in named[1].split(",")]
             listed = some([str(rank) for rank in absent], 8)
             return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
@@ -42,12 +42,12 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
     for failure in timeouts:
         if failure.rank is not None:
             reports.setdefault(failure.rank, failure)
-    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.words))}
+    numbers = {rank: int(found[1]) for rank, failure in reports.items() if (found := _SEQUENCE.search(failure.message))}
     if len(numbers) > 2:
         late = [rank for rank, number in numbers.items() if number == min(numbers.values())]
         if len(late) <= max(1, int(_FEW * len(numbers))) and len(set(numbers.values())) > 1:
             most = max(set(numbers.values()), key=list(numbers.values()).count)
-            doing = _OPERATION.search(reports[late[0]].words)
+            doing = _OPERATION.search(reports[late[0]].message)
             where = f"collective {numbers[late[0]]}" + (f" ({doing[1]})" if doing else "")
             return late[0], f"rank {late[0]} is at {where}, the others at {most}"
     stated = (fact.value for part in parts if (fact := part.fact("gpus")))
@@ -66,10 +66,10 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
 
 def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
     """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
-    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.words)]
-    if root := [failure for failure in left if failure.words.endswith(FIRST_OBSERVED)]:
+    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.message)]
+    if root := [failure for failure in left if failure.message.endswith(FIRST_OBSERVED)]:
         return root[0]
-    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.words for failure in left)
+    alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.message for failure in left)
     return left[0] if alone else None
 
 
@@ -100,7 +100,7 @@ def node_the_launcher_names(cause: Failure, echoes: Sequence[Failure]) -> tuple[
     it, or of a cause that blames no node the only one whose NCCL complains."""
     for echo in sorted(echoes, key=lambda echo: (echo.place.file != cause.place.file, echo.place.line)):
         apart = echo.place.file != cause.place.file or echo.place.line > cause.place.line
-        if apart and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.words):
+        if apart and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.message):
             return echo.node, "the launcher names this node first"
-    complain = {echo.node for echo in echoes if echo.node and _NCCL.match(echo.words)}
+    complain = {echo.node for echo in echoes if echo.node and _NCCL.match(echo.message)}
     return (complain.pop(), "") if len(complain) == 1 and not meaning(cause.ended).of_node else (None, "")

@@ -82,7 +82,7 @@ _NO_CAUSE = "nothing says why the log ends"
 class Cause:
     """How an attempt ended, and why.
 
-    `ended`: a class of state.ENDED, `unknown` if nothing says it. `words`: the cause in one line, quoted from the log
+    `ended`: a class of failures.ENDED, `unknown` if nothing says it. `text`: the cause in one line, quoted from the log
     after the number of the rank; printable, without secrets. `failure`: where the log says it, None if it does not.
     `node`, `rank`: where the failure was, if known; `blames_rank`: the rank was found because it was silent or late.
     `ordered`: every failure, one per line: the cause, then other failures by time, then survived ones, then echoes.
@@ -90,7 +90,7 @@ class Cause:
     """
 
     ended: str
-    words: str
+    text: str
     failure: Failure | None = None
     node: str | None = None
     ordered: list[Failure] = field(default_factory=list)
@@ -119,43 +119,11 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     its script; that ranks used GPUs shows it, too.
     """
     asked_for_gpus = asked_for_gpus or any(part.memory or part.fact("device") for part in parts)
-    failures: list[Failure] = []
-    survived: list[Failure] = []
-    open_: list[Failure] = []
-    said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
-    trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
-    has_trained = any(map(prints_steps, parts))
-    failed = [found_in(part) for part in parts]
-    of_ranks = {part.file: _OwnFailures() for part in parts}
-    for part, found in zip(parts, failed, strict=True):
-        of_ranks[part.file].add(part, found)
-    labelled = sum(each.labelled > 0 for each in of_ranks.values())
-    for part, found in zip(parts, failed, strict=True):
-        own, rank = of_ranks[part.file], _rank_of_file(part.file)
-        beside = has_trained and not prints_steps(part)
-        ranks_ran = beside or labelled > bool(own.labelled)
-        begun = own.begun if beside else 0
-        # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
-        trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
-        for failure in join_blocks(found):
-            failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
-            if asked_for_gpus and failure.to_do == GPU_MISSING:
-                failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
-            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.words)):
-                failure = replace(failure, to_do=to_do)
-            failures.append(failure)
-            other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
-            before = failure.place.line < (trained_by_others if other else trained)
-            before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
-            # Of a separate file without times nothing shows that it was after the last step.
-            before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
-            before = before or failure.place.line < begun
-            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.words))) or own.ran_after(failure)
-            (survived if before else open_).append(failure)
+    failures, open_, survived = _failures(parts, reached_end, asked_for_gpus)
     causes = _ordered([failure for failure in open_ if not failure.echo], parts)
     echoes = [failure for failure in open_ if failure.echo]
     chosen, sure = _choose(causes)
-    if chosen is not None and _LINK.search(chosen.words):
+    if chosen is not None and _LINK.search(chosen.message):
         of_peer, why = _choose([each for each in causes if _is_own(each) and not _is_later(each, chosen)])
         why = why or "a dead peer makes the same lines as a link's fault"
         chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
@@ -170,60 +138,111 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
+    sure = "; ".join(filter(None, (sure, *inferred)))
+    if chosen.ended == "error" and _KILLED.search(chosen.message):
+        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
+    rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
+    text = one_line(chosen.message)
+    number = rank if chosen.rank is None else chosen.rank
+    if number is not None and f"ank {number}" not in text and f"task {number}" not in text:
+        text = f"rank {number}: {text}"
+    if why and MISSING.search(chosen.message):
+        text = f"{why}; {text}"  # who never came goes before who waited
+    elif why:
+        text = f"{text}; {why}"
+    return Cause(chosen.ended, text, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+
+
+def _failures(
+    parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool
+) -> tuple[list[Failure], list[Failure], list[Failure]]:
+    """(all failures of the parts, those of them that may have ended the attempt, those that it survived)."""
+    failures: list[Failure] = []
+    survived: list[Failure] = []
+    open_: list[Failure] = []
+    said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
+    trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
+    has_trained = any(map(prints_steps, parts))
+    failed = [found_in(part) for part in parts]
+    of_ranks = {part.file: _OwnFailures() for part in parts}
+    for part, of_part in zip(parts, failed, strict=True):
+        of_ranks[part.file].add(part, of_part)
+    labelled = sum(each.labelled > 0 for each in of_ranks.values())
+    for part, of_part in zip(parts, failed, strict=True):
+        of_file, rank = of_ranks[part.file], _rank_of_file(part.file)
+        beside = has_trained and not prints_steps(part)
+        ranks_ran = beside or labelled > bool(of_file.labelled)
+        begun = of_file.begun if beside else 0
+        # A rank's lines may be printed late: one step of another rank does not show that a failure was survived.
+        trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
+        for failure in join_blocks(of_part):
+            failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
+            if asked_for_gpus and failure.to_do == GPU_MISSING:
+                failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
+            if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.message)):
+                failure = replace(failure, to_do=to_do)
+            failures.append(failure)
+            other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
+            before = failure.place.line < (trained_by_others if other else trained)
+            before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
+            # Of a separate file without times nothing shows that it was after the last step.
+            before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
+            before = before or failure.place.line < begun
+            before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
+            (survived if before else open_).append(failure)
+    return failures, open_, survived
+
+
+def _place_of(
+    chosen: Failure, failures: Sequence[Failure], echoes: Sequence[Failure], parts: Sequence[Part]
+) -> tuple[int | None, str | None, str, list[str]]:
+    """(the rank of a cause, its node, why it is blamed for what others wait for, what both are inferred from)."""
     # From lines that name both, such as srun's and torchelastic's; the first one counts.
     nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
-    rank, why, node = chosen.rank, "", None
+    rank, why = chosen.rank, ""
+    inferred: list[str] = []
     if meaning(chosen.ended).waits:
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
-    if not meaning(chosen.ended).by_scheduler:
-        # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
-        shell = rank is None and bool(_NEVER_BEGAN.search(chosen.words)) and "execve" not in chosen.words
-        echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.words)]
-        left = only_one_that_left(echoes_of_it) if rank is None else None
-        if left is not None and left is not chosen:
-            rank = left.rank
-            sure = "; ".join(filter(None, (sure, "the launcher says that this rank ended first")))
-        node = node_of_failure(chosen, rank, nodes, parts, why != "")
-        if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
-            node, said = node_the_launcher_names(chosen, echoes_of_it)
-            sure = "; ".join(filter(None, (sure, said)))
-    if chosen.ended == "error" and _KILLED.search(chosen.words):
-        sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
-    rest = [failure for failure in [*causes, *survived, *echoes] if failure is not chosen]
-    words = one_line(chosen.words)
-    number = rank if chosen.rank is None else chosen.rank
-    if number is not None and f"ank {number}" not in words and f"task {number}" not in words:
-        words = f"rank {number}: {words}"
-    if why and MISSING.search(chosen.words):
-        words = f"{why}; {words}"  # who never came goes before who waited
-    elif why:
-        words = f"{words}; {why}"
-    return Cause(chosen.ended, words, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+    if meaning(chosen.ended).by_scheduler:
+        return rank, None, why, inferred
+    # A shell that finds no command is the batch script's, unless tasks ended with its exit code.
+    shell = rank is None and bool(_NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
+    echoes_of_it = [each for each in echoes if not shell or _OF_SHELL.search(each.message)]
+    left = only_one_that_left(echoes_of_it) if rank is None else None
+    if left is not None and left is not chosen:
+        rank = left.rank
+        inferred.append("the launcher says that this rank ended first")
+    node = node_of_failure(chosen, rank, nodes, parts, why != "")
+    if node is None and rank is None and not any(meaning(failure.ended).waits for failure in failures):
+        node, by_launcher = node_the_launcher_names(chosen, echoes_of_it)
+        inferred.append(by_launcher)
+    return rank, node, why, inferred
 
 
 def with_nan(cause: Cause, nan: Failure) -> Cause:
     """The cause of an attempt that trained NaN up to its end, from `nan` on: that, unless another known end came."""
     if cause.ended not in (*VAGUE, "done"):
         return cause
-    return Cause("nan", nan.words, nan, None, [nan, *cause.ordered], survived=cause.survived)
+    return Cause("nan", nan.message, nan, None, [nan, *cause.ordered], survived=cause.survived)
 
 
 def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
     """A sort key of echoes: those that say what to do, a process's own end before messages of its peers, then those
     with rank and node."""
     ended_by_others = failure.ended in ("cancelled", "stopped", "collective_timeout")
-    first = failure.words.endswith(FIRST_OBSERVED)
+    first = failure.message.endswith(FIRST_OBSERVED)
     return ended_by_others, not failure.to_do, not first, failure.node is None, failure.rank is None
 
 
-def one_line(words: str) -> str:
+def one_line(message: str) -> str:
     """A message in one printable line: no control characters, no secrets.
 
     >>> one_line("RuntimeError:\\x1b[31m  bad\\x00 token=hf_abcdefghijklmnopqrstu")
     'RuntimeError: [31m bad token=[removed]'
     """
-    printable = "".join(letter if letter.isprintable() else " " for letter in words)
+    printable = "".join(letter if letter.isprintable() else " " for letter in message)
     return hide_secrets(" ".join(printable.split()))[:400]
 
 
@@ -244,8 +263,8 @@ class _OwnFailures:
             if (
                 not each.echo
                 and _is_own(each)
-                and not each.words.startswith("srun: ")
-                and not _NEVER_BEGAN.search(each.words)
+                and not each.message.startswith("srun: ")
+                and not _NEVER_BEGAN.search(each.message)
             ):
                 self.last = max(self.last, each.place.line)
                 self.labelled = max(self.labelled, each.place.line if each.rank is not None else 0)
@@ -256,7 +275,7 @@ class _OwnFailures:
         if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
             return False
         line = failure.place.line
-        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.words))
+        shell = line < self.last and bool(_NEVER_BEGAN.search(failure.message))
         return shell or line < self.labelled or line < self.begun < self.last
 
 
@@ -270,7 +289,7 @@ def _from_outside(causes: Sequence[Failure], echoes: Sequence[Failure], chosen: 
     if meaning(chosen.ended).no_signal or meaning(chosen.ended).by_scheduler:
         return None if limit is None or meaning(chosen.ended).no_signal else limit
     if limit is not None:
-        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.words))
+        explains_itself = chosen.ended in ("user_error", "data") or bool(_OWN_FAULT.match(chosen.message))
         earlier = chosen.place.file == limit.place.file and chosen.place.line < limit.place.line
         return None if earlier and explains_itself else limit
     return _signal_before(echoes, [chosen])
@@ -281,13 +300,13 @@ def _signal_before(echoes: Sequence[Failure], failures: Sequence[Failure]) -> Fa
 
     A launcher also sends SIGTERM to the other ranks if one died: then it is no signal from outside.
     """
-    died = any(_DIED.search(each.words) for each in echoes)
-    signals = (each for each in echoes if _RECEIVED.search(each.words) and (not died or _OUTSIDE.search(each.words)))
+    died = any(_DIED.search(one.message) for one in echoes)
+    signals = (one for one in echoes if _RECEIVED.search(one.message) and (not died or _OUTSIDE.search(one.message)))
     if (first := next(signals, None)) is None:
         return None
     # torchrun says last of all that it was ended by a signal.
-    last = "SignalException" in first.words and all(each.echo for each in failures)
-    return first if last or all(_is_after(each, first) for each in failures) else None
+    last = "SignalException" in first.message and all(one.echo for one in failures)
+    return first if last or all(_is_after(one, first) for one in failures) else None
 
 
 def _is_after(failure: Failure, first: Failure) -> bool:
@@ -348,7 +367,8 @@ def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:
 def _is_own(failure: Failure) -> bool:
     """Whether a rank or the scheduler says it of a process or a node, and not of a peer that it lost."""
     row = meaning(failure.ended)
-    return not (row.waits or row.by_scheduler or _LINK.search(failure.words) or _IN_COLLECTIVE.search(failure.words))
+    of_peer = _LINK.search(failure.message) or _IN_COLLECTIVE.search(failure.message)
+    return not (row.waits or row.by_scheduler or of_peer)
 
 
 def _is_later(failure: Failure, other: Failure) -> bool:
@@ -366,9 +386,9 @@ def _is_near(head: Failure, other: Failure) -> bool:
 
 
 def _explains(other: Failure, head: Failure) -> bool:
-    if head.ended == "error" and _IN_COLLECTIVE.search(head.words):
+    if head.ended == "error" and _IN_COLLECTIVE.search(head.message):
         return meaning(other.ended).specific < meaning("error").specific
-    if _LINK.search(other.words):
+    if _LINK.search(other.message):
         return False
     # Timeouts take minutes: a failure after one, without a time, is a consequence, except for what explains it.
     explains = head.ended in meaning(other.ended).explains

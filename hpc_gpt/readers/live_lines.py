@@ -61,33 +61,32 @@ class LiveLines:
             values = values_of(line, own, self._own[1])
             row = _figures(values)
             self._plan(values, True)
-        found = find(line)
-        failed = any(each.pattern.kind == "failure" for _, each in found)
+        matches = find(line)
+        failed = any(rule.pattern.kind == "failure" for _, rule in matches)
         raised = self._tracebacks.take(self._count, line, failed) if self._tracebacks.open else None
         if raised is not None:
             self._forget(raised[0])
-            failures += [
-                _live(each, self._tracebacks.with_source(raised[1]), raised[0]) for each in patterns_of(raised[1])
-            ]
-        for match, each in found:
-            kind = each.pattern.kind
+            message = self._tracebacks.with_source(raised[1])
+            failures += [_live(pattern, message, raised[0]) for pattern in patterns_of(raised[1])]
+        for match, rule in matches:
+            kind = rule.pattern.kind
             if kind == "failure":
-                words = self._tracebacks.with_source(
-                    str(values_of(line, match, each.pattern).get("words") or line.strip())
+                message = self._tracebacks.with_source(
+                    str(values_of(line, match, rule.pattern).get("words") or line.strip())
                 )
-                failures.append(_live(each.pattern, words, self._count))
-                if NO_MESSAGE.match(words):
-                    self._tracebacks.wait(self._count, line, words)
+                failures.append(_live(rule.pattern, message, self._count))
+                if NO_MESSAGE.match(message):
+                    self._tracebacks.wait(self._count, line, message)
             elif kind == "traceback" and match[0].startswith("Traceback"):
                 self._tracebacks.begin(line[: match.start()])
             elif kind == "traceback":
                 self._forget(self._tracebacks.caught(self._count))
-            elif kind == "end" and each.pattern.ended == "walltime":
+            elif kind == "end" and rule.pattern.ended == "walltime":
                 self.limit = hide_secrets(match[0].strip("[] "))[:400]
             elif kind == "fact":
-                self._plan(values_of(line, match, each.pattern), False)
+                self._plan(values_of(line, match, rule.pattern), False)
             elif self._own is None and kind in ("step", "progress", "eval"):
-                values = values_of(line, match, each.pattern)
+                values = values_of(line, match, rule.pattern)
                 row = row or self._by_dialect(kind, values, rank_of(line))
                 if kind == "progress" and values.get("step") != self._bar:  # a closed bar is drawn again
                     self._stepped_at, self._bar = self._count, float_of(values, "step")
@@ -161,14 +160,14 @@ class LiveLines:
         consequence of another counts only if it says that a process failed."""
         after = self._count - _END_LINES if self._stepped_at is None else self._stepped_at
         late = (each for each in without_ignored(self._failures) if each.place.line > after)
-        found = [each for each in late if self._stepped_at is None or not _NEVER_BEGAN.match(each.words)]
-        sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.words)]
+        found = [each for each in late if self._stepped_at is None or not _NEVER_BEGAN.match(each.message)]
+        sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.message)]
         return sure[0] if sure else None
 
 
-def _live(pattern: Pattern, words: str, number: int) -> Failure:
+def _live(pattern: Pattern, message: str, number: int) -> Failure:
     place = Place("", number)
-    return Failure(str(pattern.ended), hide_secrets(words)[:400], place, echo=pattern.echo, to_do=pattern.to_do)
+    return Failure(str(pattern.ended), hide_secrets(message)[:400], place, echo=pattern.echo, to_do=pattern.to_do)
 
 
 def _figures(values: dict[str, float | str]) -> dict[str, float]:

@@ -49,20 +49,20 @@ def plainness(failure: Failure) -> tuple[bool, bool, bool]:
 
 def last_line(part: Part, steps_left: int) -> int:
     """The line before which failures were survived, as `steps_left` steps or an end follow; 0 without one."""
-    found = [0, *(where.line for ended, where in part.ends if ended == "done")]
-    found += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
+    lines = [0, *(where.line for ended, where in part.ends if ended == "done")]
+    lines += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
         # Of very many lines only a sample is kept: each represents several.
         nth = steps_left if steps.stride == 1 else 1
-        found += [int(steps.line[-nth])] if len(steps) >= nth else []
+        lines += [int(steps.line[-nth])] if len(steps) >= nth else []
     # tqdm draws its bar again as it is closed, after the traceback.
     bars = [
         bar
         for before, bar in zip([None, *part.progress], part.progress, strict=False)
         if not before or bar[0] != before[0]
     ]
-    found += [bars[-steps_left][2]] if len(bars) >= steps_left else []
-    return max(found)
+    lines += [bars[-steps_left][2]] if len(bars) >= steps_left else []
+    return max(lines)
 
 
 def prints_steps(part: Part) -> bool:
@@ -89,14 +89,14 @@ def without_ignored(failures: Iterable[Failure], done: float = math.inf) -> list
     ignored: Failure | None = None
     for failure in failures:
         at_end = failure.place.line > done
-        if failure.echo and _BEGINS_TRACEBACK.match(failure.words):
-            ignored = failure if at_end or failure.words.startswith(IGNORED) else ignored
+        if failure.echo and _BEGINS_TRACEBACK.match(failure.message):
+            ignored = failure if at_end or failure.message.startswith(IGNORED) else ignored
         elif ignored is not None and failure.place.line - ignored.place.line <= _LONGEST_TRACEBACK:
             if failure.rank is None or ignored.rank is None or failure.rank == ignored.rank:
                 ignored = None  # the last line of its traceback
             else:
                 kept.append(failure)
-        elif not (at_end and _AT_EXIT.match(failure.words)):
+        elif not (at_end and _AT_EXIT.match(failure.message)):
             kept.append(failure)
     return kept
 
@@ -109,13 +109,13 @@ def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
     joined: list[Failure] = []
     begun: list[Failure] = []
     for failure in failures:
-        another = _HOST.match(failure.words) and any(_HOST.match(each.words) for each in begun)
+        another = _HOST.match(failure.message) and any(_HOST.match(each.message) for each in begun)
         if begun and (another or not 0 < failure.place.line - begun[0].place.line <= _LONGEST_BLOCK):
             joined += begun
             begun = []
-        if failure.echo and any(regex.match(failure.words) for regex in (_ROOT, _HOST, _RANK)):
+        if failure.echo and any(regex.match(failure.message) for regex in (_ROOT, _HOST, _RANK)):
             begun.append(failure)
-        elif begun and _EXIT.match(failure.words) and (whole := _joined(begun, failure)):
+        elif begun and _EXIT.match(failure.message) and (whole := _joined(begun, failure)):
             joined.append(whole)
             begun = []
         else:
@@ -124,18 +124,18 @@ def join_blocks(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _joined(begun: Sequence[Failure], end: Failure) -> Failure | None:
-    rank = next((failure.rank for failure in begun if _RANK.match(failure.words)), None)
+    rank = next((failure.rank for failure in begun if _RANK.match(failure.message)), None)
     if rank is None:
         return None
-    node = next((failure.node for failure in begun if _HOST.match(failure.words)), None)
+    node = next((failure.node for failure in begun if _HOST.match(failure.message)), None)
     words = f"rank {rank} {_exit_text(end)}"
-    if any(_ROOT.match(failure.words) for failure in begun):
+    if any(_ROOT.match(failure.message) for failure in begun):
         words = f"{words}, {FIRST_OBSERVED}"
-    return replace(end, words=words, rank=rank, node=None if node == "localhost" else node)
+    return replace(end, message=words, rank=rank, node=None if node == "localhost" else node)
 
 
 def _exit_text(failure: Failure) -> str:
-    found = _EXIT.match(failure.words)
+    found = _EXIT.match(failure.message)
     code = int(found[1]) if found else 0
     if code >= 0:
         return f"ended with exit code {code}"

@@ -66,7 +66,7 @@ class Pattern:
     separator: str = "|"
     closed: bool = False
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    ended: str | None = None  # the class of state.ENDED that a failure or an end means
+    ended: str | None = None  # the class of failures.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
     own: bool = False  # many programs print such a line: it counts only after one that shows its program
     # Many programs print such a line: it shows no program; a total counts beside others only, an end after steps only.
@@ -101,8 +101,8 @@ def literal_of(regex: str) -> str:
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
-    """The pattern of a failure of a class of state.ENDED. Its words are what `regex` matches and what follows, if it
-    has no group of `words`."""
+    """The pattern of a failure of a class of failures.ENDED. Its message is what `regex` matches and what follows, if
+    it has no group of `words`."""
     regex = regex if "(?P<words>" in regex else rf"(?P<words>(?:{regex}).{{0,300}})"
     return Pattern("failure", regex, literal, ended=ended, echo=echo)
 

@@ -299,14 +299,14 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
         count, settled = warmup_count(step_s[begin:end], apart[begin:end])
         warm[begin : begin + count] = True
         if not settled:
-            words = f"step times had not settled after half of its {end - begin} steps"
-            flags.append(Flag(f"attempt {attempt[begin]}: {words}"))
+            message = f"step times had not settled after half of its {end - begin} steps"
+            flags.append(Flag(f"attempt {attempt[begin]}: {message}"))
     steady = ~warm & ~apart
     warmup, set_apart = int(warm.sum()), int((~warm & apart).sum())
     if not steady.any() and not warm.all():
         steady, set_apart = ~warm, 0
-        words = "every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that"
-        flags.append(Flag(words, "none_plain"))
+        message = "every step after warm-up holds an evaluation or a save, or was skipped: step_s includes that"
+        flags.append(Flag(message, "none_plain"))
     if not steady.any():
         steady, warmup, set_apart = np.ones(len(step_s), np.bool_), 0, 0
         flags.append(Flag("no step is left after warm-up: step_s includes warm-up"))

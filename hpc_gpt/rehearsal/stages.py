@@ -359,7 +359,7 @@ class RunRehearsal:
             time.sleep(_POLL_S)
         why = explain(str(self.run.path), self.logs)
         if why.ended not in ("done", "pending", "running", "unknown"):
-            cause = class_and_cause(f"ended {why.ended}", why.words)
+            cause = class_and_cause(f"ended {why.ended}", why.text)
         self.report(Stage(stage, cause, time.monotonic() - self.began, ok=False))
         logs = [*sorted(self.run.path.glob("slurm-*.out")), *([attempt.log] if attempt is not None else [])]
         found = (last_lines(log, _LOG_LINES) for log in reversed(logs) if log.is_file())

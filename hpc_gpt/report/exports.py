@@ -214,18 +214,18 @@ def export_runs(runs: Sequence[RunRead]) -> list[ExportedRun]:
     for run in once:
         # The path of a run stays the same when more is logged.
         path = next((str(path.resolve()) for path in (run.folder, *run.files) if path), str(run.record.name))
-        own = safe_name(run.record.run or run.record.name or "run")
+        run_id = safe_name(run.record.run or run.record.name or "run")
         if run.folder is None:
-            own += f"-{_digits(path)}"
-        elif own.isdecimal():  # the id of a run started by plain sbatch is only a job id
-            own = f"{safe_name(run.record.name or 'run')}-{own}"
+            run_id += f"-{_digits(path)}"
+        elif run_id.isdecimal():  # the id of a run started by plain sbatch is only a job id
+            run_id = f"{safe_name(run.record.name or 'run')}-{run_id}"
         paths.append(path)
-        ids.append(own)
+        ids.append(run_id)
     # Copies of a run folder have the same id: their paths distinguish them, and if those are equal their order.
-    ids = [own if ids.count(own) == 1 else f"{own}-{_digits(path)}" for own, path in zip(ids, paths, strict=True)]
-    ids = [f"{own}-{n + 1}" if (n := ids[:place].count(own)) else own for place, own in enumerate(ids)]
+    ids = [each if ids.count(each) == 1 else f"{each}-{_digits(path)}" for each, path in zip(ids, paths, strict=True)]
+    ids = [f"{each}-{n + 1}" if (n := ids[:place].count(each)) else each for place, each in enumerate(ids)]
     names = [safe_name(run.record.name or "run") for run in once]
-    return [ExportedRun(run, name, own, *curve_of(run)) for run, name, own in zip(once, names, ids, strict=True)]
+    return [ExportedRun(run, name, run_id, *curve_of(run)) for run, name, run_id in zip(once, names, ids, strict=True)]
 
 
 def safe_name(text: str) -> str:

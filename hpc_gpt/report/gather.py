@@ -63,38 +63,40 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
 def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, records_only: bool = False) -> GatheredRuns:
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
-    found = discover(places)
-    own = [run for path in paths if path not in places for run in named_runs(path, logs)]
+    files = discover(places)
+    given = [run for path in paths if path not in places for run in named_runs(path, logs)]
     # A race that is named means its rows; in a folder of runs it is one of them.
     named = {Path(os.path.realpath(place)) for place in places}  # also of a link that leads to itself
-    races = [run for run in (*own, *found.own) if (run in own or run.path in named) and is_bench(run.path / BENCH_FILE)]
-    found.benches += [run.path / BENCH_FILE for run in races]
-    own, found.own = ([run for run in runs if run not in races] for runs in (own, found.own))
-    foreign = read_foreign_runs(found, as_one, records_only)
-    for script in found.scripts if not foreign else []:
-        found.skip("a Slurm script without a log", script)
-    under = {folder for run in found.own for folder in (run.path, *run.path.parents)}
-    under |= {folder for file in found.benches for folder in file.parents}
+    races = [
+        run for run in (*given, *files.own) if (run in given or run.path in named) and is_bench(run.path / BENCH_FILE)
+    ]
+    files.benches += [run.path / BENCH_FILE for run in races]
+    given, files.own = ([run for run in runs if run not in races] for runs in (given, files.own))
+    foreign = read_foreign_runs(files, as_one, records_only)
+    for script in files.scripts if not foreign else []:
+        files.skip("a Slurm script without a log", script)
+    under = {folder for run in files.own for folder in (run.path, *run.path.parents)}
+    under |= {folder for file in files.benches for folder in file.parents}
     under |= {folder for run in foreign for file in run.files for folder in file.parents}
     for path in paths:
         folder = Path(path)
         empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
-        if empty and not any("seen before" in why for why in found.counts):
-            own += _named_by_folder(path, logs, notes(found) if len(places) == 1 else [])
-    runs = {run.path: run for run in [*own, *oldest_first(found.own)]}
+        if empty and not any("seen before" in why for why in files.counts):
+            given += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
+    runs = {run.path: run for run in [*given, *oldest_first(files.own)]}
     gathered = gather_records(list(runs.values()))
-    for file in found.benches:
+    for file in files.benches:
         try:
             gathered.runs += read_bench(file)
         except UserError as fault:
             gathered.unread.append(str(fault))
     gathered.runs += foreign
-    for why, skipped in found.skipped.items():
+    for why, skipped in files.skipped.items():
         # Beside a log that has something, one that has nothing is no fault: many jobs print no errors.
         if not (why in (EMPTY, NOT_KNOWN) and gathered.runs):
             gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
     as_errors = [f"skipped {fault}" for fault in gathered.unread]
-    gathered.notes += [words for words in notes(found, paths) if words not in as_errors]
+    gathered.notes += [words for words in notes(files, paths) if words not in as_errors]
     return gathered
 
 

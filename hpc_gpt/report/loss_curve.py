@@ -1,4 +1,7 @@
-"""A loss curve as one SVG, for a page without a script and for a notebook: it needs no style, script or other file."""
+"""A loss curve as one SVG, for a page without a script and for a notebook: it needs no style, script or other file.
+
+A notebook, which drops scripts, has it below the table of the runs.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.columns import filled, grid
+from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.svg import Svg, drawing, element, escaped
+from hpc_gpt.report.tables import COLUMNS
 from hpc_gpt.words import show_short
 
 Points = NDArray[np.float64]
@@ -29,7 +35,7 @@ def loss_curve(
     shown = [(name, x, y) for name, x, y in curves if (np.isfinite(x) & np.isfinite(y)).any()][:MOST_CURVES]
     right, bottom = width - (_NAMES if shown else 10.0), height - _BELOW
     (x_low, x_high), (y_low, y_high) = _range([x for _, x, _ in shown]), _range([y for _, _, y in shown])
-    parts, ends, words = [], [], []
+    parts, ends, texts = [], [], []
     for at in _ticks(y_low, y_high):
         up = bottom - (at - y_low) / (y_high - y_low) * (bottom - _TOP)
         parts.append(element("path", d=f"M{_LEFT:g} {up:.1f}H{right:g}", stroke="#8886", fill="none", class_="grid"))
@@ -50,14 +56,14 @@ def loss_curve(
         parts.append(element("path", d=f"{path}h0", class_=f"line s{style}", **look))
         first, final = np.flatnonzero(np.isfinite(x) & np.isfinite(y))[[0, -1]]
         ends.append((float(ups[np.isfinite(ups)][-1]), style, name))
-        words.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
+        texts.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
     places = _spread([up for up, _, _ in sorted(ends)], _TOP + 4, bottom)
     for up, (_, style, name) in zip(places, sorted(ends), strict=True):
         text: dict[str, Any] = {"x": right + 6, "y": up + 4, "fill": LINE_COLOURS[style], "class_": f"name s{style}"}
         short = name if len(name) <= 17 else f"…{name[-16:]}"  # the end of an id is what differs
         parts.append(element("text", escaped(short), **text))
     look = {"fill": "currentColor", "font_size": 11, "font_family": "system-ui, sans-serif"}
-    return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(words), anchor)
+    return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(texts), anchor)
 
 
 def extremes(y: Points, buckets: int) -> NDArray[np.int64]:
@@ -102,3 +108,26 @@ def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = max(next(digit * power for digit in (1, 2, 5, 10) if 5.001 * digit * power >= high - low), least)
     return [at * step for at in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def runs_html(runs: Sequence[RunRead]) -> str:
+    """The table of the runs' records, and a chart of the loss of the first that have one, in the table's colours."""
+    records = [run.record for run in runs]
+    table = grid(filled(COLUMNS, records), records)
+    drawn = [run for run in runs if np.isfinite(run.steps["loss"]).any()][: len(LINE_COLOURS)]
+    colours = {id(run): colour for run, colour in zip(drawn, LINE_COLOURS, strict=False)}
+    rows = [element("tr", "".join(element("th", escaped(each) or " ") for each in ("", *table.headings)))]
+    for run, cells in zip(runs, table.lines, strict=True):
+        key = element("td", "&#9679;", style=f"color:{colours.get(id(run), 'transparent')}")
+        rows.append(element("tr", key + "".join(element("td", escaped(cell)) for cell in cells)))
+    return element("div", element("table", "".join(rows)) + _curve(drawn), class_="hpc-gpt")
+
+
+def _curve(runs: Sequence[RunRead]) -> str:
+    """The curves of the loss as a drawing that stands still."""
+    if not runs:
+        return ""
+    steps = [(str(run.record.run), run.steps.take(run.steps.counts)) for run in runs]
+    curves = [(name, each["step"], each["loss"]) for name, each in steps]
+    names = ", ".join(name for name, _ in steps)
+    return loss_curve(curves, f"loss by step of {names}", "hpc-gpt-loss").markup

@@ -108,13 +108,13 @@ def hatches() -> Svg:
 def memory_section(candidates: Sequence[Candidate]) -> dict[str, Any]:
     """A chart for each candidate: a bar for each stage against the card."""
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
-    words = (
+    text = (
         "A bar is the peak of one GPU of a stage, in GiB; the dashed line is the card. Besides what is allocated there "
         "is what PyTorch reserves and what CUDA and NCCL hold."
     )
     legend = [_legend_entry(place, name) for place, name in enumerate((*MEMORY_PARTS, _REST))]
     return {
-        "anchor": "memory", "title": "Memory of each stage", "words": words, "legend": legend, "charts": charts
+        "anchor": "memory", "title": "Memory of each stage", "words": text, "legend": legend, "charts": charts
     }  # fmt: skip
 
 
@@ -136,12 +136,12 @@ def time_section(candidates: Sequence[Candidate]) -> dict[str, Any] | None:
     picture = _bars(name, rows, parts, None, "s", "time-0")
     headings = ["Layout", *(part.name for part in used), "step"]
     chart = {"drawing": picture, "caption": f"{name}, seconds", "headings": headings, "rows": figures}
-    words = f"Seconds of one step of {tokens:,} tokens, by part. The parts: " + "; ".join(
+    text = f"Seconds of one step of {tokens:,} tokens, by part. The parts: " + "; ".join(
         f"{part.name}, {part.means}" for part in used
     )
     legend = [_legend_entry(*part) for part in parts]
     return {
-        "anchor": "time", "title": "Time of a step", "words": f"{words}.", "legend": legend, "charts": [chart]
+        "anchor": "time", "title": "Time of a step", "words": f"{text}.", "legend": legend, "charts": [chart]
     }  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def _bars(
     """Bars of `parts`, (place of the hatching, name), each below its label and sum; `limit` is a line across."""
     most = max([sum(sizes) for _, sizes in rows] + ([limit] if limit else []))
     scale = _WIDEST / most if most > 0 else 0.0
-    content, words = "", []
+    content, description = "", []
     for row, (label, sizes) in enumerate(rows):
         total = sum(sizes)
         top = row * _ROW + 2.0
@@ -196,13 +196,13 @@ def _bars(
                 content += _part(f"{left:.2f}%", top + _LABEL, f"{wide:.2f}%", place)
             left += wide
         said = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
-        words.append(f"{label} {total:.3g} {unit}: {said}")
+        description.append(f"{label} {total:.3g} {unit}: {said}")
     height = len(rows) * _ROW + 4
     if limit:
         at = f"{limit * scale:.2f}%"
         content += element("line", x1=at, x2=at, y1=0, y2=height, class_="card")
-        words.insert(0, f"The card has {limit:.3g} {unit}")
-    return drawing(content, None, height, title, ". ".join(words[:40]), anchor)
+        description.insert(0, f"The card has {limit:.3g} {unit}")
+    return drawing(content, None, height, title, ". ".join(description[:40]), anchor)
 
 
 def _part(left: float | str, top: float, wide: float | str, place: int) -> str:

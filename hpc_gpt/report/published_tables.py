@@ -141,7 +141,7 @@ class SweepLine:
         row: Any = self.figures
         try:
             figure = Decimal(str(published["tflops_seed"]))
-            found = tflops_seed(
+            tflops = tflops_seed(
                 params=float(published["size"].removesuffix("B")) * 1e9,
                 seq=row.seq,
                 global_batch=published.get("global_batch", row.global_batch),
@@ -151,10 +151,10 @@ class SweepLine:
             )
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             return None  # the row does not give, as figures, all that the formula takes
-        away, last_digit = Decimal(found) - figure, Decimal(1).scaleb(int(figure.as_tuple().exponent))
+        away, last_digit = Decimal(tflops) - figure, Decimal(1).scaleb(int(figure.as_tuple().exponent))
         if abs(away) * 2 <= last_digit or 0 <= away < last_digit:
             return None
-        return f"TFLOPs {figure}: {8 if row.recompute == 'full' else 6} P s B / (t n 1e12) of this row is {found:.2f}"
+        return f"TFLOPs {figure}: {8 if row.recompute == 'full' else 6} P s B / (t n 1e12) of this row is {tflops:.2f}"
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,9 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         sweep = find_sweep(path or name)
     rows = list(sweep.rows or ()) if sweep else []
     known = {row.name for row in rows}
-    own = [(found[1], record) for record in records if (found := sweep_of(record)) and found[0] == name]
+    of_sweep = [(found[1], record) for record in records if (found := sweep_of(record)) and found[0] == name]
     of_rows: dict[str, list[Record]] = {}
-    for row_name, record in own:
+    for row_name, record in of_sweep:
         of_rows.setdefault(row_name, []).append(record)
     rows += [_row_of(of_row[-1]) for row, of_row in of_rows.items() if row not in known]
     lines = []
@@ -226,7 +226,7 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
         for record in runs:
             beside = replace(row, published={"notes": SMOKE}) if is_smoke(record) else named
             lines.append(SweepLine(beside, record, record))
-    return SweepLines(name, lines, [record for _, record in own])
+    return SweepLines(name, lines, [record for _, record in of_sweep])
 
 
 def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
@@ -249,19 +249,19 @@ def _asked(sweep: ExperimentFile, row: SweepRow) -> tuple[Record, str | None]:
     experiment = check_tables(merge_tables(sweep.tables, row.overrides), Experiment, f"{sweep.path}: row {row.name!r}")
     try:
         sized = size_run(experiment, ClusterProfile("report"))
-        found, shape = figures_asked(sized), sized.model
+        figures, shape = figures_asked(sized), sized.model
         if known_shape(sized) is None:
-            return Record(**{key: found[key] for key in (*_SIZES[:4], "global_batch")}), None
+            return Record(**{key: figures[key] for key in (*_SIZES[:4], "global_batch")}), None
     except UserError:  # of a row that cannot run, what its file says
         sizes, shape = experiment.layout, resolve_shape(experiment.model)
-        found = {key: getattr(sizes, key) for key in ("gpus", "tp", "pp")}
+        figures = {key: getattr(sizes, key) for key in ("gpus", "tp", "pp")}
         for key in ("dp", "micro_batch", "micro_batches"):
-            found[key] = getattr(sizes, key) or 1
-        batch = found["micro_batch"] * found["micro_batches"] * found["dp"]
-        found |= {"global_batch": sizes.global_batch or batch, "dtype": experiment.train.dtype}
-        found |= {"recompute": experiment.engine.recompute}
-        found |= {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
-    asked = Record(**{key: found[key] for key in _SIZES}, settings={"model": shape.table()})
+            figures[key] = getattr(sizes, key) or 1
+        batch = figures["micro_batch"] * figures["micro_batches"] * figures["dp"]
+        figures |= {"global_batch": sizes.global_batch or batch, "dtype": experiment.train.dtype}
+        figures |= {"recompute": experiment.engine.recompute}
+        figures |= {key: getattr(shape, key) for key in ("params", "seq", "hidden", "layers", "heads", "vocab")}
+    asked = Record(**{key: figures[key] for key in _SIZES}, settings={"model": shape.table()})
     return add_figures(asked), experiment.model.preset
 
 

@@ -85,7 +85,7 @@ def element(name: str, content: str = "", **attributes: Any) -> str:
     return f"<{name}{words}>{content}</{name}>" if content else f"<{name}{words}/>"
 
 
-def drawing(content: str, width: float | None, height: float, title: str, words: str, anchor: str) -> Svg:
+def drawing(content: str, width: float | None, height: float, title: str, description: str, anchor: str) -> Svg:
     """An image with a name and a description for screen readers. `anchor` is unique in the page.
 
     It is scaled to its place. Without a `width` it is as wide as its place and not scaled: lengths across are in
@@ -93,18 +93,13 @@ def drawing(content: str, width: float | None, height: float, title: str, words:
     """
     named = element("title", escaped(title), id=f"{anchor}-t")
     # The description may be long, as a screen reader can stop reading it.
-    named += f'<desc id="{anchor}-d">{html.escape(safe(words, 2000))}</desc>'
+    named += f'<desc id="{anchor}-d">{html.escape(safe(description, 2000))}</desc>'
     size = (
         {"width": "100%", "height": height} if width is None else {"viewBox": f"0 0 {_plain(width)} {_plain(height)}"}
     )
     return Svg(
         element(
-            "svg",
-            named + content,
-            **size,
-            role="img",
-            aria_labelledby=f"{anchor}-t",
-            aria_describedby=f"{anchor}-d",
+            "svg", named + content, **size, role="img", aria_labelledby=f"{anchor}-t", aria_describedby=f"{anchor}-d"
         )
     )
 

@@ -49,11 +49,11 @@ _LONGEST = 1 << 16
 
 @dataclass(frozen=True)
 class AttemptWhy:
-    """How one attempt ended: its class, why in `words` (None if nothing says it), and the cause in its logs."""
+    """How one attempt ended: its class, why in `text` (None if nothing says it), and the cause in its logs."""
 
     attempt: int
     ended: str
-    words: str | None
+    text: str | None
     cause: Cause
 
     @property
@@ -67,7 +67,7 @@ class AttemptWhy:
         return {
             "attempt": self.attempt,
             "ended": self.ended,
-            "cause": self.words,
+            "cause": self.text,
             "rank": self.cause.rank,
             "node": self.cause.node,
             "failed_node": self.cause.failed_node,
@@ -105,9 +105,9 @@ class Why:
         return None if last and self.record.ended == "cancelled" != last.ended else last
 
     @property
-    def words(self) -> str | None:
+    def text(self) -> str | None:
         """Why the run ended, in one line."""
-        words = self.last.words if self.last else None
+        words = self.last.text if self.last else None
         return self.cancelled_by or words or (None if self.status else one_line(self.record.cause or "") or None)
 
     @property
@@ -146,7 +146,7 @@ class Why:
             again = f"hpc-gpt submit --resume {self.own.path} continues it"
             return f"leave the folder in its place until the run has ended; {again}"
         if self.own is not None and (
-            fault := _left_out_of_copy(self.own, [self.words or "", *(t for _, t in self.lines)])
+            fault := _left_out_of_copy(self.own, [self.text or "", *(t for _, t in self.lines)])
         ):
             return fault
         failure = self.last.failure if self.last else None
@@ -155,7 +155,7 @@ class Why:
         unseen = self.own if self.ended in VAGUE and failure is None else None
         if unseen is not None and (places := _sent_elsewhere(unseen)):
             return f"read where the script sends its programs' output: {places}"
-        end = read_exit_status(self.words)
+        end = read_exit_status(self.text)
         if self.last is None or self.ended not in VAGUE or end is None or not end.is_kill:
             only = failure is not None and failure.echo and self.ended in VAGUE
             return _ELSEWHERE if only else advice(self.ended, self.own is not None)
@@ -195,7 +195,7 @@ class Why:
         """For JSON: the last attempt's cause on top, then every attempt's."""
         last = self.last.to_dict() if self.last else {}
         top = {key: last.get(key) for key in ("cause", "rank", "node", "failed_node", "file", "line", "sure")}
-        top["cause"] = self.words
+        top["cause"] = self.text
         return {
             "schema": SCHEMA,
             "run": self.record.run,
@@ -262,14 +262,14 @@ def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
     """(message, how often) of the failures that followed, the most frequent first; numbers in messages do not count."""
-    shapes = ("".join("#" if letter.isdigit() else letter for letter in failure.words[:120]) for failure in echoes)
+    shapes = ("".join("#" if letter.isdigit() else letter for letter in failure.message[:120]) for failure in echoes)
     return Counter(map(one_line, shapes)).most_common(_MOST_LISTED)
 
 
 def _failure_dict(failure: Failure) -> dict[str, Any]:
     return {
         "ended": failure.ended,
-        "cause": one_line(failure.words),
+        "cause": one_line(failure.message),
         "rank": failure.rank,
         "node": failure.node,
         "file": failure.place.file,
@@ -296,7 +296,7 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     if not attempts and (outputs := _slurm_output(run, record.job_id)):
         cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
         if cause.ended != "unknown":
-            attempts.append(AttemptWhy(0, cause.ended, cause.words, cause))
+            attempts.append(AttemptWhy(0, cause.ended, cause.text, cause))
     return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))
 
 
@@ -352,57 +352,57 @@ def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
     return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []
 
 
-def _attempt_why(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
-    attempt = _explained(number, ended, words, cause)
+def _attempt_why(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:
+    attempt = _explained(number, ended, cause_text, cause)
     # Our own tracebacks have no rank, but ended.json has it.
-    said = _OWN_RANK.match(words or "")
-    if said is not None and attempt.cause.rank is None and attempt.words == one_line(words or ""):
+    said = _OWN_RANK.match(cause_text or "")
+    if said is not None and attempt.cause.rank is None and attempt.text == one_line(cause_text or ""):
         return replace(attempt, cause=replace(attempt.cause, rank=int(said[1])))
     return attempt
 
 
-def _explained(number: int, ended: str | None, words: str | None, cause: Cause) -> AttemptWhy:
+def _explained(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:
     """What the attempt itself says, unless that is only that something failed and the logs say what."""
-    if (end := read_exit_status(words)) is not None and end.signal is not None and _only_echoes(cause):
-        return _ended_by_signal(number, ended or "unknown", words or "", end, cause)
+    if (end := read_exit_status(cause_text)) is not None and end.signal is not None and _only_echoes(cause):
+        return _ended_by_signal(number, ended or "unknown", cause_text or "", end, cause)
     has_cause = cause.ended not in ("unknown", "done")
     said = ended or "unknown"
-    if said in VAGUE and has_cause and (words is None or cause.ended not in VAGUE or not _only_echoes(cause)):
-        better = cause.words if cause.ended != "error" or words is None else words
+    if said in VAGUE and has_cause and (cause_text is None or cause.ended not in VAGUE or not _only_echoes(cause)):
+        better = cause.text if cause.ended != "error" or cause_text is None else cause_text
         ended = class_of(Facts(said=said, logs=cause.ended)) or said
         return AttemptWhy(number, ended, one_line(better), cause)
     ended = said
-    place = _place_of(ended, words, cause)
+    place = _place_of(ended, cause_text, cause)
     if place is not cause.failure and not (place is None and cause.ended == ended):
         rank = place.rank if place else None
         rest = [failure for failure in cause.ordered if failure is not place]
         ordered = [place, *rest] if place else rest
-        cause = Cause(ended, words or "", place, place.node if place else None, ordered, rank, cause.survived)
-    if words is None and has_cause and ended == cause.ended:
-        words = cause.words
-    return AttemptWhy(number, ended, None if words is None else one_line(words), replace(cause, ended=ended))
+        cause = Cause(ended, cause_text or "", place, place.node if place else None, ordered, rank, cause.survived)
+    if cause_text is None and has_cause and ended == cause.ended:
+        cause_text = cause.text
+    return AttemptWhy(number, ended, None if cause_text is None else one_line(cause_text), replace(cause, ended=ended))
 
 
-def _ended_by_signal(number: int, ended: str, words: str, end: ExitStatus, cause: Cause) -> AttemptWhy:
+def _ended_by_signal(number: int, ended: str, text: str, end: ExitStatus, cause: Cause) -> AttemptWhy:
     """The launcher of the ranks saw which one a signal ended; the log has its message, or only what followed."""
-    said = [(failure, read_exit_status(failure.words)) for failure in cause.ordered]
+    said = [(failure, read_exit_status(failure.message)) for failure in cause.ordered]
     failure, seen = next(((failure, seen) for failure, seen in said if seen and seen.is_of(end)), (None, None))
     end = replace(end, node=end.node or (seen.node if seen else None))
-    words = one_line(words) if str(end) in words else str(end)
+    text = one_line(text) if str(end) in text else str(end)
     ordered = [each for each in cause.ordered if each is not failure]
     ordered = [failure, *ordered] if failure else ordered
-    return AttemptWhy(number, ended, words, Cause(ended, words, failure, end.node, ordered, end.rank, cause.survived))
+    return AttemptWhy(number, ended, text, Cause(ended, text, failure, end.node, ordered, end.rank, cause.survived))
 
 
 def _only_echoes(cause: Cause) -> bool:
     return cause.failure is None or cause.failure.echo
 
 
-def _place_of(ended: str, words: str | None, cause: Cause) -> Failure | None:
+def _place_of(ended: str, cause_text: str | None, cause: Cause) -> Failure | None:
     """The failure in the logs that ended.json means: one with its text, else the first of its class."""
-    if words:
+    if cause_text:
         for failure in cause.ordered:
-            if failure.words[:60] in words:
+            if failure.message[:60] in cause_text:
                 return failure
     same = [failure for failure in cause.ordered if failure.ended == ended and not failure.echo]
     return same[0] if same else None
@@ -415,6 +415,6 @@ def _explain_foreign(read: RunRead) -> Why:
     for number, cause in enumerate(read.causes, 1):
         table = tables[number - 1] if number <= len(tables) else {}
         # If a log ends without a cause, the record says more: the last step, and whether the job was requeued.
-        words = cause.words if cause.failure else table.get("cause")
+        words = cause.text if cause.failure else table.get("cause")
         attempts.append(AttemptWhy(number, str(table.get("ended") or cause.ended), words or None, cause))
     return Why(read.record, tuple(attempts))

@@ -1,5 +1,5 @@
 """What is to happen around a run: `[notify]`, `[after]` and `[track]`; and what the planner is to know of a program of
-the user's own, `[plan]`. Without its table nothing does.
+the user's own, `[plan]`. A table that is missing asks for nothing.
 
 No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
 """

@@ -171,25 +171,25 @@ def check_products(resolved: Sized) -> None:
 
 def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
     train, engine, layout, shape = resolved.train, resolved.engine, resolved.layout, resolved.model
-    words = f"train.matmul is {train.matmul}"
+    given = f"train.matmul is {train.matmul}"
     if train.matmul in engine_named(engine.name).matmuls:
         if train.matmul == "none":
             return
     elif takers := [name for name, facts in trainers().items() if train.matmul in facts.matmuls]:
-        yield Fault(f"{words}, which engine {engine.name} does not have",
+        yield Fault(f"{given}, which engine {engine.name} does not have",
                     f"leave it out, or use --engine {' or '.join(takers)}")  # fmt: skip
         return
     else:
-        yield Fault(f"{words}, but no engine trains with such products: only plan knows them",
+        yield Fault(f"{given}, but no engine trains with such products: only plan knows them",
                     'leave train.matmul out, use "fp8-tensor", or use hpc-gpt plan')  # fmt: skip
         return
     device = DEVICES.get(resolved.cluster.device or "")
     if device is not None and not device.nominal and ("fp8" not in device.peaks or device.name in _OTHER_FP8):
         lacks = "has FP8 in a format of its own" if "fp8" in device.peaks else "has no FP8 units"
         able = ", ".join(name for name, other in DEVICES.items() if "fp8" in other.peaks and name not in _OTHER_FP8)
-        yield Fault(f"{words}, but {device.name} {lacks}", f"leave train.matmul out, or use one of: {able}")
+        yield Fault(f"{given}, but {device.name} {lacks}", f"leave train.matmul out, or use one of: {able}")
     if train.dtype != "bf16":
-        yield Fault(f"{words}, but train.dtype is {train.dtype}", 'use train.dtype = "bf16", or leave train.matmul out')
+        yield Fault(f"{given}, but train.dtype is {train.dtype}", 'use train.dtype = "bf16", or leave train.matmul out')
     tokens = resolved.batch.micro_batch * shape.seq // layout.cp
     sizes = {f"model.hidden {shape.hidden}": (shape.hidden, 1), f"ffn {shape.mlp_width}": (shape.mlp_width, layout.tp)}
     for name, heads in (("heads", shape.heads), ("kv_heads", shape.key_heads)):
@@ -199,7 +199,7 @@ def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
     for name, (size, ranks) in sizes.items():
         if size % (_FP8_MULTIPLE * ranks):
             of = f" over {'cp' if 'tokens' in name else 'tp'} {ranks}" if ranks > 1 else ""
-            yield Fault(f"{words}, whose units multiply by {_FP8_MULTIPLE} numbers at once, but {name}{of} "
+            yield Fault(f"{given}, whose units multiply by {_FP8_MULTIPLE} numbers at once, but {name}{of} "
                         f"{'are' if name[-1] == 's' else 'is'} {size / ranks:g} on a rank, no multiple of it",
                         "use other sizes, or leave train.matmul out")  # fmt: skip
 

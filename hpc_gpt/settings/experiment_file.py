@@ -360,20 +360,20 @@ def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewh
     A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: something else
     decides the run's length, and `cut_warmup` cuts the warm-up to it.
     """
-    found = {}
+    faults = {}
     lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
     if min_lr > lr >= 0:
         of = "your options" if {"train.lr", "train.min_lr"} & set(given) else where
-        found[f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}"] = (
+        faults[f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}"] = (
             f"use train.min_lr = {lr:g} or less, or a larger train.lr"
         )
     if warmup > steps >= 1 and not steps_elsewhere:
         of = "your options" if "train.warmup_steps" in given else where
-        found[f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}"] = (
+        faults[f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}"] = (
             f"use train.warmup_steps = {steps:g} or less, or more train.steps"
         )
-        return found
-    return found | _wsd_faults(train, where, given, steps_elsewhere)
+        return faults
+    return faults | _wsd_faults(train, where, given, steps_elsewhere)
 
 
 def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:

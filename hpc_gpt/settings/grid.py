@@ -35,7 +35,7 @@ class GridAxis:
 def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, ...]:
     """The axes of `--grid KEY=VALUE,VALUE`, each value read as `--set` reads one. ConfigError with every fault: no
     values, a value twice, a key that is unknown or given twice, a value of another type, more rows than `most`."""
-    asked, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), dict[str, str]()
+    lists, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), dict[str, str]()
     for text in texts:
         key, equals, raw = text.partition("=")
         key, items, where = key.strip(), list(_items(raw)), f"--grid {text}"
@@ -43,15 +43,15 @@ def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, .
             faults[f"{where} is not KEY=VALUE,VALUE"] = _EXAMPLE
         elif not all(items):
             faults[f"{where}: a value is empty"] = _EXAMPLE
-        elif key in [other for _, other, _ in asked]:
+        elif key in [other for _, other, _ in lists]:
             faults[f"{where}: {key} has a --grid already"] = "give all its values to one, separated by commas"
-        asked.append((where, key, items))
+        lists.append((where, key, items))
     raise_faults(faults)
-    count = math.prod(len(items) for _, _, items in asked)
+    count = math.prod(len(items) for _, _, items in lists)
     if count > most:
-        sizes = " x ".join(f"{len(items)} of {key}" for _, key, items in asked)
+        sizes = " x ".join(f"{len(items)} of {key}" for _, key, items in lists)
         raise ConfigError(f"--grid makes {count:,} rows ({sizes}), and --max-rows is {most}", f"--max-rows {count}")
-    for where, key, items in asked:
+    for where, key, items in lists:
         values = tuple((item, parse_override(f"{key}={item}")[1]) for item in items)
         for number, (item, value) in enumerate(values):
             if value in [other for _, other in values[:number]]:

@@ -69,10 +69,7 @@ def mixture_faults(
             yield f"data.phases is {_listed(phases)}, but there is no mixture", without
         return
     if source != MIX:
-        yield (
-            f'data.source is "{source}" beside the mixture [data.mix]',
-            'set data.source = "mix"',
-        )
+        yield (f'data.source is "{source}" beside the mixture [data.mix]', 'set data.source = "mix"')
     if path is not None:
         yield f"data.path is {path} beside the mixture [data.mix]", "give each source's path, data.mix.NAME.path"
     if not mix:

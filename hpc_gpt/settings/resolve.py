@@ -224,26 +224,26 @@ def with_pad_token(model: Model, init: Path) -> Model:
 
 
 def _resolve_layout(
-    asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
 ) -> tuple[Layout, int]:
     """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp the rest.
 
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested.
     """
-    check_sizes({name: getattr(asked, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
+    check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
     per_node = profile.gpus_per_node
-    gpus = asked.gpus
-    pp, cp = asked.pp or 1, asked.cp or 1
+    gpus = request.gpus
+    pp, cp = request.pp or 1, request.cp or 1
     if gpus is None:
-        if asked.nodes is not None:
-            gpus = asked.nodes * per_node
-        elif asked.tp and asked.dp:
-            gpus = asked.tp * cp * pp * asked.dp
+        if request.nodes is not None:
+            gpus = request.nodes * per_node
+        elif request.tp and request.dp:
+            gpus = request.tp * cp * pp * request.dp
         else:
             gpus = per_node
-    tp = asked.tp
+    tp = request.tp
     facts = engine_named(engine.name)
-    if tp is None and not facts.splits_unasked and not (asked.dp and facts.splits("tp")):
+    if tp is None and not facts.splits_unasked and not (request.dp and facts.splits("tp")):
         tp = 1
     if tp is None:
         others = cp * pp
@@ -253,28 +253,28 @@ def _resolve_layout(
                 f"{axes} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
                 f"use --gpus {-(-gpus // others) * others}, or a {'cp' if cp > 1 else 'pp'} that divides {gpus}",
             )
-        if asked.dp and gpus % (others * asked.dp) == 0 and gpus // (others * asked.dp) <= per_node:
-            tp = gpus // (others * asked.dp)
+        if request.dp and gpus % (others * request.dp) == 0 and gpus // (others * request.dp) <= per_node:
+            tp = gpus // (others * request.dp)
         elif shape.params < SMALL:
             tp = 1
         else:
-            spread = asked.nodes is not None and gpus % asked.nodes == 0
-            tp = default_tp(gpus, gpus // asked.nodes if asked.nodes and spread else per_node, shape, others)
-    layout = Layout(tp, pp, asked.dp or max(1, gpus // (tp * cp * pp)), cp)
+            spread = request.nodes is not None and gpus % request.nodes == 0
+            tp = default_tp(gpus, gpus // request.nodes if request.nodes and spread else per_node, shape, others)
+    layout = Layout(tp, pp, request.dp or max(1, gpus // (tp * cp * pp)), cp)
     try:
-        if asked.nodes is not None and asked.gpus is None:
-            check_nodes(layout, asked.nodes, per_node, allow_tp_across_nodes=True)
+        if request.nodes is not None and request.gpus is None:
+            check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
         check_gpus(layout, gpus)
     except LayoutError as fault:
-        if asked.tp is None or asked.allow_tp_across_nodes or min(per_node, gpus) % asked.tp == 0:
+        if request.tp is None or request.allow_tp_across_nodes or min(per_node, gpus) % request.tp == 0:
             raise
-        raise LayoutError(str(fault), f"use {_nearest(asked, engine, shape, profile, layout, gpus)}") from None
-    nodes = asked.nodes or nodes_for(gpus, per_node)
+        raise LayoutError(str(fault), f"use {_nearest(request, engine, shape, profile, layout, gpus)}") from None
+    nodes = request.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
         raise LayoutError(
             f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}"
         )
-    check_nodes(layout, nodes, per_node, asked.allow_tp_across_nodes)
+    check_nodes(layout, nodes, per_node, request.allow_tp_across_nodes)
     if profile.scheduler == "local" and nodes > 1:
         raise LayoutError(
             f"layout {layout} needs {nodes} nodes, but profile {profile.name} is this one machine",
@@ -284,31 +284,31 @@ def _resolve_layout(
 
 
 def _nearest(
-    asked: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
     """A hint for a `layout` whose tp spans nodes: a tp within a node, or this one with the option that allows it."""
 
     def changed(**changes: Any) -> Layout | None:
         try:
-            found, _ = _resolve_layout(replace(asked, **changes), engine, shape, profile)
+            found, _ = _resolve_layout(replace(request, **changes), engine, shape, profile)
             check_split(shape, found)
         except LayoutError:
             return None
         return found
 
-    others, tp = (asked.pp or 1) * layout.cp, None
+    others, tp = (request.pp or 1) * layout.cp, None
     if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
         tp = default_tp(gpus, profile.gpus_per_node, shape, others)
-    words = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
+    options = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
     across: dict[str, Any] = {"allow_tp_across_nodes": True}
     for axis in ("dp", "pp"):
         others = layout.gpus // getattr(layout, axis)
         if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
-            words.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
+            options.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
             break
-    if not words and changed(gpus=layout.gpus, nodes=None, **across):
-        words.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
-    return ", or ".join(words) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
+    if not options and changed(gpus=layout.gpus, nodes=None, **across):
+        options.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
+    return ", or ".join(options) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
 
 
 def _check_train(train: Train, may_be_open: Collection[str]) -> None:

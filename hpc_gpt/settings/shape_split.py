@@ -77,7 +77,7 @@ def _divides_heads(shape: ModelShape, tp: int) -> bool:
 class Obstacle(NamedTuple):
     """Why a layout cannot split a model: in a few words, as a message, and what to do."""
 
-    words: str
+    summary: str
     message: str
     hint: str
 
@@ -156,13 +156,13 @@ def context_obstacle(
                 "cp and kv_heads do not divide each other", f"cp {cp} and {of_tp}: neither divides the other", otherwise
             )
     parts = cp if exchange == "heads" else 2 * cp
-    words = f"cp {cp}" if exchange == "heads" else f"2 x cp {cp} = {parts}"
+    product = f"cp {cp}" if exchange == "heads" else f"2 x cp {cp} = {parts}"
     if not seq % parts and sequence_parallel and seq % (cp * tp):
-        parts, words = math.lcm(parts, cp * tp), f"cp {cp} x tp {tp} = {cp * tp}, with sequence parallelism,"
+        parts, product = math.lcm(parts, cp * tp), f"cp {cp} x tp {tp} = {cp * tp}, with sequence parallelism,"
     if seq % parts:
         return Obstacle(
             "cp does not divide the sequence",
-            f"{words} does not divide model.seq {seq}: {seq} / {parts} = {seq / parts:.2f}",
+            f"{product} does not divide model.seq {seq}: {seq} / {parts} = {seq / parts:.2f}",
             f"use --seq {max(1, seq // parts) * parts}",
         )
     return None

@@ -61,7 +61,7 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperimen
     stages = _stages(real.engine.partition, real.model.layers, real.layout.pp, pp)
     seq, parts = min(SEQ, real.model.seq), tp if cp == 1 else 2 * cp * tp
     model = _model(real.model, tp, cp, layers=sum(stages), seq=max(parts, seq // parts * parts))
-    asked = LayoutRequest(
+    request = LayoutRequest(
         gpus=layout.gpus,
         tp=tp,
         pp=pp,
@@ -92,7 +92,7 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperimen
         model=model,
         data=_data(experiment.data),
         engine=engine,
-        layout=asked,
+        layout=request,
         train=train,
         job=replace(experiment.job, time="00:10:00", signal_lead_s=60),
     )

@@ -50,7 +50,7 @@ def end_of_sigterm(run: RunFolder, attempt: Attempt, signals: Signals) -> End:
 
 
 def classify_exception(error: BaseException) -> tuple[str, int]:
-    """(class of `state.ENDED`, exit code) for an exception that ends an attempt."""
+    """(class of `failures.ENDED`, exit code) for an exception that ends an attempt."""
     name = type(error).__name__
     text = str(error)
     if is_disk_full(error):

@@ -18,9 +18,7 @@ from typing import Any
 from hpc_gpt.files import read_json
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.supervision.heartbeat import (
-    name_ranks,
-)
+from hpc_gpt.supervision.heartbeat import name_ranks
 
 _STACK_S = 20.0
 
@@ -162,7 +160,7 @@ def _entries(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _groups_of(record: Mapping[str, Any]) -> dict[str, _Group]:
     """{group: how far the rank is in it}; empty for a record of another shape than torch's."""
-    found: dict[str, _Group] = {}
+    places: dict[str, _Group] = {}
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         last: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for entry in _entries(record):
@@ -173,8 +171,8 @@ def _groups_of(record: Mapping[str, Any]) -> dict[str, _Group]:
             status = record.get("pg_status", {}).get(number, {})
             begun = int(status.get("last_enqueued_collective") or entries[-1]["collective_seq_id"])
             open_ = next((entry for entry in entries if not entry.get("retired")), None)
-            found[name] = _Group(begun, _describe(open_, description) if open_ is not None else "")
-    return found
+            places[name] = _Group(begun, _describe(open_, description) if open_ is not None else "")
+    return places
 
 
 def _describe(entry: Mapping[str, Any], group: str) -> str:

@@ -35,11 +35,7 @@ _ELSEWHERE = "give a file name in a folder with room that you can write"
 
 
 def build_tokens(
-    source: Path | str,
-    out: Path | str,
-    tokenizer: str = BYTE,
-    begins: bool = False,
-    count: DocumentCount | None = None,
+    source: Path | str, out: Path | str, tokenizer: str = BYTE, begins: bool = False, count: DocumentCount | None = None
 ) -> TokenFile:
     """Makes the token file `out` from a text or jsonl file, compressed or not, a folder of such files, or "stdlib".
 

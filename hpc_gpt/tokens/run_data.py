@@ -120,7 +120,7 @@ def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
 
 
 def ensure_data(
-    resolved: Resolved, make: bool = True, beside: Path | None = None, found: LookedUp | None = None
+    resolved: Resolved, make: bool = True, beside: Path | None = None, looked_up: LookedUp | None = None
 ) -> Path | None:
     """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
 
@@ -133,11 +133,11 @@ def ensure_data(
         resolved = located(resolved, beside)
         _check_one_tokenizer(resolved)
         for alone in sources_alone(resolved).values():
-            ensure_data(alone, make, beside, found)
+            ensure_data(alone, make, beside, looked_up)
         _check_epochs(resolved)
         return None
     try:
-        return _ensure(located(resolved, beside), make, found)
+        return _ensure(located(resolved, beside), make, looked_up)
     except DataError as fault:
         here = _relative_files(resolved.data).get("path")
         if here is None or not (places := places_searched(str(here), beside)):
@@ -161,7 +161,7 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
             )
 
 
-def _ensure(resolved: Resolved, make: bool, found: LookedUp | None) -> Path | None:
+def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None) -> Path | None:
     path = data_path(resolved)
     end_token(resolved)
     if path is None:
@@ -189,23 +189,23 @@ def _ensure(resolved: Resolved, make: bool, found: LookedUp | None) -> Path | No
         else:
             build_stdlib(path)
     if data.source == "stream":
-        shards = open_shards(resolved, found)
+        shards = open_shards(resolved, looked_up)
         check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])
         check_end_of_stream(resolved, shards.folder / shards.training[0])
     else:
-        file = open_file(resolved, found)
+        file = open_file(resolved, looked_up)
         check_end_token(resolved, file.tokens, file.path)
         if data.source == "megatron":
             check_tokens(file)
     return path
 
 
-def open_file(resolved: Resolved, found: LookedUp | None = None) -> TokenFile:
+def open_file(resolved: Resolved, looked_up: LookedUp | None = None) -> TokenFile:
     """Opens the run's token file or Megatron's pair. Raises DataError if it is missing, damaged or does not fit."""
     path, data = data_path(resolved), resolved.data
     assert path is not None
     if data.source == "megatron":
-        index = _once(found, path, lambda: megatron.read_index(path))
+        index = _once(looked_up, path, lambda: megatron.read_index(path))
         file = open_megatron(path, resolved.model.vocab, index)
         if data.tokenizer != BYTE:
             _check_vocab(resolved)
@@ -216,17 +216,17 @@ def open_file(resolved: Resolved, found: LookedUp | None = None) -> TokenFile:
     return file
 
 
-def open_shards(resolved: Resolved, found: LookedUp | None = None) -> ShardSet:
+def open_shards(resolved: Resolved, looked_up: LookedUp | None = None) -> ShardSet:
     """Lists the run's shards. Raises DataError if they are missing, too few, or of a vocabulary above the model's."""
     path = data_path(resolved)
     assert path is not None
     _check_vocab(resolved)
-    return _once(found, path, lambda: list_shards(path, resolved))
+    return _once(looked_up, path, lambda: list_shards(path, resolved))
 
 
-def _once(found: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
-    """What was `found` at the path, else what `read` gives, which is added to it."""
-    known = {} if found is None else found
+def _once(looked_up: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
+    """What was looked up at the path before, else what `read` gives, which is added to it."""
+    known = {} if looked_up is None else looked_up
     if str(path) not in known:
         known[str(path)] = read()
     value: _T = known[str(path)]
@@ -293,13 +293,13 @@ def _check_epochs(resolved: Resolved) -> None:
     often = {name: use for name, use in mixture_use(resolved).items() if 0 < limit < use.epochs}
     if often:
         seq = resolved.model.seq
-        words = [
+        uses = [
             f"{name} {show_short(use.epochs)} times, {use.samples * seq:,} of {use.size * seq:,} tokens"
             for name, use in often.items()
         ]
         raise DataError(
             f"{counted(resolved.data_steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
-            f"{'; '.join(words)}",
+            f"{'; '.join(uses)}",
             "give it a smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit",
         )
 

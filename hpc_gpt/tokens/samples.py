@@ -33,20 +33,20 @@ class Samples(Protocol):
         """Evaluation sample `number`, the same at every evaluation: integers [seq + 1]."""
 
 
-def open_samples(resolved: Resolved, found: LookedUp | None = None) -> Samples | ShardSet:
+def open_samples(resolved: Resolved, looked_up: LookedUp | None = None) -> Samples | ShardSet:
     """Opens the run's samples, or its shards. Raises DataError if data are missing, damaged or do not fit.
 
-    What is `found` already is not read again, and what is read is added to it.
+    What is `looked_up` already is not read again, and what is read is added to it.
     """
     if resolved.data.source == "random":
         return RandomSamples(resolved.train.seed, resolved.model.seq, resolved.model.vocab)
     if resolved.data.source == "stream":
-        return open_shards(resolved, found)
+        return open_shards(resolved, looked_up)
     if alone := sources_alone(resolved):
         return MixtureSamples(
-            {name: _open_windows(each, found) for name, each in alone.items()}, mixture_order(resolved)
+            {name: _open_windows(each, looked_up) for name, each in alone.items()}, mixture_order(resolved)
         )
-    return _open_windows(resolved, found)
+    return _open_windows(resolved, looked_up)
 
 
 def _open_windows(resolved: Resolved, found: LookedUp | None) -> "FileSamples":

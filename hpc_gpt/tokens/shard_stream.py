@@ -282,21 +282,21 @@ class ShardStream:
         return row
 
 
-def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, own: set[int]) -> dict[int, NDArray[Any]]:
-    """Reads the samples numbered `own` among the first `count` of the evaluation shards, which start over at their end.
+def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, numbers: set[int]) -> dict[int, NDArray[Any]]:
+    """Reads the samples of these numbers of the first `count` of the evaluation shards, which begin again at their end.
 
     Raises DataError if the shards have no sample.
     """
     tokenizer = open_tokenizer(resolved.data.tokenizer, resolved.data.begin_token)
     seq, skip = resolved.model.seq, resolved.data.on_bad_shard == "skip"
-    found: dict[int, NDArray[Any]] = {}
+    samples: dict[int, NDArray[Any]] = {}
     number = 0
     while number < count:
         before = number
         for windows in read_windows(shards.folder, shards.evaluation, tokenizer, seq, skip):
             for window in windows[: count - number]:
-                if number in own:
-                    found[number] = window.astype(np.int64)
+                if number in numbers:
+                    samples[number] = window.astype(np.int64)
                 number += 1
             if number == count:
                 break
@@ -306,4 +306,4 @@ def evaluation_samples(shards: ShardSet, resolved: Resolved, count: int, own: se
                 f"seq + 1 = {seq + 1} tokens",
                 "set data.eval_fraction higher, or train.eval_every = 0",
             )
-    return found
+    return samples

@@ -118,8 +118,8 @@ def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArra
     except FileExistsError:
         # The parent is a file; the token file itself does not exist.
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
-    with aside(path) as own:
-        with open(own, "xb") as file:
+    with aside(path) as written:
+        with open(written, "xb") as file:
             file.write(bytes(HEADER.size))
             for tokens in arrays:
                 if tokens.size and int(tokens.max()) >= vocab:
@@ -131,6 +131,6 @@ def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArra
             file.seek(0)
             file.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize, vocab, count, name, sha.digest()))
         if count:
-            sync(own)
-            give_name(own, path)
+            sync(written)
+            give_name(written, path)
     return count

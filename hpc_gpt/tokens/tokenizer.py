@@ -275,20 +275,20 @@ def _open_file(path: Path) -> Tokenizer:
     import tokenizers
 
     try:
-        found = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
+        tokenizer = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
     except Exception as fault:
         # The package has no exception class of its own.
         line = next(iter(str(fault).splitlines()), type(fault).__name__)
         raise DataError(f"{path} is not a tokenizer.json: {line}", "give a tokenizer.json") from None
-    found.no_truncation()
-    found.no_padding()
-    ends = (found.token_to_id(end) for end in _ENDS)
-    begins = (found.token_to_id(begin) for begin in _BEGINS)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ends = (tokenizer.token_to_id(end) for end in _ENDS)
+    begins = (tokenizer.token_to_id(begin) for begin in _BEGINS)
     return WordTokenizer(
         _file_name(text),
         # Token numbers may have gaps.
-        1 + max(found.get_vocab(with_added_tokens=True).values(), default=0),
-        lambda text: found.encode_batch_fast([text], add_special_tokens=False)[0].ids,
+        1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),
+        lambda text: tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids,
         next((end for end in ends if end is not None), None),
         next((begin for begin in begins if begin is not None), None),
     )

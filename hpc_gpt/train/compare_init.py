@@ -47,13 +47,13 @@ def compare_logits(resolved: Resolved) -> dict[str, str]:
         expected = theirs(tokens, position_ids=positions[None], attention_mask=torch.ones_like(tokens)).logits
     far = distance(ours, expected)
     if far <= LIMIT:
-        words = f"logits of {count} tokens over {shape.seq} positions are transformers' to {far:.1g} of their scale"
-        return {"level": "ok", "words": words, "hint": ""}
+        message = f"logits of {count} tokens over {shape.seq} positions are transformers' to {far:.1g} of their scale"
+        return {"level": "ok", "words": message, "hint": ""}
     layers = (n for n in range(len(pairs)) if distance(outputs[n, True], outputs[n, False]) > LIMIT)
     first = next(layers, None)
     where = "after the layers" if first is None else f"first in layer {first}"
-    words = f"logits differ from transformers' by {far:.1g} of their scale, {where}"
-    return {"level": "fail", "words": words, "hint": "do not train from it; is config.json that of these weights?"}
+    message = f"logits differ from transformers' by {far:.1g} of their scale, {where}"
+    return {"level": "fail", "words": message, "hint": "do not train from it; is config.json that of these weights?"}
 
 
 def place_at(model: Gpt, positions: Tensor) -> None:

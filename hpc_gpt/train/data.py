@@ -86,12 +86,7 @@ class DataStream(Stream):
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        resolved: Resolved,
-        dp_rank: int,
-        device: torch.device,
-        part: SequencePart = WHOLE,
+        self, samples: Samples, resolved: Resolved, dp_rank: int, device: torch.device, part: SequencePart = WHOLE
     ) -> None:
         self._part = part
         self._samples = samples

@@ -146,19 +146,19 @@ class Loop:
         allocated, reserved = (
             tuple(peak if stage == self._engine.pp_rank else 0 for stage in range(self._stages)) for peak in self._peaks
         )
-        asked = set(self._signals.raised)
+        reasons = set(self._signals.raised)
         if self._ranks.is_first:
-            asked |= self._inbox.look()
-            asked |= limits_reached(self._resolved, self._train_s, self._attempt, self._heart.stopped_s)
+            reasons |= self._inbox.look()
+            reasons |= limits_reached(self._resolved, self._train_s, self._attempt, self._heart.stopped_s)
             if 0 < self._train.max_bad_steps <= self._metrics.bad_in_row:
-                asked.add("bad_steps")
+                reasons.add("bad_steps")
             if self._metrics.target.reached is not None:
-                asked.add("target")
+                reasons.add("target")
             if self._clock.is_due():
-                asked.add("save_due")
+                reasons.add("save_due")
         if self._checkpoints.busy:
-            asked.add("writing")
-        return StepReport(frozenset(asked), allocated, reserved)
+            reasons.add("writing")
+        return StepReport(frozenset(reasons), allocated, reserved)
 
     def _agree_on_sigterm(self) -> End:
         return self._ranks.broadcast(self._end_of_sigterm() if self._ranks.is_first else End("cancelled"))

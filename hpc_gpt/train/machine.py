@@ -43,7 +43,7 @@ def main(nodes: int, ranks_per_node: int) -> None:
         device = torch.device("cuda", local % count)
         torch.cuda.set_device(device)
     given = measurements.figures_of_command(os.environ.get(COMMAND))
-    own, every = measure_device(device, given), [dict[str, Any]()] * size
+    figures, every = measure_device(device, given), [dict[str, Any]()] * size
     os.environ.update(choose_interface(os.environ["MASTER_ADDR"], nodes) | {"RANK": str(rank), "WORLD_SIZE": str(size)})
     os.environ.setdefault(*LAZY_GLOO)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=PATIENCE_S))
@@ -53,8 +53,8 @@ def main(nodes: int, ranks_per_node: int) -> None:
     rates: list[float] = []
     mib = (_ON_CPU if device.type == "cpu" else _ON_GPU)[3]
     measurements.run_transfers(transfers, rank, device, given, lambda: None, rates.append, mib)
-    own |= {f"{each.axis}_{each.kind}_gb_s": rate for each, rate in zip(transfers, rates, strict=True)}
-    dist.all_gather_object(every, own)
+    figures |= {f"{each.axis}_{each.kind}_gb_s": rate for each, rate in zip(transfers, rates, strict=True)}
+    dist.all_gather_object(every, figures)
     if rank == 0:
         print(MACHINE_MARK + json.dumps(every), flush=True)
     dist.barrier()

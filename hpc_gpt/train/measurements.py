@@ -1,5 +1,4 @@
-"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, a trace of some steps;
-and how long its start took, from the start of its job to the end of its first step, by parts.
+"""Measures an attempt beside its steps: GPU utilisation, the device's own rate, compile time, a trace of some steps.
 
 Each rank measures its own GPU, and rank 0 writes the figures of all into `measured.json` at the attempt's end. Nothing
 here waits for the device during the training. GPU figures need NVML (`pip install 'hpc-gpt[nvml]'`); without it they
@@ -14,7 +13,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from torch.profiler import ProfilerActivity, profile
 from hpc_gpt.files import write_once
 from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, matmul_tflops
 from hpc_gpt.preflight.verdict import COMMAND
-from hpc_gpt.process import stat_of
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.supervision.full_disk import when_there_is_space
@@ -41,11 +39,6 @@ _PROBE_SIZE, _PROBE_TIMES = 2048, 8
 _PROBES_LEAST, _PROBES_KEPT = 3, 20
 # A CPU multiplies bf16 a thousand times slower than a GPU: a larger product would take longer than a small run.
 _GPU_SIZE, _CPU_SIZE = 8192, 256
-_START_FILE = "start.json"
-# In the order in which they follow each other. `script`: from the job's start to the start of this rank's process, with
-# a preflight, but without the `staging` of a profile's `stage`. `imports`: until its modules are loaded. `rendezvous`:
-# until all ranks have met. `build`: data, model, engine and checkpoint, until the first step begins.
-START_PARTS = ("script", "staging", "imports", "rendezvous", "build", "first_step")
 
 
 @dataclass
@@ -308,64 +301,3 @@ def _since_start(attempt: Attempt, tenth_step: float | None, measuring_s: float)
     if tenth_step is None or not isinstance(started, int | float):
         return None
     return round(tenth_step - measuring_s - started, 3)
-
-
-class StartClock:
-    """Rank 0's clock. `end(part)` is called where a part ends; the last one writes the attempt's start.json.
-
-    A part that does not end takes 0 s, and its time is the next one's.
-    """
-
-    def __init__(self, attempt: Attempt, environment: Mapping[str, str] = os.environ) -> None:
-        self._attempt = attempt
-        self._process_start = process_start()
-        self._job_start = min(_job_start(attempt.started(), environment) or self._process_start, self._process_start)
-        # On this machine the script becomes this process, which is then older than what the script has done.
-        staging_s, until = _staging(environment)
-        until = max(until, self._process_start)
-        self._ends = {"script": until - staging_s, "staging": until}
-
-    def end(self, part: str) -> None:
-        """Notes that a part of START_PARTS ends now; a second end of it changes nothing."""
-        if part in self._ends:
-            return
-        self._ends[part] = time.time()
-        if part == START_PARTS[-1]:
-            when_there_is_space(
-                lambda: write_once(self._attempt.folder / _START_FILE, json.dumps(self.figures()) + "\n"), _START_FILE
-            )
-
-    def figures(self) -> dict[str, object]:
-        """`start_s` and `start_parts`, seconds by part, which add up to it but for their rounding."""
-        parts, began = {}, self._job_start
-        for part in START_PARTS:
-            ended = max(self._ends.get(part, began), began)
-            parts[part] = round(ended - began, 3)
-            began = ended
-        return {"start_s": round(began - self._job_start, 3), "start_parts": parts}
-
-
-def _staging(environment: Mapping[str, str]) -> tuple[float, float]:
-    """(seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
-    try:
-        seconds, until = map(float, environment.get("HPC_GPT_STAGING", "0 0").split())
-    except ValueError:
-        return 0.0, 0.0
-    return max(0.0, seconds), until
-
-
-def process_start() -> float:
-    """When this process started, in epoch seconds."""
-    since_boot = float(stat_of("self")[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-
-
-def _job_start(started: Mapping[str, object], environment: Mapping[str, str]) -> float | None:
-    """When the attempt's job started, in epoch seconds: as Slurm says if the attempt is a job of its own, and else when
-    its script made attempt.json."""
-    noted = started.get("started")
-    job = str(started.get("job_id", "")).partition("_")[0]
-    slurm = environment.get("SLURM_JOB_START_TIME", "")
-    if slurm.isdigit() and job and job in (environment.get("SLURM_JOB_ID"), environment.get("SLURM_ARRAY_JOB_ID")):
-        return float(slurm)
-    return float(noted) if isinstance(noted, int | float) else None

@@ -39,20 +39,20 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
 
     Raises LayoutError in all other cases of too few GPUs: a job that silently trains on CPUs wastes its allocation.
     """
-    found = torch.cuda.device_count()
-    if found >= resolved.ranks_per_node:
+    visible = torch.cuda.device_count()
+    if visible >= resolved.ranks_per_node:
         torch.cuda.set_device(identity.local_rank)
         return torch.device("cuda", identity.local_rank)
     profile = resolved.cluster
-    if profile.scheduler == "local" or (not found and profile.device in (None, "cpu")):
+    if profile.scheduler == "local" or (not visible and profile.device in (None, "cpu")):
         return torch.device("cpu")
-    if not found:
+    if not visible:
         raise LayoutError(
             f"profile {profile.name} has GPUs ({profile.device}), but rank {identity.rank} sees none",
             f"is torch {torch.__version__} a build with CUDA, and does nvidia-smi list the GPUs within a job?",
         )
     raise LayoutError(
-        f"{resolved.ranks_per_node} ranks on this node, but {found} GPUs are visible to rank {identity.rank}",
+        f"{resolved.ranks_per_node} ranks on this node, but {visible} GPUs are visible to rank {identity.rank}",
         "ask for the node's GPUs: gpu_flag and gpus_per_node of the cluster profile",
     )
 

@@ -93,14 +93,14 @@ class Saver:
             self._report(outcome)
 
     def save(
-        self, step: int, train_s: float, progress: Callable[[float], Progress], asked: bool, wait: bool = False
+        self, step: int, train_s: float, progress: Callable[[float], Progress], is_asked: bool, wait: bool = False
     ) -> bool:
         """Begins a save of `step`, or with `wait` completes it. Returns False if the weights are not finite.
 
         A save that the disk refuses is only logged and counted.
         """
         if self._checkpoints.is_saving:
-            self._finish(step, asked or wait)
+            self._finish(step, is_asked or wait)
             if self.gave_up or self._checkpoints.is_saving:
                 return True
         if wait:
@@ -117,7 +117,7 @@ class Saver:
             self._refuse(step, _NOT_FINITE)
             return False
         if step > self.saved_step:
-            self._asked = asked or wait
+            self._asked = is_asked or wait
             # If the disk refuses the step's line, nothing is saved: the record would lack that step after a resume.
             outcome = self._checkpoints.begin(self._engine, progress(train_s), wait, refused=lines)
             if outcome:

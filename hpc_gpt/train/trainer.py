@@ -1,4 +1,4 @@
-"""One rank's part in an attempt, from the rendezvous to ended.json."""
+"""One rank's part in an attempt, from the rendezvous to ended.json; and how long its start took, by parts."""
 
 import contextlib
 import functools
@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from hpc_gpt.errors import CheckpointError, DataError
 from hpc_gpt.files import write_once
 from hpc_gpt.network import check_open_files, use_interface
+from hpc_gpt.process import stat_of
 from hpc_gpt.runs.after_jobs import forget_over
 from hpc_gpt.runs.checkpoints import list_complete
 from hpc_gpt.runs.lineage import checkpoint_sources, find_ancestors
@@ -34,13 +37,79 @@ from hpc_gpt.train.engines.attention import AttentionRead
 from hpc_gpt.train.engines.protocol import TrainingEngine, build_engine
 from hpc_gpt.train.engines.torch_private import without_compiler
 from hpc_gpt.train.loop import Loop, Supervision
-from hpc_gpt.train.measurements import GpuWatch, MatmulRate, StartClock, write_measured
+from hpc_gpt.train.measurements import GpuWatch, MatmulRate, write_measured
 from hpc_gpt.train.ranks import Ranks, choose_device, leave, write_flight_record
 
 # A rank that leaves a hang has so long to print and announce it.
 _LEAVE_S = 8.0
 # Longest wait for the removal of old checkpoints at an end that leaves time for it.
 _TIDY_S = 600.0
+_START_FILE = "start.json"
+# In the order in which they follow each other. `script`: from the job's start to the start of this rank's process, with
+# a preflight, but without the `staging` of a profile's `stage`. `imports`: until its modules are loaded. `rendezvous`:
+# until all ranks have met. `build`: data, model, engine and checkpoint, until the first step begins.
+START_PARTS = ("script", "staging", "imports", "rendezvous", "build", "first_step")
+
+
+class StartClock:
+    """Rank 0's clock. `end(part)` is called where a part ends; the last one writes the attempt's start.json.
+
+    A part that does not end takes 0 s, and its time is the next one's.
+    """
+
+    def __init__(self, attempt: Attempt, environment: Mapping[str, str] = os.environ) -> None:
+        self._attempt = attempt
+        self._process_start = process_start()
+        self._job_start = min(_job_start(attempt.started(), environment) or self._process_start, self._process_start)
+        # On this machine the script becomes this process, which is then older than what the script has done.
+        staging_s, until = _staging(environment)
+        until = max(until, self._process_start)
+        self._ends = {"script": until - staging_s, "staging": until}
+
+    def end(self, part: str) -> None:
+        """Notes that a part of START_PARTS ends now; a second end of it changes nothing."""
+        if part in self._ends:
+            return
+        self._ends[part] = time.time()
+        if part == START_PARTS[-1]:
+            when_there_is_space(
+                lambda: write_once(self._attempt.folder / _START_FILE, json.dumps(self.figures()) + "\n"), _START_FILE
+            )
+
+    def figures(self) -> dict[str, object]:
+        """`start_s` and `start_parts`, seconds by part, which add up to it but for their rounding."""
+        parts, began = {}, self._job_start
+        for part in START_PARTS:
+            ended = max(self._ends.get(part, began), began)
+            parts[part] = round(ended - began, 3)
+            began = ended
+        return {"start_s": round(began - self._job_start, 3), "start_parts": parts}
+
+
+def _staging(environment: Mapping[str, str]) -> tuple[float, float]:
+    """(seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
+    try:
+        seconds, until = map(float, environment.get("HPC_GPT_STAGING", "0 0").split())
+    except ValueError:
+        return 0.0, 0.0
+    return max(0.0, seconds), until
+
+
+def process_start() -> float:
+    """When this process started, in epoch seconds."""
+    since_boot = float(stat_of("self")[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+
+
+def _job_start(started: Mapping[str, object], environment: Mapping[str, str]) -> float | None:
+    """When the attempt's job started, in epoch seconds: as Slurm says if the attempt is a job of its own, and else when
+    its script made attempt.json."""
+    noted = started.get("started")
+    job = str(started.get("job_id", "")).partition("_")[0]
+    slurm = environment.get("SLURM_JOB_START_TIME", "")
+    if slurm.isdigit() and job and job in (environment.get("SLURM_JOB_ID"), environment.get("SLURM_ARRAY_JOB_ID")):
+        return float(slurm)
+    return float(noted) if isinstance(noted, int | float) else None
 
 
 class Trainer:
@@ -201,14 +270,14 @@ class Trainer:
     def _open_data(self, resolved: Resolved, ranks: Ranks) -> tuple[Resolved, Samples | ShardSet]:
         """The settings with the places of the data's files, and the run's samples. One rank of each node makes them if
         they are missing, and looks whether they are rank 0's; all ranks compare their SHA-256."""
-        found: LookedUp = {}
+        looked_up: LookedUp = {}
         looks = self._identity.local_rank == 0
         if looks:
-            ensure_data(resolved, beside=self._run.data_beside, found=found)
+            ensure_data(resolved, beside=self._run.data_beside, looked_up=looked_up)
         resolved = located(resolved, self._run.data_beside)
         ranks.barrier()
-        of_first = ranks.broadcast(found)
-        samples = open_samples(resolved, found if looks else of_first)
+        of_first = ranks.broadcast(looked_up)
+        samples = open_samples(resolved, looked_up if looks else of_first)
         first = ranks.broadcast(samples.identity)
         if samples.identity != first:
             raise DataError(
@@ -229,7 +298,7 @@ class Trainer:
         """Writes trainer.json and prints the first lines. `failed_kernels`: each rank's `AttentionKernels.failed`."""
         name = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu"
         attention = engine.attention.chosen
-        failed = {kernel: reason for own in reversed(failed_kernels) for kernel, reason in own.items()}
+        failed = {kernel: reason for of_rank in reversed(failed_kernels) for kernel, reason in of_rank.items()}
         start = {
             "device": name,
             "host": platform.node(),
@@ -250,7 +319,7 @@ class Trainer:
         )
         print(_limits(heart), flush=True)
         for kernel, reason in failed.items():
-            on = sum(kernel in own for own in failed_kernels)
+            on = sum(kernel in of_rank for of_rank in failed_kernels)
             where = f" on {on} of {len(failed_kernels)} ranks" if on < len(failed_kernels) else ""
             print(f"note: attention: {kernel} failed in a trial{where}, so the next kernel runs: {reason}", flush=True)
         if progress.step:

@@ -161,12 +161,12 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
 
 def _read_pad_token(keys: Keys, kind: str, vocab: int) -> int | None:
     """The row that torch's `padding_idx` takes from training. A negative one counts from the end."""
-    given, words = keys.take("pad_token_id", int), ""
+    given, of_class = keys.take("pad_token_id", int), ""
     if "pad_token_id" not in keys.config:
         given = _tokens_of(kind)["pad_token_id"]
-        words = f" (not given, so that of the class, {given})"
+        of_class = f" (not given, so that of the class, {given})"
     if given is not None and not -vocab <= given < vocab:
-        why = f"a row that an embedding of {vocab} has not{words}: transformers cannot build such a model"
+        why = f"a row that an embedding of {vocab} has not{of_class}: transformers cannot build such a model"
         keys.refuse("pad_token_id", why, "correct it in the file; null is for none")
     return None if given is None else given % vocab
 

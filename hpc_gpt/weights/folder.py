@@ -179,7 +179,7 @@ def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
         if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
             raise ConfigError(f"{file} is damaged: its header would have {length} bytes, the file {size}", _AGAIN)
         header = opened.read(length)
-    found, data = {}, 8 + length
+    weights, data = {}, 8 + length
     try:
         for name, entry in json.loads(header).items():
             if name == "__metadata__":
@@ -192,14 +192,14 @@ def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
             if end - begin != math.prod(weight.size) * _BYTES[weight.dtype]:
                 raise ConfigError(f"{file} is damaged: {name} has {end - begin} bytes, its size asks for another "
                                   "number", _AGAIN)  # fmt: skip
-            found[name] = weight
+            weights[name] = weight
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         if isinstance(fault, ConfigError):
             raise
         raise ConfigError(f"{file} is damaged: its header is no JSON of safetensors", _AGAIN) from None
-    if (end := max((weight.end for weight in found.values()), default=data)) != size:
+    if (end := max((weight.end for weight in weights.values()), default=data)) != size:
         raise ConfigError(f"{file} is cut off or damaged: its header asks for {end} bytes, it has {size}", _AGAIN)
-    return _sha256(header), found
+    return _sha256(header), weights
 
 
 def _with_prefix(names: list[str]) -> dict[str, str]:

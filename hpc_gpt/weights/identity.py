@@ -57,7 +57,7 @@ def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
     now, before = identity_of(folder), then.get("files", {})
     if then.get("index") is not None and SINGLE in now["files"] and SINGLE not in before:
         return Changes({SINGLE: f"goes before {INDEX}, from which the run was submitted"})
-    found = {
+    changes = {
         name: "changed, added or removed"
         for key, name in (("config", CONFIG), ("index", INDEX))
         if then.get(key) != now[key]
@@ -66,12 +66,12 @@ def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
     for name in {**before, **now["files"]}:
         own, other = before.get(name), now["files"].get(name)
         if own is None or other is None or any(own.get(key) != other[key] for key in ("size", "header")):
-            found[name] = "changed, added or removed"
+            changes[name] = "changed, added or removed"
         elif differ := [tensor for tensor, block in own.get("blocks", {}).items() if other["blocks"][tensor] != block]:
-            found[name] = f"other numbers in {_listed(differ)}"
+            changes[name] = f"other numbers in {_listed(differ)}"
         elif any(own.get(key, other[key]) != other[key] for key in _OF_THE_DISK):
             copied.append(name)
-    return Changes(found, tuple(copied))
+    return Changes(changes, tuple(copied))
 
 
 def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> str:

@@ -98,23 +98,23 @@ def write_hf(
     The folder is made as a whole or not at all: whoever finds it after a crash or a power cut finds all of it.
     `begun`: see `config_of`.
     """
-    with aside(folder) as own:
-        own.mkdir(parents=True)
-        files = _write_weights(to_hf(shape, weights), own, piece_bytes, _DTYPES[dtype])
+    with aside(folder) as unfinished:
+        unfinished.mkdir(parents=True)
+        files = _write_weights(to_hf(shape, weights), unfinished, piece_bytes, _DTYPES[dtype])
         for other in others:
-            shutil.copyfile(other, own / other.name)
+            shutil.copyfile(other, unfinished / other.name)
             files.append(other.name)
         if begun is not None and begun.generation is not None:
-            (own / GENERATION).write_text(json.dumps(begun.generation, indent=2) + "\n", encoding="utf-8")
+            (unfinished / GENERATION).write_text(json.dumps(begun.generation, indent=2) + "\n", encoding="utf-8")
             files.append(GENERATION)
         config = config_of(shape, begun=begun)
         first = {key: config[key] for key in ("architectures", "model_type")}
         text = json.dumps({**first, "dtype": str(_DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
-        (own / "config.json").write_text(text, encoding="utf-8")
-        for written in (*own.iterdir(), own):
+        (unfinished / "config.json").write_text(text, encoding="utf-8")
+        for written in (*unfinished.iterdir(), unfinished):
             sync(written)
         check_export(folder)
-        own.rename(folder)
+        unfinished.rename(folder)
         sync(folder.parent)
     return (*files, "config.json")
 

@@ -65,7 +65,7 @@ def measure(name: str, folder: Path) -> str:
     for _ in range(ROUNDS + 1):
         alone.append(rank.step())
         outcome = background.save(rank.engine, Progress(rank.engine.step))
-        assert not outcome.refusal, outcome.refusal.words
+        assert not outcome.refusal, outcome.refusal.text
         at_once.append(outcome.stall_s)
         alone.append(rank.step())
         stalled = time.perf_counter()
@@ -75,7 +75,7 @@ def measure(name: str, folder: Path) -> str:
         while over is None:
             meanwhile.append(rank.step())
             over = background.poll(background.busy)
-        assert not over.refusal, over.refusal.words
+        assert not over.refusal, over.refusal.text
         complete.append(over.save_s)
     size = sum(path.stat().st_size for path in (folder / f"step-{over.step:08d}").rglob("*") if path.is_file())
     now, later = statistics.median(at_once[1:]), statistics.median(stalls[1:])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.ends.decisions import conclude, read_history
+from hpc_gpt.ends.decisions import ShownJob, conclude, read_history
 from hpc_gpt.ends.end_policy import End, limits_reached
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.process import host_clock
@@ -31,7 +31,7 @@ def begun(run: RunFolder, ago_s: float, clock_s: float = 0.0, boot: str = "") ->
 def hours(run: RunFolder, **more: float | None) -> float:
     """The GPU-hours of a run on one GPU, once its last attempt is judged."""
     attempt = run.attempts()[-1]
-    conclude(run, attempt, run.resolved(), End("error", "x"), time.time(), attempt.number, **more)  # type: ignore[arg-type]
+    conclude(run, attempt, run.resolved(), End("error", "x"), time.time(), attempt.number, ShownJob(**more))
     spent = gpu_hours(read_history(run, 1, time.time()))
     assert attempt.verdict()["gpu_hours"] == pytest.approx(gpus_of(run.resolved()) * spent, rel=1e-3)
     record = read_run(run).gpu_hours

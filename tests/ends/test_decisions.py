@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.decisions import read_history
+from hpc_gpt.ends.decisions import ShownJob, read_history
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.may_start import SlurmStates, may_start, read_slurm
 from hpc_gpt.ends.may_start import main as ask_to_start
@@ -61,8 +61,7 @@ def start(run: RunFolder, ended: str | None = None, saved: int = 0, job_id: str 
 def after(
     run: RunFolder, attempt: Attempt, slurm: str = "error", words: str = "n3: task 0: Killed", **more: Any
 ) -> list[str]:
-    excluded, put_back = more.get("excluded", []), more.get("put_back", False)
-    line = decide_next(run, attempt, slurm, words, excluded, put_back, NOW, read_cause)
+    line = decide_next(run, attempt, slurm, words, ShownJob(**more), NOW, read_cause)
     mark, *parts = line.split()
     assert mark == "hpc-gpt-next"
     assert len(parts) == 4

@@ -3,6 +3,7 @@
 import pytest
 
 from hpc_gpt.ends import bad_nodes
+from hpc_gpt.ends.decisions import ShownJob
 from hpc_gpt.ends.what_next import decide_next
 from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.runs.heartbeats import RankHeartbeat, write_heartbeat
@@ -19,7 +20,7 @@ def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -
             attempt.heartbeats,
             RankHeartbeat(rank, f"n{rank + 1}", 1, 1, 5, "training", 0.0, 300.0, 0.0, probe_s=probe_s),
         )
-    decide_next(run, attempt, "error", "", [], False, 1_700_003_600.0, read_cause)
+    decide_next(run, attempt, "error", "", ShownJob(), 1_700_003_600.0, read_cause)
     cluster = run.resolved().cluster.name
     assert list(bad_nodes.listed(cluster)) == listed
     assert bad_nodes.left_out(cluster, "another run") == listed

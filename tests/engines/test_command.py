@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.engines.command import BRACES, PATTERN_GROUPS, check_command
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, unit
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.command import BRACES, PATTERN_GROUPS, check_command
 from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.program_text import fill, fill_line

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model import techniques
+from hpc_gpt.model import vocab_loss
 from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import OnePassLoss, Techniques
+from hpc_gpt.model.techniques import Techniques
+from hpc_gpt.model.vocab_loss import OnePassLoss
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
@@ -65,9 +66,9 @@ def alone() -> Iterator[None]:
 )
 def test_an_engine_multiplies_no_gradient_by_one(alone, monkeypatch, name, dtype, count, products):
     made: list[Tensor] = []
-    multiply = techniques._Plain.multiply
+    multiply = vocab_loss._Plain.multiply
     monkeypatch.setattr(
-        techniques._Plain, "multiply", lambda values, *how: made.append(values) or multiply(values, *how)
+        vocab_loss._Plain, "multiply", lambda values, *how: made.append(values) or multiply(values, *how)
     )
     case = Case(Layout(1, 1, 1), Engine(name, one_pass_loss=True), dtype, micro_batches=count)
     engine: Any = build_engine(case.resolved, torch.device("cpu"))

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.model import bias_gradients, techniques, vocab_loss
+from hpc_gpt.model import bias_gradients, vocab_loss
 from hpc_gpt.model.gpt import Gpt
 from hpc_gpt.model.techniques import Techniques
 from hpc_gpt.model.tensor_parallel import TensorParallel
@@ -95,8 +95,8 @@ def _split(kernels: Any, shape: ModelShape, tp: TensorParallel) -> float:
     """Of a model on both ranks: differences of loss and gradients between the kernels and the plain path."""
     tokens = torch.randint(0, shape.vocab, (3, shape.seq + 1), generator=torch.Generator().manual_seed(1))
     found = []
-    for elementwise in (techniques._Plain, kernels):
-        techniques._elementwise = lambda device, chosen=elementwise: chosen
+    for elementwise in (vocab_loss._Plain, kernels):
+        vocab_loss._elementwise = lambda device, chosen=elementwise: chosen
         model = Gpt(shape, 1, tp, Techniques(one_pass_loss=True))
         given = tokens[:, :-1], tokens[:, 1:].contiguous()
         loss = model(*given)

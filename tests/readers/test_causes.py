@@ -54,7 +54,7 @@ def test_whatever_failures_each_is_told_once_the_cause_first(files, reached_end:
     assert len(places) == len(set(places))
     assert {*places} <= {str(failure.place) for part in parts for failure in part.failures}
     assert cause.failure is None or cause.ordered[0] == cause.failure
-    assert cause.words.isprintable()
+    assert cause.text.isprintable()
     # A line that one pattern takes for a failure and another for a consequence is a consequence.
     told = [failure for part in parts for failure in part.failures]
     echoed = {str(failure.place) for failure in told if failure.echo}

@@ -46,7 +46,7 @@ def test_an_exceptions_message_may_begin_on_the_next_line() -> None:
         for line in (*frames, *lines):
             live.take(line)
         assert live.failure is not None
-        assert (live.failure.ended, live.failure.words) == (ended, words)
+        assert (live.failure.ended, live.failure.message) == (ended, words)
 
 
 def test_of_ranks_that_all_print_the_first_counts() -> None:
@@ -77,7 +77,7 @@ def test_a_secret_in_a_failure_is_hidden() -> None:
     live = LiveLines()
     live.take("ValueError: no access with hf_0123456789abcdefghij")
     assert live.failure is not None
-    assert "hf_0123456789" not in live.failure.words
+    assert "hf_0123456789" not in live.failure.message
 
 
 @pytest.mark.parametrize(

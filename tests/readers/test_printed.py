@@ -194,7 +194,7 @@ def said_record(read: RunRead) -> Iterator[str]:
 
 def said_cause(cause: Cause) -> list[str]:
     where = f" rank {cause.rank}" * (cause.rank is not None) + f" on {cause.node}" * (cause.node is not None)
-    lines = [f"{cause.ended}{where}: {cause.words}" if cause.words else f"{cause.ended}{where}"]
+    lines = [f"{cause.ended}{where}: {cause.text}" if cause.text else f"{cause.ended}{where}"]
     if cause.failed_node:
         lines.append(f"left out next time: {cause.failed_node}")
     if cause.sure:
@@ -255,7 +255,7 @@ def said_part(part: Part) -> Iterator[str]:
 
 def said_failure(failure: Failure) -> str:
     about = [f"rank {failure.rank}"] * (failure.rank is not None) + [f"on {failure.node}"] * bool(failure.node)
-    return f"failure: {' '.join([failure.ended, *['echo'] * failure.echo, *about])}: {failure.words}"
+    return f"failure: {' '.join([failure.ended, *['echo'] * failure.echo, *about])}: {failure.message}"
 
 
 def named(fact: Fact) -> str:

@@ -66,10 +66,10 @@ def test_a_program_that_fails_is_of_its_class(tmp_path: Path, ended: str) -> Non
     (tmp_path / "program.py").write_text(program + "\n")
     cause = run(tmp_path, [sys.executable, "program.py"])
     assert (cause.ended, cause.sure) == (ended, ""), cause
-    assert words in cause.words
+    assert words in cause.text
     assert cause.failure is not None
     shown = (tmp_path / "train.log").read_text().splitlines()[cause.failure.place.line - 1]
-    assert cause.failure.words.partition(" at `")[0] in shown
+    assert cause.failure.message.partition(" at `")[0] in shown
 
 
 # A thread that outlives the main one, functions at exit, and a destructor: each fails after the last line.
@@ -110,7 +110,7 @@ def test_a_signal_in_the_words_of_the_shell(tmp_path: Path, ending: str, words: 
     (tmp_path / "job.sh").write_text(f"{sys.executable} program.py\nexit $?\n")
     cause = run(tmp_path, ["bash", "job.sh"])
     assert cause.ended == "error"
-    assert words in cause.words
+    assert words in cause.text
     assert sure in cause.sure
 
 
@@ -174,7 +174,7 @@ def test_of_two_ranks_the_killed_one_is_named_not_its_loser(tmp_path: Path) -> N
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
 
     def is_lost(failure: Failure) -> bool:
-        return failure.rank == 0 and "Connection" in failure.words
+        return failure.rank == 0 and "Connection" in failure.message
 
     # On a busy machine torchrun may end the other rank before that has said what it lost.
     for _ in range(3):
@@ -182,6 +182,6 @@ def test_of_two_ranks_the_killed_one_is_named_not_its_loser(tmp_path: Path) -> N
         if any(map(is_lost, cause.echoes)):
             break
     assert (cause.ended, cause.rank) == ("error", 1), cause
-    assert "signal 9 (SIGKILL)" in cause.words
+    assert "signal 9 (SIGKILL)" in cause.text
     assert "nothing says who killed it" in cause.sure
     assert any(map(is_lost, cause.echoes))

@@ -52,7 +52,7 @@ def cause(log: Path) -> Cause:
 
 def test_a_task_that_fails_is_named_with_its_node(ended: dict[str, tuple[Path, str]], small: Cluster) -> None:
     found = cause(ended["fails"][0])
-    assert (found.ended, found.words, found.rank) == ("error", "rank 2: KeyError: 1", 2)
+    assert (found.ended, found.text, found.rank) == ("error", "rank 2: KeyError: 1", 2)
     assert found.node in small.run("scontrol", "show", "hostnames", _nodes(small, ended["fails"][1])).stdout.split()
     assert {failure.ended for failure in found.echoes} == {"error", "cancelled"}
 
@@ -66,14 +66,14 @@ def _nodes(small: Cluster, job_id: str) -> str:
 def test_a_signal_is_the_tasks_own_and_not_the_steps_end(ended, job, words):
     found = cause(ended[job][0])
     assert (found.ended, found.rank) == ("error", 2)
-    assert found.words.endswith(f"task 2: {words}")
+    assert found.text.endswith(f"task 2: {words}")
     assert found.node is not None
 
 
 def test_a_cancel_blames_nobody(ended: dict[str, tuple[Path, str]]) -> None:
     found = cause(ended["cancelled"][0])
     assert (found.ended, found.rank, found.node) == ("cancelled", None, None)
-    assert f"JOB {ended['cancelled'][1]} ON" in found.words
+    assert f"JOB {ended['cancelled'][1]} ON" in found.text
 
 
 @pytest.mark.parametrize("job", ["too many", "no file"])

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.files import write_once
 from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.measurements import START_PARTS, StartClock, process_start
+from hpc_gpt.train.trainer import START_PARTS, StartClock, process_start
 
 
 @pytest.fixture

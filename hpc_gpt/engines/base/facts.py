@@ -174,10 +174,10 @@ class EngineFacts(States):
         does not say it."""
         return None
 
-    def refuse_program(self, words: str, hint: str) -> None:
-        """ConfigError if it starts a program of the user's own, which `words` says is not for it."""
+    def refuse_program(self, why: str, hint: str) -> None:
+        """ConfigError if it starts a program of the user's own; `why`: what cannot be done with it."""
         if self.takes_command:
-            raise ConfigError(f"engine {self.name} starts a program of your own: {words}", hint)
+            raise ConfigError(f"engine {self.name} starts a program of your own: {why}", hint)
 
     def check_export(self) -> None:
         """ConfigError if its checkpoints are in a format of another program's."""

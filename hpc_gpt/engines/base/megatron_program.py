@@ -45,11 +45,11 @@ def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] 
         "--mock-data": data is None,
         **_switches(resolved),
     }
-    words = []
+    argv = []
     for name, value in arguments.items():
         if value is not None and value is not False:
-            words += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
-    return [*words, *resolved.engine.megatron_args]
+            argv += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
+    return [*argv, *resolved.engine.megatron_args]
 
 
 def _sizes(resolved: Sized) -> dict[str, object]:
@@ -105,37 +105,37 @@ def _schedule(resolved: Sized, checkpoints: str) -> dict[str, object]:
 
 def _architecture(model: ModelShape) -> dict[str, object]:
     """What is another than GPT-2's."""
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     if not model.is_gpt2:
         norm = "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"
-        found |= {"--kv-channels": model.head_width, "--normalization": norm, "--norm-epsilon": model.norm_eps}
+        options |= {"--kv-channels": model.head_width, "--normalization": norm, "--norm-epsilon": model.norm_eps}
     if model.is_grouped:
-        found["--num-query-groups"] = model.key_heads
+        options["--num-query-groups"] = model.key_heads
     if model.positions == "rope":
-        found |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
+        options |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
     if model.rope_scaling is not None:
-        found["--rope-scaling-factor"] = model.rope_scaling.factor
-    return found | {"--no-rope-freq": model.nope_every}
+        options["--rope-scaling-factor"] = model.rope_scaling.factor
+    return options | {"--no-rope-freq": model.nope_every}
 
 
 def _arithmetic(resolved: Sized) -> dict[str, object]:
     """Optimizer, loss scale and recomputation."""
     train, recompute = resolved.train, resolved.engine.recompute
-    found: dict[str, object] = {"--optimizer": train.optimizer}
+    options: dict[str, object] = {"--optimizer": train.optimizer}
     if train.optimizer == "sgd":
-        found["--sgd-momentum"] = 0.0
+        options["--sgd-momentum"] = 0.0
     else:
-        found |= {
+        options |= {
             "--optimizer": "adam", "--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps
         }  # fmt: skip
     if train.dtype == "fp16":
         # The loss scale of our own engines (ds_config).
-        found |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
+        options |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
     if recompute != "none":
-        found["--recompute-granularity"] = recompute
+        options["--recompute-granularity"] = recompute
     if recompute == "full":
-        found |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
-    return found
+        options |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
+    return options
 
 
 def _switches(resolved: Sized) -> dict[str, object]:

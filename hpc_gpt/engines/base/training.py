@@ -238,30 +238,30 @@ def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBy
     Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit ones to fp32. Without sharding of
     the sums, weights stay gathered in 16 bits too (FSDP2 in a pipeline).
     """
-    ranks, found = training.data_ranks, own
+    ranks, states = training.data_ranks, own
     width = 4 if training.grad_sum == "fp32" else 2
     if training.states is not None or (training.grad_sum is not None and sharding < 3):
         weight, master = _HELD[training.states or "mixed"]
         if training.grad_sum is None:
             width = 2 if training.states == "bf16" else 4
         staged = replace(training, zero_stage=sharding)
-        found = zero_states(staged, weight, width, master)
+        states = zero_states(staged, weight, width, master)
         if training.states == "fp32" and sharding in (1, 2):
-            found = replace(found, parameters=found.parameters / ranks + 2)
+            states = replace(states, parameters=states.parameters / ranks + 2)
         copied = (
             0.0
             if training.states is not None and training.states != "mixed"
-            else found.step_gradients - found.gradients
+            else states.step_gradients - states.gradients
         )
-        found = replace(
-            found, step_gradients=found.gradients + copied, renewed=copied if sharding < 2 else found.renewed
+        states = replace(
+            states, step_gradients=states.gradients + copied, renewed=copied if sharding < 2 else states.renewed
         )
     if training.whole_gradients and ranks > 1 and training.micro_batches > 1:
         if training.pp > 1:  # weights stay gathered; torchtitan's rows hold the shards of the gradients beside them
-            found = replace(found, parameters=found.parameters + 2.0, gradients=found.gradients + width)
+            states = replace(states, parameters=states.parameters + 2.0, gradients=states.gradients + width)
         else:  # shards take the place of the whole gradients as these are reduced, and leave no holes
-            found = replace(found, gradients=float(width), renewed=0.0)
-    return found
+            states = replace(states, gradients=float(width), renewed=0.0)
+    return states
 
 
 def plain_states(training: Training) -> StateBytes:

@@ -88,13 +88,7 @@ VARIES = "…"
 
 
 def failure_family(
-    ended: str,
-    to_do: str,
-    *,
-    raised_as: str = "",
-    says: str = "",
-    line: str = "",
-    echo: bool = False,
+    ended: str, to_do: str, *, raised_as: str = "", says: str = "", line: str = "", echo: bool = False
 ) -> tuple[Pattern, ...]:
     """The patterns of failures with one cure: `to_do`, printed in place of that of the class `ended`.
 
@@ -107,10 +101,10 @@ def failure_family(
     >>> re.search(pattern.regex, "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found")["words"][:30]
     'ImportError: /lib64/libc.so.6:'
     """
-    found = []
+    forms = []
     for name in raised_as.split():
         pieces = name.split(VARIES)
-        found.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
+        forms.append((max(pieces, key=len), raised(r"\w{0,60}".join(map(re.escape, pieces)))))
     reported = says.split(" | ") if says else []
     for text in (*reported, *(line.split(" | ") if line else ())):
         first, *pieces = text.split(VARIES)
@@ -118,13 +112,13 @@ def failure_family(
         body = r".{0,200}?".join([begin + re.escape(first[1:]), *map(re.escape, pieces)])
         before = rf".{{0,300}}?{_REPORTS}.{{0,1000}}?" if text in reported else r".{0,300}?"
         regex = rf"{EXCEPTION_START}{_ONLY_MENTIONS}(?P<words>{before}{body}.{{0,300}})"
-        found.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
+        forms.append((max(first[1:], *pieces, key=len) if pieces else first[1:], regex))
     return tuple(
-        Pattern("failure", regex, literal=literal, ended=ended, echo=echo, to_do=to_do) for literal, regex in found
+        Pattern("failure", regex, literal=literal, ended=ended, echo=echo, to_do=to_do) for literal, regex in forms
     )
 
 
-def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
+def _cuda(code: int, name: str, says: str, ended: str, to_do: str) -> tuple[Pattern, ...]:
     """The patterns of an error of CUDA or HIP: by number and name, in whatever message, and by its words."""
     constant = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).upper()
     named = (f"cudaError{name}", f"CUDA_ERROR_{constant}", f"hipError{name}")
@@ -133,7 +127,7 @@ def _cuda(code: int, name: str, words: str, ended: str, to_do: str) -> tuple[Pat
     number = rf"{about}\b(?i:error|failure|code|err)(?: code)?[ :=(]{{1,3}}{code}\b"
     forms += [(f"{begin}{code}", number) for begin in ("rror ", "rror: ", "rror (", "ailure ", "code ")]
     return (
-        *failure_family(ended, to_do, says=words),
+        *failure_family(ended, to_do, says=says),
         *(
             Pattern(
                 "failure", rf"{EXCEPTION_START}(?P<words>{form}.{{0,300}})", literal=literal, ended=ended, to_do=to_do

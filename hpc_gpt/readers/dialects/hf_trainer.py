@@ -167,10 +167,7 @@ DIALECT = Dialect(
             "eval",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
         ),
-        Pattern(
-            "total",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}" + _entries(_TOTALS),
-        ),
+        Pattern("total", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}" + _entries(_TOTALS)),
         # The block of metrics at the end: it always has two decimals of a second, so a cut shows.
         Pattern(
             "total", r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END

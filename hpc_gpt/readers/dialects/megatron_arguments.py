@@ -14,38 +14,15 @@ _BEFORE = (
 
 
 def interpret(texts: Mapping[str, str]) -> Fields:
-    """The fields of a dump.
-
-    v1.1.5 has no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the number of micro-batches, and only the
-    fork with `pipe_parallel_size` has a pipeline.
-    """
+    """The fields of a dump."""
     given = Arguments(texts)
-    gpus = given.whole("world_size")
-    old = "model_parallel_size" in texts and "tensor_model_parallel_size" not in texts
-    # In other programs' dumps `batch_size` may be the batch of all ranks.
-    micro_batch = given.whole("micro_batch_size", *(["batch_size"] if old else []))
-    tp = given.whole("tensor_model_parallel_size", "model_parallel_size")
-    pp = given.whole("pipeline_model_parallel_size", "pipe_parallel_size")
-    pp = 1 if pp == 0 or (pp is None and old) else pp
-    cp = given.whole("context_parallel_size", "ds_sequence_parallel_size")
-    dp = given.whole("data_parallel_size") or quotient(gpus, tp, pp, cp or 1)
-    micro_batches = (given.whole("gas", "gradient_accumulation_steps") or 1) if old else None
     positions = given.text("position_embedding_type")
-    global_batch = given.whole("global_batch_size")
-    if global_batch is None and micro_batch and micro_batches and dp:
-        global_batch = micro_batch * micro_batches * dp
+    layout = _layout_and_batch(given, "model_parallel_size" in texts and "tensor_model_parallel_size" not in texts)
     return without_unknown(
         {
-            "gpus": gpus,
-            "tp": tp,
-            "pp": pp,
-            "dp": dp,
-            "cp": cp,
+            **layout,
             "ep": given.whole("expert_model_parallel_size"),
             "vp": given.whole("virtual_pipeline_model_parallel_size"),
-            "micro_batch": micro_batch,
-            "micro_batches": micro_batches,
-            "global_batch": global_batch,
             "seq": given.whole("seq_length", "encoder_seq_length"),
             "hidden": given.whole("hidden_size"),
             "layers": given.whole("num_layers", "encoder_num_layers"),
@@ -76,9 +53,36 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "log_interval": given.whole("log_interval"),
             "eval_interval": given.whole("eval_interval"),
             "save_interval": given.whole("save_interval"),
-            **_engine(given, pp),
+            **_engine(given, layout["pp"]),
         }
     )
+
+
+def _layout_and_batch(given: Arguments, old: bool) -> dict[str, int | None]:
+    """v1.1.5 (`old`) has no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the number of micro-batches,
+    and only the fork with `pipe_parallel_size` has a pipeline."""
+    gpus = given.whole("world_size")
+    # In other programs' dumps `batch_size` may be the batch of all ranks.
+    micro_batch = given.whole("micro_batch_size", *(["batch_size"] if old else []))
+    tp = given.whole("tensor_model_parallel_size", "model_parallel_size")
+    pp = given.whole("pipeline_model_parallel_size", "pipe_parallel_size")
+    pp = 1 if pp == 0 or (pp is None and old) else pp
+    cp = given.whole("context_parallel_size", "ds_sequence_parallel_size")
+    dp = given.whole("data_parallel_size") or quotient(gpus, tp, pp, cp or 1)
+    micro_batches = (given.whole("gas", "gradient_accumulation_steps") or 1) if old else None
+    global_batch = given.whole("global_batch_size")
+    if global_batch is None and micro_batch and micro_batches and dp:
+        global_batch = micro_batch * micro_batches * dp
+    return {
+        "gpus": gpus,
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "cp": cp,
+        "micro_batch": micro_batch,
+        "micro_batches": micro_batches,
+        "global_batch": global_batch,
+    }
 
 
 def _engine(given: Arguments, pp: int | None) -> Mapping[str, str | int | None]:

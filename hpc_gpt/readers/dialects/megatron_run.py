@@ -6,11 +6,11 @@ _WORLD = "using world size: "
 _MODEL_PARALLEL = "number of parameters on "
 
 
-def _size(words: str, field: str) -> Pattern:
+def _size(name: str, field: str) -> Pattern:
     """A size in the line of the world size. Versions differ in hyphens, commas, and what is between them."""
     return Pattern(
         "fact",
-        rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){words}[ -]size: (?P<{field}>\d{{1,9}})",
+        rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){name}[ -]size: (?P<{field}>\d{{1,9}})",
         literal=_WORLD,
     )
 

@@ -14,15 +14,15 @@ _ALLOCATOR = re.compile(rf"{_SIZE} is allocated by PyTorch|{_SIZE} is reserved b
 _SHARE = 0.2  # of a GPU's memory; less may be NCCL's and the context's
 
 
-def held_by_others(words: str) -> str:
+def held_by_others(message: str) -> str:
     """What to do if other processes hold much of the GPU's memory, by PyTorch's message; empty if they do not.
 
     >>> held_by_others("CUDA out of memory. GPU 0 has a total capacity of 79.15 GiB of which 1.15 GiB is free. Process 17 "
     ... "has 60.00 GiB memory in use. Including non-PyTorch memory, this process has 18.00 GiB memory in use.")[:52]
     'other processes hold 60 of the 79.2 GiB of this GPU:'
     """
-    total, free = _gib(_TOTAL, words), _gib(_FREE, words)
-    own = _gib(_OWN, words) or _gib(_ALLOCATOR, words)
+    total, free = _gib(_TOTAL, message), _gib(_FREE, message)
+    own = _gib(_OWN, message) or _gib(_ALLOCATOR, message)
     if not total or not own or (others := total - free - own) < _SHARE * total:
         return ""
     return (
@@ -31,9 +31,9 @@ def held_by_others(words: str) -> str:
     )
 
 
-def _gib(regex: re.Pattern[str], words: str) -> float:
+def _gib(regex: re.Pattern[str], message: str) -> float:
     """The sum of the sizes that a regex finds, in GiB."""
-    found = [[text for text in match if text] for match in regex.findall(words)]
+    found = [[text for text in match if text] for match in regex.findall(message)]
     return sum(float(size) * _GIB[unit] for size, unit in found if size.replace(".", "", 1).isdigit())
 
 

@@ -1,6 +1,6 @@
 """MLPerf's log: one line of JSON per event. Times of day are in ms; counts are of steps, samples or tokens.
 
-Which one a count is of follows from batch and sequence (`counted_in` in runs/mlperf_counts.py), as does whether
+Which one a count is of follows from batch and sequence (`counted_in` in runs/log_steps.py), as does whether
 `throughput` is of samples or tokens. v3.1 has `train_step_timing`, v4.1 `train_step_timing in s`, v5.0 `train_step_time`,
 all in seconds. Where a step is not timed, the times of day of the events between evaluations time it: an evaluation
 begins and ends at the same count. The counts of a block's own events are its length in some submissions, its begin in

@@ -31,14 +31,14 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure in the words of the log: its class of state.ENDED, where and when it was printed, and by which rank.
+    """A failure by its message in the log: its class of failures.ENDED, where and when it was printed, by which rank.
 
     `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC. `to_do`: what
     cures it, where its class says less.
     """
 
     ended: str
-    words: str
+    message: str
     place: Place
     rank: int | None = None
     node: str | None = None

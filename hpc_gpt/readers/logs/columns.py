@@ -1,13 +1,23 @@
-"""Figures of lines that differ in digits only: where a field is in a line, and how its bytes become a number."""
+"""Lines that differ in digits only: where a field is in a line, how its bytes become a number, which digits are asked
+for.
+
+In a pattern each atom that asks for certain digits is made a group of any digit. A match in which no such group took
+part is found whatever the digits are; one with them is found in each line whose digits there are those asked for. This
+is true because more digits can only mean more matches: not in an assertion that something is missing, nor in an atomic
+group. Patterns with such an atom there may match a line or not.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.logs.matches import DialectPattern
 from hpc_gpt.readers.pattern import SIZES, figure, unit
 from hpc_gpt.readers.steps import Places, StepColumn
 
@@ -17,6 +27,15 @@ LARGE = re.compile(r"[eE][-+]?\d{3}")
 _POWERS = 10.0 ** np.arange(23)
 _MOST_DIGITS = 15
 _NUMERAL = re.compile(r"([-+]?)(\d[\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d{1,3}))?([KkMGBT]?)%?")
+# (place in a line, the digits that may be there), for each digit that a pattern asks for.
+AskedDigits = tuple[tuple[int, str], ...]
+_TOKEN = re.compile(
+    r"\\x[0-9a-f]{2}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}[?+]?"
+    r"|\(\?(?:P<\w+>|P=\w+\)|\(\w+\)|<[=!]|[:=!>]|[a-z]+[:)])|[*+?]\+|.",
+    re.DOTALL,
+)
+_ANY_DIGIT = "0123456789"
+_OPAQUE = ("(?!", "(?<!", "(?>")
 
 
 def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
@@ -103,20 +122,20 @@ class DigitColumn:
 
 
 def _numeral(text: str) -> tuple[str, tuple[int, ...], int, str, tuple[int, ...], float] | None:
-    found = _NUMERAL.fullmatch(text) if text.isascii() else None
-    if found is None:
+    match = _NUMERAL.fullmatch(text) if text.isascii() else None
+    if match is None:
         return None
     digits = tuple(
         place
         for group in (2, 3)
-        for place in range(*found.span(group))
-        if found[group] is not None and text[place] != ","
+        for place in range(*match.span(group))
+        if match[group] is not None and text[place] != ","
     )
-    fraction = len(found[3] or "")
+    fraction = len(match[3] or "")
     if len(digits) > _MOST_DIGITS or fraction > 22:
         return None
-    exponent = tuple(range(*found.span(5))) if found[5] else ()
-    return found[1], digits, fraction, found[4] or "", exponent, SIZES[found[6]]
+    exponent = tuple(range(*match.span(5))) if match[5] else ()
+    return match[1], digits, fraction, match[4] or "", exponent, SIZES[match[6]]
 
 
 @dataclass(frozen=True)
@@ -143,3 +162,61 @@ class TimeColumn:
             first_digit, end = dict(self.spans)["part"]
             at = at + number["part"] / _POWERS[end - first_digit]
         return np.where(fine, at, np.nan)
+
+
+@cache
+def _loosened(regex: str) -> tuple[re.Pattern[str], dict[int, str]]:
+    """(the pattern with any digit where it asks for certain ones, {group: the digits that it asks for}). These are ""
+    where it cannot be said."""
+    tokens = _TOKEN.findall(regex)
+    pieces: list[str] = []
+    digits_of_group: dict[int, str] = {}
+    groups = 0
+    opened: list[tuple[bool, int]] = []  # by open group: whether it is opaque, and the groups before it
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        repeated = following[:1] in ("{", "*", "+") or following == "?+"
+        digits = ""
+        if token[0] == "(" and (token[-1] != ")" or token.startswith("(?(")):
+            opened.append((token in _OPAQUE or any(opaque for opaque, _ in opened), groups))
+            groups += token == "(" or token.startswith("(?P<")
+        elif token == ")":
+            _, before = opened.pop()
+            if repeated:  # only the last of its repetitions is known
+                digits_of_group |= {group: "" for group in digits_of_group if group > before}
+        elif token in _ANY_DIGIT:
+            digits = token
+        elif token[0] == "[":
+            rest = re.sub(r"\\.|0-9", "", token)
+            if any(digit in rest for digit in _ANY_DIGIT):
+                digits = "".join(re.findall(token, _ANY_DIGIT)) if re.fullmatch(r"\[[\d-]+\]", token) else "?"
+        elif token.startswith("(?P=") or re.fullmatch(r"\\[1-9]", token):
+            digits = "?"
+        if digits == "?" or (digits and opened and opened[-1][0]):
+            return re.compile(""), {0: ""}
+        if digits:
+            groups += 1
+            digits_of_group[groups] = "" if repeated else digits
+            token = r"(\d)"
+        pieces.append(token)
+    return re.compile("".join(pieces)), digits_of_group
+
+
+def asked_digits(tried: Sequence[DialectPattern], text: str) -> AskedDigits | None:
+    """The digits that patterns ask for in a line that has them; None if it lacks one, or if none can say.
+
+    `tried`: the patterns whose literal is in the line, digits aside.
+    """
+    digits_at: dict[int, str] = {}
+    for each in tried:
+        literal = each.pattern.literal
+        regex, asked = _loosened(each.pattern.regex)
+        in_literal = [place for place, letter in enumerate(literal) if letter in _ANY_DIGIT]
+        for match in regex.finditer(text) if asked or in_literal else ():
+            at = text.find(literal) if in_literal else 0
+            pairs = [(at + place, literal[place]) for place in in_literal]
+            pairs += [(match.start(group), digits) for group, digits in asked.items() if match.start(group) >= 0]
+            for place, digits in pairs:
+                digits_at[place] = "".join(digit for digit in digits_at.get(place, _ANY_DIGIT) if digit in digits)
+            if at < 0 or not all(text[place : place + 1] in tuple(digits_at[place]) for place, _ in pairs):
+                return None
+    return tuple(digits_at.items())

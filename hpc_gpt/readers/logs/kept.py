@@ -98,10 +98,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def kept_file(
-    path: Path,
-    about: tuple[int, int, int, int],
-    bytes_at: Callable[[int, int], bytes],
-    least: int | None = None,
+    path: Path, about: tuple[int, int, int, int], bytes_at: Callable[[int, int], bytes], least: int | None = None
 ) -> KeptFile | None:
     """What is kept of the file at a path; None without a cache, or if it has fewer than `least` bytes.
 

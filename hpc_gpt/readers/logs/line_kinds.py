@@ -19,8 +19,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.readers.logs.columns import LARGE, DigitColumn, TimeColumn
-from hpc_gpt.readers.logs.digits import AskedDigits, asked_digits
+from hpc_gpt.readers.logs.columns import LARGE, AskedDigits, DigitColumn, TimeColumn, asked_digits
 from hpc_gpt.readers.logs.matches import (
     ANSI,
     DialectPattern,
@@ -56,7 +55,7 @@ class LineKind:
     `stated`: the fields that the pattern states of every such line. `digits`: those that its patterns ask for.
     """
 
-    each: DialectPattern
+    rule: DialectPattern
     width: int
     columns: dict[str, DigitColumn | TimeColumn]
     stated: dict[str, float]
@@ -178,7 +177,7 @@ class LineKinds:
 
     def _number(self, made: LineKind) -> int:
         if is_timers(made):  # lines of timers differ in their names alone: one number for all
-            key = (made.each.number, made.columns.get(TIME))
+            key = (made.rule.number, made.columns.get(TIME))
             if key in self._timers:
                 return self._timers[key]
             self._timers[key] = _FIRST + len(self.kinds)
@@ -188,17 +187,17 @@ class LineKinds:
 
 def is_step(kind: LineKind) -> bool:
     """Whether its lines are of steps."""
-    return kind.each.pattern.kind == "step"
+    return kind.rule.pattern.kind == "step"
 
 
 def is_timers(kind: LineKind) -> bool:
     """Whether its lines are of timers."""
-    return kind.each.pattern.kind == "timers"
+    return kind.rule.pattern.kind == "timers"
 
 
 def is_bar(kind: LineKind) -> bool:
     """Whether its lines are of bars or counters."""
-    return kind.each.pattern.kind == "progress"
+    return kind.rule.pattern.kind == "progress"
 
 
 def _is_beside(kind: LineKind) -> bool:
@@ -210,7 +209,7 @@ def asks_digits(kind: LineKind) -> bool:
     return bool(kind.digits)
 
 
-def _kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern, digits: AskedDigits) -> LineKind | None:
+def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern, digits: AskedDigits) -> LineKind | None:
     """The kind of a line in which one match is found, None if lines of its format are read one by one."""
     # Digits of other scripts were not made 0.
     if not text.isascii() and any(one.isdecimal() and one > "9" for one in text):
@@ -225,12 +224,12 @@ def _kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern, di
 
     columns: dict[str, DigitColumn | TimeColumn] = {}
     stated: dict[str, float] = {}
-    if each.pattern.kind == "timers":
+    if rule.pattern.kind == "timers":
         if digits or "key" in match.groupdict():
             return None
     else:
-        spans = field_spans(text, match, each.pattern)
-        stated = {name: float(value) for name, value in each.pattern.facts.items() if name in STEP_FIELDS}
+        spans = field_spans(text, match, rule.pattern)
+        stated = {name: float(value) for name, value in rule.pattern.facts.items() if name in STEP_FIELDS}
         for name, (start, end) in spans.items():
             field = unit(name)[0]
             if field == RANK or ANSI.search(line, *span(start, end)):
@@ -246,7 +245,7 @@ def _kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern, di
             if field not in STEP_FIELDS and not np.isfinite(first):
                 return None
             columns[field] = column
-        if not _is_readable(each, spans, columns):
+        if not _is_readable(rule, spans, columns):
             return None
     if label := rank_span(text):
         if not text[: label[1]].isascii() or ANSI.search(line, *span(*label)):
@@ -259,13 +258,13 @@ def _kind(line: bytes, text: str, match: re.Match[str], each: DialectPattern, di
         inside = tuple((name, (first - begin, last - begin)) for name, (first, last) in moment.items())
         columns[TIME] = TimeColumn(places[begin], inside)
     asked = tuple((places[at], allowed) for at, allowed in digits)
-    return LineKind(each, len(line), columns, stated, asked)
+    return LineKind(rule, len(line), columns, stated, asked)
 
 
-def _is_readable(each: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:
+def _is_readable(rule: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:
     """Whether lines with these columns can be read many at once: a step is a whole number, and a bar has one."""
     step = columns.get("step")
-    if each.pattern.kind == "progress" and (step is None or each.pattern.own or each.pattern.facts):
+    if rule.pattern.kind == "progress" and (step is None or rule.pattern.own or rule.pattern.facts):
         return False
     if step is None:
         return "step" not in spans
@@ -335,10 +334,10 @@ class LineBlock:
 
     def found(self, index: int) -> tuple[str, list[Found]]:
         """A line of a known kind as text, and what is found in it."""
-        text, each = self.text(index), self.table.kind(int(self.kinds[index])).each
-        match = each.regex.search(text)
+        text, rule = self.text(index), self.table.kind(int(self.kinds[index])).rule
+        match = rule.regex.search(text)
         assert match
-        return text, [(match, each)]
+        return text, [(match, rule)]
 
     def sort_lines(self, table: LineKinds) -> None:
         """Finds lines of steps, timers and bars by their kinds, and step, dialect and rank of each line of steps."""
@@ -347,11 +346,11 @@ class LineBlock:
         self.beside = self.those(_is_beside)
         self.step = self.column("step", self.steps)
         self.rank = self.column(RANK, self.steps) if self.has(RANK, self.steps) else None
-        self.dialects = list(dict.fromkeys(kind.each.dialect.name for kind in self.kinds_of(self.steps)))
+        self.dialects = list(dict.fromkeys(kind.rule.dialect.name for kind in self.kinds_of(self.steps)))
         self.dialect = np.zeros(len(self.steps), np.int64)
         if len(self.dialects) > 1:
             for kind, rows in self.by_kind(self.steps):
-                self.dialect[rows] = self.dialects.index(kind.each.dialect.name)
+                self.dialect[rows] = self.dialects.index(kind.rule.dialect.name)
 
     def those(self, of: Callable[[LineKind], object], lines: Places | None = None) -> Places:
         """The lines, of all or of some, of whose kind something is true."""

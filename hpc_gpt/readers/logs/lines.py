@@ -50,22 +50,23 @@ class LineReader(GrowingParts):
             piece = piece[:LONGEST_LINE]
         return piece, find(piece)
 
-    def apply(self, number: int, line: str, found: list[Found]) -> None:
+    def apply(self, number: int, line: str, matches: list[Found]) -> None:
         """Adds what was found in a line to its part."""
         if self.tracebacks.open:
-            failed = any(each.pattern.kind == "failure" for _, each in found)
+            failed = any(rule.pattern.kind == "failure" for _, rule in matches)
             if raised := self.tracebacks.take(number, line, failed):
                 self._raised(*raised, line)
-        if not found:
+        if not matches:
             return
         at, rank = time_of(line), rank_of(line)
         part = self.parts[-1]
         times = part.first_at, part.last_at
         self.saw(at)
-        if len(found) > 1 and any(each.pattern.kind == "start" for _, each in found):
-            found = sorted(found, key=lambda pair: pair[0].start())  # what precedes the banner is of the part before
-        for match, each in found:
-            self._apply(number, line, match, each, rank, at)
+        if len(matches) > 1 and any(rule.pattern.kind == "start" for _, rule in matches):
+            # What precedes the banner is of the part before.
+            matches = sorted(matches, key=lambda pair: pair[0].start())
+        for match, rule in matches:
+            self._apply(number, line, match, rule, rank, at)
         if part is not self.parts[-1]:  # the line begins another part, and is none of the part before
             part.first_at, part.last_at = times
             self.saw(at)
@@ -83,58 +84,40 @@ class LineReader(GrowingParts):
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _apply(
-        self, number: int, line: str, match: re.Match[str], each: DialectPattern, rank: int | None, at: float | None
+        self, number: int, line: str, match: re.Match[str], rule: DialectPattern, rank: int | None, at: float | None
     ) -> None:
-        pattern = each.pattern
-        if pattern.own and each.dialect.name not in self.parts[-1].dialects:
+        pattern = rule.pattern
+        if pattern.own and rule.dialect.name not in self.parts[-1].dialects:
             return
         values = values_of(line, match, pattern)
-        if pattern.kind in ("fact", "argument") and self._is_of_next_job(each, values):
+        if pattern.kind in ("fact", "argument") and self._is_of_next_job(rule, values):
             self.next_part(number)
         if pattern.kind == "start":
             self._start(number)
-            starts, name = self.parts[-1].starts, each.dialect.name
+            starts, name = self.parts[-1].starts, rule.dialect.name
             starts[name] = starts.get(name, 0) + 1
         elif pattern.kind == "step":
-            self._step(number, values, each, rank, at, line)
+            self._step(number, values, rule, rank, at, line)
         elif pattern.kind == "more":
-            self._more(number, values, each, rank)
+            self._more(number, values, rule, rank)
         part = self.parts[-1]
         if not pattern.weak:
-            self.count(each.dialect.name)
+            self.count(rule.dialect.name)
         place = Place(self.file, number)
         for name, value in pattern.facts.items():
             if name not in STEP_FIELDS:
-                self.fact(name, value, place, each)
+                self.fact(name, value, place, rule)
         match pattern.kind:
             case "fact" | "start":
-                rank_params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
-                if isinstance(rank_params, float) and (
-                    name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
-                ):
-                    part.rank_params.setdefault(name, (rank_params, place))
-                for name, value in values.items():
-                    self.fact(name, value, place, each)
+                self._facts(values, place, rule)
             case "argument":
-                key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
-                if key and "value" in values and not is_secret(key, value):
-                    given = Fact(cut_value(value), place, each.dialect.name)
-                    self.add_to_header(True, key, given)
-                    if key not in part.arguments and self.room("arguments", len(part.arguments)):
-                        part.arguments[key] = (given.value, place)
+                self._argument(values, place, rule)
             case "total":
                 for name, value in values.items():
-                    if not pattern.weak or each.dialect.name in part.dialects:
-                        part.totals.setdefault(name, Fact(cut_value(value), place, each.dialect.name))
+                    if not pattern.weak or rule.dialect.name in part.dialects:
+                        part.totals.setdefault(name, Fact(cut_value(value), place, rule.dialect.name))
             case "progress":
-                step, planned = float_of(values, "step"), self.planned(each)
-                other = bool(planned) and values.get("steps_planned", planned[0]) not in planned
-                if other:
-                    self.leave_out(OTHER_BARS)
-                elif step is not None and self.room("bars", len(part.progress)):
-                    part.progress.append((step, float_of(values, "elapsed_s"), number))
-                if "steps_planned" in values and not other:
-                    self.fact("steps_planned", values["steps_planned"], place, each)
+                self._progress(values, place, rule)
             case "eval":
                 loss = float_of(values, "loss_eval")
                 if loss is not None and self.room("evaluations", len(part.evals)):
@@ -147,17 +130,7 @@ class LineReader(GrowingParts):
             case "timers":
                 self.timers(values)
             case "failure":
-                assert pattern.ended
-                if self.room("failures", len(part.failures)):
-                    words = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
-                    named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
-                    whose = rank if named is None else named
-                    if NO_MESSAGE.match(words):
-                        self.tracebacks.wait(number, line, words)
-                    words = words[:MOST_WORDS]
-                    part.failures.append(
-                        Failure(pattern.ended, words, place, whose, node, at, pattern.echo, pattern.to_do)
-                    )
+                self._failure(line, values, place, rule, rank, at)
             case "traceback" if match[0].startswith("Traceback"):
                 self.tracebacks.begin(line[: match.start()])
             case "traceback":
@@ -169,19 +142,70 @@ class LineReader(GrowingParts):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
-                        self.fact(name, values[name], place, each)
+                        self.fact(name, values[name], place, rule)
+
+    def _facts(self, values: dict[str, float | str], place: Place, rule: DialectPattern) -> None:
+        part = self.parts[-1]
+        params, name = values.pop("rank_params", None), str(values.pop("rank_name", ""))[:LONGEST_TEXT]
+        if isinstance(params, float) and (
+            name in part.rank_params or self.room("ranks' parameters", len(part.rank_params))
+        ):
+            part.rank_params.setdefault(name, (params, place))
+        for name, value in values.items():
+            self.fact(name, value, place, rule)
+
+    def _argument(self, values: Mapping[str, float | str], place: Place, rule: DialectPattern) -> None:
+        part = self.parts[-1]
+        key, value = str(values.get("key", ""))[:LONGEST_TEXT], str(values.get("value", ""))
+        if key and "value" in values and not is_secret(key, value):
+            given = Fact(cut_value(value), place, rule.dialect.name)
+            self.add_to_header(True, key, given)
+            if key not in part.arguments and self.room("arguments", len(part.arguments)):
+                part.arguments[key] = (given.value, place)
+
+    def _progress(self, values: Mapping[str, float | str], place: Place, rule: DialectPattern) -> None:
+        progress = self.parts[-1].progress
+        step, planned = float_of(values, "step"), self.planned(rule)
+        if planned and values.get("steps_planned", planned[0]) not in planned:
+            self.leave_out(OTHER_BARS)
+            return
+        if step is not None and self.room("bars", len(progress)):
+            progress.append((step, float_of(values, "elapsed_s"), place.line))
+        if "steps_planned" in values:
+            self.fact("steps_planned", values["steps_planned"], place, rule)
+
+    def _failure(
+        self,
+        line: str,
+        values: Mapping[str, float | str],
+        place: Place,
+        rule: DialectPattern,
+        rank: int | None,
+        at: float | None,
+    ) -> None:
+        failures, pattern = self.parts[-1].failures, rule.pattern
+        assert pattern.ended
+        if self.room("failures", len(failures)):
+            message = hide_secrets(self.tracebacks.with_source(str(values.get("words") or line.strip()))[:1000])
+            named, node = whole_rank(values.get("rank")), str(values.get("node") or "") or node_of(line)
+            if NO_MESSAGE.match(message):
+                self.tracebacks.wait(place.line, line, message)
+            whose = rank if named is None else named
+            failures.append(
+                Failure(pattern.ended, message[:MOST_WORDS], place, whose, node, at, pattern.echo, pattern.to_do)
+            )
 
     def _raised(self, number: int, text: str, line: str) -> None:
         """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
         part = self.parts[-1]
         self._forget(number)
-        words = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
+        message = hide_secrets(self.tracebacks.with_source(text)[:1000])[:MOST_WORDS]
         node = node_of(line) or node_of_label(line)
         for each in patterns_of(text):
             if self.room("failures", len(part.failures)):
                 self.count("python_exceptions")
                 at = Place(self.file, number), rank_of(line), node, time_of(line)
-                part.failures.append(Failure(str(each.ended), words, *at, each.echo, each.to_do))
+                part.failures.append(Failure(str(each.ended), message, *at, each.echo, each.to_do))
 
     def _forget(self, number: int) -> None:
         """Drops the failures of a line, one of the last."""
@@ -194,7 +218,7 @@ class LineReader(GrowingParts):
             self.next_part(number)
         self.parts[-1].started = True
 
-    def _is_of_next_job(self, each: DialectPattern, values: Mapping[str, float | str]) -> bool:
+    def _is_of_next_job(self, rule: DialectPattern, values: Mapping[str, float | str]) -> bool:
         """Whether a fact or an argument is of the next job in a file to which several were appended.
 
         After Slurm's message that it cancelled the job, a program says what it trains; or a job names itself.
@@ -203,16 +227,16 @@ class LineReader(GrowingParts):
         if not part.failures and "job_id" not in values:
             return False
         known = part.fact("job_id")
-        if "job_id" in values and known is not None and each.pattern.literal == "JobId=":
+        if "job_id" in values and known is not None and rule.pattern.literal == "JobId=":
             return scaled("job_id", str(values["job_id"])) != ("job_id", known.value) and bool(self.rows[-1])
-        over = bool(part.failures) and part.failures[-1].words.startswith(JOB_OVER)
-        return over and each.dialect.engine is not None
+        over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
+        return over and rule.dialect.engine is not None
 
     def _step(
         self,
         number: int,
         values: Mapping[str, float | str],
-        each: DialectPattern,
+        rule: DialectPattern,
         rank: int | None,
         at: float | None,
         line: str,
@@ -223,7 +247,7 @@ class LineReader(GrowingParts):
         step = row.get("step")
         if step is not None and not sound_step(step):
             return self.leave_out("lines of steps with an impossible number")
-        rows = self.rows[-1].get(each.dialect.name)
+        rows = self.rows[-1].get(rule.dialect.name)
         if rows is not None:
             if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
                 self.memory_of_step(values, rank, Place(self.file, number))
@@ -238,7 +262,7 @@ class LineReader(GrowingParts):
                         return self.leave_out(OTHER_RANKS)
                     self.leave_out(OTHER_RANKS, rows.count)
                     self.kept -= min(rows.count, self.most_rows)
-                    rows = self.rows[-1][each.dialect.name] = StepRows()
+                    rows = self.rows[-1][rule.dialect.name] = StepRows()
                 else:
                     if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
                         # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
@@ -259,17 +283,17 @@ class LineReader(GrowingParts):
                 self.begin_again(number)
         if self.full:
             return self.leave_out(TOO_MANY_PARTS)
-        rows = self.rows_of(each.dialect.name, rank)
+        rows = self.rows_of(rule.dialect.name, rank)
         rows.add(row, number)
         self.own_line = line
-        if each.dialect.last_resort:
+        if rule.dialect.last_resort:
             rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)
-        self._facts_of_step(values, rank, Place(self.file, number), each)
+        self._facts_of_step(values, rank, Place(self.file, number), rule)
         return None
 
-    def _more(self, number: int, values: Mapping[str, float | str], each: DialectPattern, rank: int | None) -> None:
-        rows = self.rows[-1].get(each.dialect.name)
+    def _more(self, number: int, values: Mapping[str, float | str], rule: DialectPattern, rank: int | None) -> None:
+        rows = self.rows[-1].get(rule.dialect.name)
         if rows is None:
             return self.leave_out("figures of a step without a line of the step before them")
         if rank is not None and rank != self.parts[-1].step_rank:
@@ -277,15 +301,15 @@ class LineReader(GrowingParts):
         for name, value in values.items():
             if name in STEP_FIELDS and isinstance(value, float):
                 rows.open_row.setdefault(name, value)
-        self._facts_of_step(values, rank, Place(self.file, number), each)
+        self._facts_of_step(values, rank, Place(self.file, number), rule)
         return None
 
     def _facts_of_step(
-        self, values: Mapping[str, float | str], rank: int | None, place: Place, each: DialectPattern
+        self, values: Mapping[str, float | str], rank: int | None, place: Place, rule: DialectPattern
     ) -> None:
         for name in STEP_FACTS:
             if name in values:
-                self.fact(name, values[name], place, each)
+                self.fact(name, values[name], place, rule)
         self.memory_of_step(values, rank, place)
 
 

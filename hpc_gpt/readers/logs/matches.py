@@ -267,21 +267,21 @@ class LiteralScan:
 
     def candidates(self, lines: Sequence[bytes]) -> dict[int, list[DialectPattern]]:
         """By line the patterns whose literal is in it, in their own order; lines have their digits made 0."""
-        found: dict[int, list[DialectPattern]] = {}
+        by_line: dict[int, list[DialectPattern]] = {}
         text = b"\n\n\n\n" + b"\n".join(lines) + b"\n\n\n\n\n\n\n\n"
         starts = 3 + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
         for line, number in self._hits(text, starts):
             if self._literals[number] in lines[line]:
-                found.setdefault(line, []).extend(self.groups[self._literals[number]])
+                by_line.setdefault(line, []).extend(self.groups[self._literals[number]])
         for literal in self._short:
             if literal in text:
                 for line, line_text in enumerate(lines):
                     if literal in line_text:
-                        found.setdefault(line, []).extend(self.groups[literal])
-        for patterns in found.values():
+                        by_line.setdefault(line, []).extend(self.groups[literal])
+        for patterns in by_line.values():
             if len(patterns) > 1:
                 patterns.sort(key=lambda each: each.number)
-        return found
+        return by_line
 
     def _hits(self, text: bytes, starts: NDArray[np.int64]) -> list[tuple[int, int]]:
         """(line, number of a literal that is likely in it), each once."""

@@ -153,7 +153,7 @@ class GrowingParts:
         if any(name in values for name in MEMORY_FIELDS):
             self.memory(values, rank, place)
 
-    def fact(self, name: str, value: str | int | float, place: Place, each: DialectPattern) -> None:
+    def fact(self, name: str, value: str | int | float, place: Place, rule: DialectPattern) -> None:
         """Adds a value of a field, if it is new."""
         part = self.parts[-1]
         if isinstance(value, float):
@@ -161,28 +161,28 @@ class GrowingParts:
                 return self.leave_out(f"impossible figures of {name}")
             value = int(value) if value.is_integer() else value
         value = cut_value(value)
-        self.add_to_header(False, name, Fact(value, place, each.dialect.name))
+        self.add_to_header(False, name, Fact(value, place, rule.dialect.name))
         known = part.facts.setdefault(name, [])
         if name == "steps_planned":
-            self._drop_bars(value, each)
+            self._drop_bars(value, rule)
         if all(fact.value != value for fact in known):
             if len(known) < _MOST_VALUES:
-                known.append(Fact(value, place, each.dialect.name))
+                known.append(Fact(value, place, rule.dialect.name))
             elif not isinstance(value, str) and not isinstance(known[-1].value, str) and value > known[-1].value:
                 # Of what grows in many steps, such as a batch, the last value is kept.
-                known[-1] = Fact(value, place, each.dialect.name)
+                known[-1] = Fact(value, place, rule.dialect.name)
         return None
 
-    def planned(self, each: DialectPattern) -> list[Any]:
+    def planned(self, rule: DialectPattern) -> list[Any]:
         """The goals that other dialects than that of a bar state: a bar with another goal counts no steps."""
         known = self.parts[-1].facts.get("steps_planned", ())
-        return [fact.value for fact in known if fact.dialect != each.dialect.name]
+        return [fact.value for fact in known if fact.dialect != rule.dialect.name]
 
-    def _drop_bars(self, planned: Any, each: DialectPattern) -> None:
+    def _drop_bars(self, planned: Any, rule: DialectPattern) -> None:
         """Drops the bars before a program's own goal if theirs is another, such as those of a tokenizer or a loader."""
         part = self.parts[-1]
         bars = [fact for fact in part.facts["steps_planned"] if fact.dialect == BARS and fact.value != planned]
-        if bars and each.dialect.name != BARS:
+        if bars and rule.dialect.name != BARS:
             self.leave_out(OTHER_BARS, len(part.progress))
             part.progress = []
             known = part.facts["steps_planned"]
@@ -247,10 +247,10 @@ class GrowingParts:
         dialects = self.parts[-1].dialects
         dialects[dialect] = dialects.get(dialect, 0) + lines
 
-    def leave_out(self, words: str, count: int = 1) -> None:
+    def leave_out(self, what: str, count: int = 1) -> None:
         """Counts what is skipped of the part."""
         part = self.parts[-1]
-        part.left_out[words] = part.left_out.get(words, 0) + count
+        part.left_out[what] = part.left_out.get(what, 0) + count
 
 
 def whole_rank(value: object) -> int | None:

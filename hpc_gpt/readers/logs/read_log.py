@@ -13,21 +13,9 @@ from numpy.typing import NDArray
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.kept import kept_file
-from hpc_gpt.readers.logs.line_kinds import (
-    NOTHING,
-    UNKNOWN,
-    LineBlock,
-    asks_digits,
-    kinds_for_a_log,
-    zeroed,
-)
+from hpc_gpt.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
 from hpc_gpt.readers.logs.lines import LineReader
-from hpc_gpt.readers.logs.matches import (
-    ANSI,
-    Found,
-    literal_scan,
-    without_colours,
-)
+from hpc_gpt.readers.logs.matches import ANSI, Found, literal_scan, without_colours
 from hpc_gpt.readers.logs.parts import LONGEST_LINE
 from hpc_gpt.readers.logs.source import Source
 from hpc_gpt.readers.logs.stretches import Between, is_between, take_known
@@ -119,10 +107,10 @@ class BlockReader:
         """Takes one block."""
         if not data:
             return None
-        found = np.frombuffer(data, np.uint8)
-        newlines = found == 10
+        letters = np.frombuffer(data, np.uint8)
+        newlines = letters == 10
         bars = b"\r" in data
-        stops = np.flatnonzero(newlines | (found == 13) if bars else newlines)
+        stops = np.flatnonzero(newlines | (letters == 13) if bars else newlines)
         if len(stops) > _MOST_LINES:
             half = int(stops[len(stops) // 2]) + 1
             self.take(data[:half])
@@ -137,22 +125,22 @@ class BlockReader:
         last = data[starts[-1] :] if b"\x1b" in data[starts[-1] :] else b""
         self.begun = data[-1] != 10 and not (last and not without_colours(last.decode("utf-8", "replace")))
         block = LineBlock(data, starts, np.append(stops, len(data)), numbers)
-        unknown = self._kinds_of(block, found, bars)
+        unknown = self._kinds_of(block, letters, bars)
         return self._take(block, unknown)
 
-    def _kinds_of(self, block: LineBlock, found: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
+    def _kinds_of(self, block: LineBlock, letters: NDArray[np.uint8], bars: bool) -> dict[int, bytes]:
         """Looks up the kind of each line; returns the unknown lines by index, their digits made 0."""
         look_up = self._kinds.table.__getitem__
         unknown: dict[int, bytes] = {}
         kinds: list[NDArray[np.int64]] = []
         start = first = 0
-        while start < len(found) or not kinds:
+        while start < len(letters) or not kinds:
             # A stretch that fits the processor's cache, up to the end of a line.
             end = block.data.rfind(b"\n", start, start + _STRETCH) + 1
-            end = end if end and start + _STRETCH < len(found) else len(found)
-            zeros = zeroed(found[start:end])
+            end = end if end and start + _STRETCH < len(letters) else len(letters)
+            zeros = zeroed(letters[start:end])
             lines = (zeros.replace(b"\r", b"\n") if bars else zeros).split(b"\n")
-            if end < len(found):
+            if end < len(letters):
                 lines.pop()
             kinds.append(np.fromiter(map(look_up, lines), np.int64, len(lines)))
             for index in np.flatnonzero(kinds[-1] == UNKNOWN).tolist():

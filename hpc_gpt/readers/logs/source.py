@@ -95,14 +95,14 @@ class Source:
             self._stream.close()
         self._stream = None
 
-    def refuse(self, words: str) -> None:
+    def refuse(self, message: str) -> None:
         """Closes the file, and says why it is no log."""
-        self.refused = words
+        self.refused = message
         self.close()
 
-    def leave_out(self, words: str, count: int = 1) -> None:
+    def leave_out(self, what: str, count: int = 1) -> None:
         """Counts what is skipped."""
-        self.left_out[words] = self.left_out.get(words, 0) + count
+        self.left_out[what] = self.left_out.get(what, 0) + count
 
     def bytes_at(self, start: int, size: int) -> bytes:
         """Bytes of a plain file, fewer at its end, to check what was read before."""
@@ -182,10 +182,10 @@ class Source:
         """The next bytes of the file, up to its size when it was opened: what is appended is not read."""
         assert self._stream is not None
         size = size if self.is_stdin else min(size, self._unread)
-        found = b""
-        while len(found) < size:
+        data = b""
+        while len(data) < size:
             try:
-                more = self._stream.read(size - len(found))
+                more = self._stream.read(size - len(data))
             except OSError as fault:
                 self.leave_out(f"the rest of the file: {_words(fault)}")
                 self._changed = True
@@ -193,10 +193,10 @@ class Source:
             if not more:
                 self._unread = 0
                 break
-            found = found + more if found else more
-        self._unread -= min(len(found), self._unread)
-        self.bytes_read += len(found)
-        return found
+            data = data + more if data else more
+        self._unread -= min(len(data), self._unread)
+        self.bytes_read += len(data)
+        return data
 
     def _blocks(self, start: int) -> Iterator[bytes]:
         if start and self._stream is not None:
@@ -231,11 +231,11 @@ class Source:
                 yield block
 
     def _unpacked(self, blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:
-        words = "the rest of the file: its compressed data are cut off or damaged"
+        damaged = "the rest of the file: its compressed data are cut off or damaged"
         unpack = _gunzip if self.compressed == "gzip" else _unzstd
         whole = yield from unpack(blocks)
         if not whole:
-            left_out[words] = left_out.get(words, 0) + 1
+            left_out[damaged] = left_out.get(damaged, 0) + 1
 
 
 def _gunzip(blocks: Iterator[bytes]) -> Generator[bytes, None, bool]:

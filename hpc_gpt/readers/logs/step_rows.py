@@ -174,7 +174,7 @@ _MAY_OVERFLOW = frozenset(("loss", "loss_eval", "grad_norm", "lr"))
 
 def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -> dict[str, StepColumn]:
     """The columns with NaN for impossible figures, such as a step time of 0; `left_out` counts them by field."""
-    found = {}
+    sound = {}
     for name, column in columns.items():
         infinite = np.isinf(column)
         with np.errstate(invalid="ignore"):
@@ -188,8 +188,8 @@ def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -
             words = f"impossible figures of {name}"
             left_out[words] = left_out.get(words, 0) + count
         away = wrong | infinite
-        found[name] = np.where(away, np.nan, column) if away.any() else column
-    return found
+        sound[name] = np.where(away, np.nan, column) if away.any() else column
+    return sound
 
 
 def sound_step(step: float) -> bool:

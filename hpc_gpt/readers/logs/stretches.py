@@ -35,9 +35,9 @@ Between = dict[int, tuple[str, list[Found]]]
 Later = list[tuple[int, Callable[[], None]]]
 
 
-def is_between(each: DialectPattern) -> bool:
+def is_between(rule: DialectPattern) -> bool:
     """Whether the effect of a pattern does not depend on earlier lines of steps of the part."""
-    return each.pattern.kind in ("eval", "save") and not each.pattern.facts
+    return rule.pattern.kind in ("eval", "save") and not rule.pattern.facts
 
 
 def take_known(reader: LineReader, block: LineBlock, start: int, stop: int, between: Between) -> None:
@@ -73,25 +73,25 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
     a step after one without, or none after one with."""
     if reader.full:
         return stop
-    found = stop
+    first = stop
     for name, rows in _by_dialect(block, np.arange(start, stop)):
-        known = reader.rows[-1].get(name)
-        if known is None:
-            found = min(found, int(rows[0]))
+        rows_so_far = reader.rows[-1].get(name)
+        if rows_so_far is None:
+            first = min(first, int(rows[0]))
             continue
-        if known.count == 1 and reader.parts[-1].step_rank:
-            found = min(found, int(rows[0]))
+        if rows_so_far.count == 1 and reader.parts[-1].step_rank:
+            first = min(first, int(rows[0]))
         own = _own(reader, block, rows)
-        if not own.all() and known.lacks_loss:
+        if not own.all() and rows_so_far.lacks_loss:
             losses = block.column("loss", block.steps[rows[~own]])
-            found = min([found, *rows[~own][np.isfinite(losses)][:1].tolist()])
+            first = min([first, *rows[~own][np.isfinite(losses)][:1].tolist()])
         rows = rows[own]
-        back = np.diff(block.step[rows], prepend=_before(known.last_step)) < 0
+        back = np.diff(block.step[rows], prepend=_before(rows_so_far.last_step)) < 0
         lacks = np.isnan(block.step[rows])
-        back |= np.diff(lacks, prepend=known.last_step is None)
+        back |= np.diff(lacks, prepend=rows_so_far.last_step is None)
         if back.any():
-            found = min(found, int(rows[np.argmax(back)]))
-    return found
+            first = min(first, int(rows[np.argmax(back)]))
+    return first
 
 
 def _before(step: float | None) -> float:
@@ -149,7 +149,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places,
     for lines in (timers, bars):
         _stated(reader, block, lines, later)
         for kind, those in block.by_kind(lines):
-            later.append((int(lines[those[0]]), partial(reader.count, kind.each.dialect.name, len(those))))
+            later.append((int(lines[those[0]]), partial(reader.count, kind.rule.dialect.name, len(those))))
     if len(bars):
         _take_bars(reader, block, bars, later)
     for index, (text, found) in between.items():
@@ -179,7 +179,7 @@ def _saw(reader: LineReader, block: LineBlock, lines: Places, between: Between) 
 
 
 def _states_facts(kind: LineKind) -> bool:
-    return any(name not in STEP_FIELDS for name in kind.each.pattern.facts)
+    return any(name not in STEP_FIELDS for name in kind.rule.pattern.facts)
 
 
 def _stated(reader: LineReader, block: LineBlock, lines: Places, later: Later) -> None:
@@ -187,10 +187,10 @@ def _stated(reader: LineReader, block: LineBlock, lines: Places, later: Later) -
     lines = block.those(_states_facts, lines)
     for kind, rows in block.by_kind(lines):
         index = int(lines[rows[0]])
-        for name, value in kind.each.pattern.facts.items():
+        for name, value in kind.rule.pattern.facts.items():
             if name not in STEP_FIELDS:
                 place = Place(reader.file, int(block.numbers[index]))
-                later.append((index, partial(reader.fact, name, value, place, kind.each)))
+                later.append((index, partial(reader.fact, name, value, place, kind.rule)))
 
 
 def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[int]:
@@ -238,9 +238,9 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
             column = block.column(field_name, lines[:-1])
             if not np.isnan(column).all():
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
-    if any(kind.each.dialect.last_resort for kind in kinds):
+    if any(kind.rule.dialect.last_resort for kind in kinds):
         for kind, those in block.by_kind(lines):
-            for row in those[:2] if kind.each.dialect.last_resort else ():  # of lines of one kind any two are alike
+            for row in those[:2] if kind.rule.dialect.last_resort else ():  # of lines of one kind any two are alike
                 rows.see_shape(block.text(int(lines[row])))
     bad = np.full(len(lines), np.nan)
     for field_name, value in NOT_FINITE.items():
@@ -268,14 +268,14 @@ def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, later
     # Of very many values the first ones and the largest are looked at.
     for first in np.unique(np.append(np.sort(firsts)[:_MOST_VALUES], firsts[-1:])).tolist():
         index, value = int(having[first]), float(values[first])
-        place, each = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).each
-        later.append((index, partial(reader.fact, name, value, place, each)))
+        place, rule = Place(reader.file, int(block.numbers[index])), block.table.kind(int(block.kinds[index])).rule
+        later.append((index, partial(reader.fact, name, value, place, rule)))
 
 
 def _bars_stand_alone(block: LineBlock, steps: Places, bars: Places) -> bool:
     """Whether all bars count the same, whatever the lines of steps between them say."""
-    dialects = {kind.each.dialect.name for kind in block.kinds_of(bars)}
-    stated = any("steps_planned" in kind.each.pattern.facts for kind in block.kinds_of(steps))
+    dialects = {kind.rule.dialect.name for kind in block.kinds_of(bars)}
+    stated = any("steps_planned" in kind.rule.pattern.facts for kind in block.kinds_of(steps))
     if stated or block.has("steps_planned", steps) or len(dialects) > 1:
         return False
     return dialects == {BARS} or not block.has("steps_planned", bars)
@@ -284,7 +284,7 @@ def _bars_stand_alone(block: LineBlock, steps: Places, bars: Places) -> bool:
 def _take_bars(reader: LineReader, block: LineBlock, bars: Places, later: Later) -> None:
     """Adds bars of one dialect."""
     planned = block.column("steps_planned", bars)
-    if goals := reader.planned(block.table.kind(int(block.kinds[bars[0]])).each):
+    if goals := reader.planned(block.table.kind(int(block.kinds[bars[0]])).rule):
         other = np.isin(planned, [goal for goal in np.unique(planned).tolist() if goal == goal and goal not in goals])
         if other.any():
             reader.leave_out(OTHER_BARS, int(other.sum()))

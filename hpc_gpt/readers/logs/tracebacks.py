@@ -93,29 +93,29 @@ class Tracebacks:
         """
         self._source = ""
         label, rest = self._split(line)
-        each = self._open.get(label)
-        if each is None or not rest.strip():
+        begun = self._open.get(label)
+        if begun is None or not rest.strip():
             return None
-        if each.name:
+        if begun.name:
             del self._open[label]
-            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (each.number, f"{each.name} {rest.strip()}")
+            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (begun.number, f"{begun.name} {rest.strip()}")
         if rest[0] in INDENT and not failed:
-            each.source = rest.strip().rstrip("\\ ") if each.in_frame else each.source
-            each.in_frame = rest.lstrip().startswith('File "')
+            begun.source = rest.strip().rstrip("\\ ") if begun.in_frame else begun.source
+            begun.in_frame = rest.lstrip().startswith('File "')
             return None
         found = _EXCEPTION.match(rest.rstrip())
-        each.foreign -= 1
-        if failed or found or not each.foreign:
+        begun.foreign -= 1
+        if failed or found or not begun.foreign:
             del self._open[label]
-            self._source = each.source if _ALONE.match(rest) else ""
+            self._source = begun.source if _ALONE.match(rest) else ""
         if failed or not found or _NO_FAILURE.match(found[0]):
             return None
         self._unknown = number
         return number, found[0]
 
-    def with_source(self, words: str) -> str:
-        """The words of a failure that is the last line, with the source that raised it if they are a name alone."""
-        return f"{words} at `{self._source[:200]}`" if self._source and _ALONE.match(words) else words
+    def with_source(self, message: str) -> str:
+        """The message of a failure that is the last line, with the source that raised it if that is a name alone."""
+        return f"{message} at `{self._source[:200]}`" if self._source and _ALONE.match(message) else message
 
     def _split(self, line: str) -> tuple[str, str]:
         """(the label of an open traceback with which a line begins, without times of day; the line after it)."""

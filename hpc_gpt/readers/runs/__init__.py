@@ -102,7 +102,7 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     If some steps are heavy, the rates of a `foreign` log follow the mean step: its median leaves out work that is done.
     TFLOPs that cannot be are left out, and a flag says why.
     """
-    found, flags = _memory_by_formula(record), list(record.flags)
+    figures, flags = _memory_by_formula(record), list(record.flags)
     step_s, mean = record.step_s, record.step_s_mean
     # Of few steps one slow one moves the mean: it shows nothing periodic.
     heavy = bool(step_s and mean and mean > _HEAVY * step_s and (record.steps_used or 0) >= _FEW)
@@ -113,9 +113,9 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     batch, seq, gpus, speed = record.global_batch, record.seq, record.gpus, record.tokens_per_s
     if step_s and batch and seq:
         speed = batch * seq / step_s
-        found["tokens_per_s"] = (speed, _BY_MEAN if heavy and foreign else "global_batch x seq / step_s")
+        figures["tokens_per_s"] = (speed, _BY_MEAN if heavy and foreign else "global_batch x seq / step_s")
     if speed and gpus and (not foreign or not record.tokens_per_s_gpu):
-        found["tokens_per_s_gpu"] = (speed / gpus, "tokens_per_s / gpus")
+        figures["tokens_per_s_gpu"] = (speed / gpus, "tokens_per_s / gpus")
     flops: DerivedFigures = {}
     if step_s and batch and seq and gpus:
         flops = _flops(record, step_s, batch, seq, gpus)
@@ -125,10 +125,10 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
     if flops:
         possible, wrong = _possible(record, flops)
         shares, lacking = _shares(record, possible)
-        found |= possible | shares
+        figures |= possible | shares
         flags += wrong + lacking
-    sources = {**record.sources, **{name: source for name, (_, source) in found.items()}}
-    return replace(record, **{name: value for name, (value, _) in found.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
+    sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
+    return replace(record, **{name: value for name, (value, _) in figures.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
 
 def step_s_of_rates(record: Record) -> float | None:
@@ -160,7 +160,7 @@ def _memory_by_formula(record: Record) -> DerivedFigures:
 
 
 def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> DerivedFigures:
-    found: DerivedFigures = {}
+    flops: DerivedFigures = {}
     layers, hidden, vocab, recompute = (
         record.layers,
         record.hidden,
@@ -171,7 +171,7 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
     of = "" if not params or params == record.params else f"; P are the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
-        found["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
+        flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
     if layers and hidden and vocab and recompute and weights and width:
         figure = tflops_hardware(
             layers=layers,
@@ -185,14 +185,14 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
             layer_weights=weights,
             attention_width=width,
         )
-        found["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
+        flops["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
     if layers and width and params:
         counted = _multiplied(record, params, weights)
         figure = tflops_model(
             layers=layers, hidden=width, params=counted or params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
         )
-        found["tflops_model"] = (figure, MULTIPLIED if counted else f"{_EVERY}{of}")
-    return found
+        flops["tflops_model"] = (figure, MULTIPLIED if counted else f"{_EVERY}{of}")
+    return flops
 
 
 def _multiplied(record: Record, params: float, weights: float | None) -> float | None:
@@ -231,11 +231,11 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
     params, weights, _ = _active(record)
     model, hardware = (flops.get(name, (None, ""))[0] for name in ("tflops_model", "tflops_hardware"))
     printed, most, of = record.tflops_printed, *_highest_peak(record)
-    gone, words = [*flops], ""
+    gone, why = [*flops], ""
     if (highest := max(figure or 0.0 for figure, _ in flops.values())) > most:
-        words = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
+        why = f"faster than the peak of {of}, {highest:,.0f} of {most:,.0f} TFLOP/s: the device or a size is wrong"
     elif model and printed and not 1 / _OF_PROGRAM < model / printed < _OF_PROGRAM:
-        words = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
+        why = f"the program prints {printed:,.4g} TFLOP/s of a GPU, but sizes and step time give {model:,.4g}"
     elif model and hardware and hardware < model and params:
         # Parameters that multiply no token: an embedding beside the head, positions, norms and biases.
         rows, hidden = record.vocab or 0, record.hidden or 0
@@ -244,11 +244,11 @@ def _possible(record: Record, flops: DerivedFigures) -> tuple[DerivedFigures, li
             source = f"{flops['tflops_hardware'][1]}; without the {idle:.2%} of P that multiply no token"
             return {**flops, "tflops_hardware": (hardware, source)}, []
         gone = ["tflops_hardware"]
-        words = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
-    if not words:
+        why = f"the GPUs compute {hardware:,.4g} TFLOP/s, less than the {model:,.4g} that the model needs"
+    if not why:
         return flops, []
     kind = "above_peak" if highest > most else ""
-    return {**flops, **dict.fromkeys(gone, (None, f"null: {words}"))}, [Flag(f"{words}; left out", kind)]
+    return {**flops, **dict.fromkeys(gone, (None, f"null: {why}"))}, [Flag(f"{why}; left out", kind)]
 
 
 def _highest_peak(record: Record) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def _has_finished(part: Part, dialect: str | None, planned: int | None, spans: S
 
 @dataclass(frozen=True)
 class _End:
-    """An attempt of a log: its steps, the cause of its end as `words` with a place, and its times in epoch seconds.
+    """An attempt of a log: its steps, the cause of its end as `text` with a place, and its times in epoch seconds.
 
     `end` is None if no line after its steps has a time: the last time of day is then not that of its end.
     `took_s`: how many seconds it took at least; `how` that was found.
@@ -41,7 +42,7 @@ class _End:
     first_step: int | None
     last_step: int | None
     cause: Cause
-    words: str | None
+    text: str | None
     begin: float | None
     end: float | None
     took_s: float | None
@@ -56,44 +57,19 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     ids = [name.job_id for name in run.names if name.job_id]
     if "job_id" not in draft and ids:
         draft.infer("job_id", ids[-1], "the log's name")
-    over = [each.words for attempt in run.attempts[:-1] for part in attempt for each in part.failures]
+    over = [each.message for attempt in run.attempts[:-1] for part in attempt for each in part.failures]
     of_last = any(part.fact("job_id") for part in run.attempts[-1])
     if not of_last and any(words.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for words in over):
         draft.values.pop("job_id")  # of an earlier job, in a file to which another one was appended
-    tables = []
-    for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
-        said, nodes = (
-            next((str(fact.value) for part in parts if (fact := part.fact(name))), None)
-            for name in ("job_id", "node_list")
-        )
-        named = next((name.job_id for name in run.names if name.job_id and str(name.path) == parts[0].file), None)
-        tables.append(
-            {
-                "attempt": number,
-                "job_id": said or named,
-                "started": iso(end.begin),
-                "ended_at": iso(end.end),
-                "ended": end.cause.ended,
-                "cause": end.words,
-                "node": end.cause.node,
-                "first_step": end.first_step,
-                "last_step": end.last_step,
-                "node_list": nodes,
-                "file": parts[0].file,
-            }
-        )
-    for table, following in pairwise(tables):
-        again = table["job_id"] is not None and table["job_id"] == following["job_id"]
-        ended = "" if table["ended"] == "unknown" else str(table["ended"])
-        table["ended"] = class_of(Facts(said=ended, again=again, followed=True))
+    tables = _attempt_tables(run, ends)
     last, parts = ends[-1], run.attempts[-1]
     done = (str(place) for part in parts for ended, place in part.ends if ended == "done")
     failure = last.cause.failure
     where = str(failure.place) if failure else next(done, f"{parts[0].file}:{parts[0].last_line}")
     draft.set("attempts", tables, f"the logs: {counted(len(tables), 'start')}")
     draft.set("ended", last.cause.ended, where)
-    if last.words:
-        draft.set("cause", last.words, where)
+    if last.text:
+        draft.set("cause", last.text, where)
     if last.cause.failed_node:
         draft.set("failed_node", last.cause.failed_node, where)
     if last.cause.sure and failure:
@@ -111,6 +87,37 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     if len(ends) > 1:
         draft.flag(f"{len(ends)} attempts: a step that was trained again counts as trained last", "attempts")
     return [end.cause for end in ends]
+
+
+def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]:
+    """`attempts` of the record."""
+    tables: list[dict[str, Any]] = []
+    for number, (parts, end) in enumerate(zip(run.attempts, ends, strict=True), 1):
+        printed_id, nodes = (
+            next((str(fact.value) for part in parts if (fact := part.fact(name))), None)
+            for name in ("job_id", "node_list")
+        )
+        named = next((name.job_id for name in run.names if name.job_id and str(name.path) == parts[0].file), None)
+        tables.append(
+            {
+                "attempt": number,
+                "job_id": printed_id or named,
+                "started": iso(end.begin),
+                "ended_at": iso(end.end),
+                "ended": end.cause.ended,
+                "cause": end.text,
+                "node": end.cause.node,
+                "first_step": end.first_step,
+                "last_step": end.last_step,
+                "node_list": nodes,
+                "file": parts[0].file,
+            }
+        )
+    for table, following in pairwise(tables):
+        again = table["job_id"] is not None and table["job_id"] == following["job_id"]
+        ended = "" if table["ended"] == "unknown" else str(table["ended"])
+        table["ended"] = class_of(Facts(said=ended, again=again, followed=True))
+    return tables
 
 
 def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None, asked_for_gpus: bool) -> _End:
@@ -131,14 +138,14 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
         min((span[0] for span in spans), default=None),
         max((span[1] for span in spans), default=None),
     )
-    words: str | None = cause.words + (f" ({cause.failure.place})" if cause.failure else "")
+    text: str | None = cause.text + (f" ({cause.failure.place})" if cause.failure else "")
     if cause.ended == "unknown" and cause.failure is None:
         lines = max((found[1].count for part in parts if (found := main_steps(part)) is not None), default=0)
-        words = (
+        text = (
             f"the log ends after {counted(lines, 'line')} of steps" if lines else "the log ends before the first step"
         )
         if last_step is not None:
-            words = f"the log ends at step {last_step:.0f}" + (f" of {planned}" if planned else "")
+            text = f"the log ends at step {last_step:.0f}" + (f" of {planned}" if planned else "")
     firsts = [part.first_at for part in parts if part.first_at is not None and 0 < part.first_at < _LATEST]
     lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
     first, last = min(firsts, default=None), max(lasts, default=None)
@@ -153,7 +160,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
         None if first_step is None else max(1, int(first_step)),
         None if last_step is None else int(last_step),
         cause,
-        words or None,
+        text or None,
         first,
         end,
         took_s,

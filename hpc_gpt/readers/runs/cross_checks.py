@@ -10,7 +10,6 @@ import numpy as np
 
 from hpc_gpt.readers.runs.draft import Draft
 from hpc_gpt.readers.runs.log_steps import LogSteps
-from hpc_gpt.readers.steps import StepColumn
 from hpc_gpt.runs.record import Flag, Record
 from hpc_gpt.words import show_digits
 
@@ -98,16 +97,16 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     ratio = printed / record.tokens_per_s
     if abs(ratio - 1) <= _ALIKE:
         return record
-    words = (
+    message = (
         f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
     )
     reason, kind = _arithmetic(record, ratio), _kind(printed, record.tokens_per_s)
     if reason:
-        return replace(record, flags=[*record.flags, Flag(f"{words}: {reason}", kind)])
+        return replace(record, flags=[*record.flags, Flag(f"{message}: {reason}", kind)])
     derived = ["tokens_per_s_gpu"] if record.sources.get("tokens_per_s_gpu") == "tokens_per_s / gpus" else []
     gone = {name: None for name in (*_OF_RATE, *derived) if getattr(record, name) is not None}
     sources = {name: source for name, source in record.sources.items() if name not in gone}
-    return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{words}: left out", kind)])  # type: ignore[arg-type]
+    return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{message}: left out", kind)])  # type: ignore[arg-type]
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:
@@ -121,15 +120,11 @@ def _printed_rate(record: Record, steps: LogSteps) -> float | None:
         ("samples_per_s", record.seq if each else None),
         ("samples_per_s_gpu", (record.seq or 0) * (record.gpus or 0) if each else None),
     ):
-        known = _later_half(steps[name][steps.steady & np.isfinite(steps[name])])
-        if factor and len(known) >= _LEAST and float(np.median(known)) > 0:
-            return float(np.median(known)) * factor
+        known = steps[name][steps.steady & np.isfinite(steps[name])]
+        later = known[len(known) // 2 :]  # a running mean comes near its figure with time
+        if factor and len(later) >= _LEAST and float(np.median(later)) > 0:
+            return float(np.median(later)) * factor
     return None
-
-
-def _later_half(column: StepColumn) -> StepColumn:
-    """The later half: a running mean comes near its figure with time."""
-    return column[len(column) // 2 :]
 
 
 def _arithmetic(record: Record, ratio: float) -> str:

@@ -58,17 +58,17 @@ class DiscoveredFiles:
 
 def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:
     """What is under the paths, each file once. A path that does not exist is skipped with that reason."""
-    found = DiscoveredFiles()
+    files = DiscoveredFiles()
     seen: set[tuple[int, int]] = set()
     for path in paths:
         if str(path) == STDIN:
-            if Path(STDIN) not in found.logs:
-                found.logs.append(Path(STDIN))
+            if Path(STDIN) not in files.logs:
+                files.logs.append(Path(STDIN))
             continue
-        _take_path(Path(path), found, seen, named=True)
-    if found.own:
-        _leave_out_output_files(found)
-    return found
+        _take_path(Path(path), files, seen, named=True)
+    if files.own:
+        _leave_out_output_files(files)
+    return files
 
 
 def _leave_out_output_files(found: DiscoveredFiles) -> None:
@@ -120,24 +120,24 @@ def shown_path(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-def _take_path(path: Path, found: DiscoveredFiles, seen: set[tuple[int, int]], named: bool = False) -> None:
+def _take_path(path: Path, files: DiscoveredFiles, seen: set[tuple[int, int]], named: bool = False) -> None:
     """Takes a file, or what is under a folder. `named`: the user named it."""
     try:
         about = path.stat()
     except OSError as fault:
-        return found.skip("a link to nothing" if path.is_symlink() else _why(fault), path)
+        return files.skip("a link to nothing" if path.is_symlink() else _why(fault), path)
     key = (about.st_dev, about.st_ino)
     if stat.S_ISDIR(about.st_mode):
-        return _walk(path, found, seen)
+        return _walk(path, files, seen)
     if key in seen:
-        return None if named else found.skip("file seen before, for example through a link", path)
+        return None if named else files.skip("file seen before, for example through a link", path)
     seen.add(key)
     if not stat.S_ISREG(about.st_mode):
-        return found.skip("not a plain file", path)
-    return _take_file(path, about.st_size, found, named)
+        return files.skip("not a plain file", path)
+    return _take_file(path, about.st_size, files, named)
 
 
-def _walk(top: Path, found: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
+def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
     """Takes every folder below, each once, sorted by name."""
     waiting = [top]
     while waiting:
@@ -147,27 +147,27 @@ def _walk(top: Path, found: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
             key = (about.st_dev, about.st_ino)
             if key in seen:
                 if folder != top:
-                    found.skip("folder seen before, for example through a link", folder)
+                    files.skip("folder seen before, for example through a link", folder)
                 continue
             seen.add(key)
             with os.scandir(folder) as listing:
                 entries = sorted(listing, key=lambda entry: _natural(entry.name))
         except OSError as fault:
-            found.skip(_why(fault), folder)
+            files.skip(_why(fault), folder)
             continue
         if any(entry.name == "resolved.json" and entry.is_file() for entry in entries):
-            found.own.append(RunFolder(folder.resolve()))
+            files.own.append(RunFolder(folder.resolve()))
             continue
         if is_bench(folder / BENCH_FILE):
-            found.benches.append((folder / BENCH_FILE).resolve())
+            files.benches.append((folder / BENCH_FILE).resolve())
             continue
         folders = []
         for entry in entries:
             path = folder / entry.name
             if not _is_folder(entry):
-                _take_path(path, found, seen)
+                _take_path(path, files, seen)
             elif entry.name.startswith("."):
-                found.skip("hidden folder", path)
+                files.skip("hidden folder", path)
             else:
                 folders.append(path)
         waiting += reversed(folders)
@@ -180,26 +180,26 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _take_file(path: Path, size: int, found: DiscoveredFiles, named: bool) -> None:
+def _take_file(path: Path, size: int, files: DiscoveredFiles, named: bool) -> None:
     if size == 0:
-        return found.skip(EMPTY, path)
+        return files.skip(EMPTY, path)
     if not named and path.name.startswith("."):
-        return found.skip("hidden file", path)
+        return files.skip("hidden file", path)
     if not named and (no_log := _NO_LOG.search(path.name)):
-        return found.skip(f"no log by its name (*{no_log[0].lower()})", path)
+        return files.skip(f"no log by its name (*{no_log[0].lower()})", path)
     if is_bench(path):
-        if path.resolve() not in found.benches:
-            found.benches.append(path.resolve())
+        if path.resolve() not in files.benches:
+            files.benches.append(path.resolve())
         return None
     try:
         if _is_script(path, size):
-            found.scripts.append(path)
+            files.scripts.append(path)
             return None
     except OSError as fault:
-        return found.skip(_why(fault), path)
+        return files.skip(_why(fault), path)
     if not named and _SCRIPT_NAME.search(path.name):
-        return found.skip("a shell script without #SBATCH", path)
-    found.logs.append(path)
+        return files.skip("a shell script without #SBATCH", path)
+    files.logs.append(path)
     return None
 
 

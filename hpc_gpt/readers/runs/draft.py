@@ -201,10 +201,10 @@ class Draft:
         if name not in self and value is not None:
             self.set(name, value, f"inferred: {how}")
 
-    def flag(self, words: str, kind: str = "") -> None:
+    def flag(self, message: str, kind: str = "") -> None:
         """Adds a flag, once."""
-        if words not in self.flags:
-            self.flags.append(Flag(words, kind))
+        if message not in self.flags:
+            self.flags.append(Flag(message, kind))
 
 
 def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
@@ -230,7 +230,7 @@ def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]
     return draft
 
 
-def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
+def _compare(draft: Draft, name: str, best: Any, first: Stated, usable: Sequence[tuple[Any, Stated]]) -> None:
     values = [(value, each) for value, each in usable if each.by == SAID]
     if name == "global_batch" and len(values) > 1:
         # `--rampup-batch-size`: what follows is of the largest batch of the last attempt, whose values are the first.
@@ -244,8 +244,8 @@ def _compare(draft: Draft, name: str, best: Any, said: Stated, usable: Sequence[
     other = next(((value, each) for value, each in usable if value != best), None)
     if other is not None:
         value, each = other
-        words = "and" if each.by == said.by else f"but {_WORDS[each.by]}"
-        draft.flag(f"{_WORDS[said.by]} {_COMPARED[name]} {best} ({said.source}), {words} {value} ({each.source})")
+        words = "and" if each.by == first.by else f"but {_WORDS[each.by]}"
+        draft.flag(f"{_WORDS[first.by]} {_COMPARED[name]} {best} ({first.source}), {words} {value} ({each.source})")
 
 
 def _usable(name: str, value: Any) -> Any:

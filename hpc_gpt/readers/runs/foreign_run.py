@@ -43,8 +43,8 @@ _NO_ENGINE = frozenset(("tqdm", "bandwidth"))
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
-def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only: bool = False) -> list[RunRead]:
-    """The runs in the logs that were found. Files that are no logs are counted in `found`.
+def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only: bool = False) -> list[RunRead]:
+    """The runs in the logs among `files`, in which those that are no logs are counted.
 
     `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
     `records_only`: without steps and failures, which take more room than all else.
@@ -52,26 +52,26 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only
     logs = HeldLogs(records_only)
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
-    for path in found.logs:
+    for path in files.logs:
         log = read_log(path)
         if log.refused is not None:
-            found.skip(log.refused, path)
+            files.skip(log.refused, path)
         elif not any(part.dialects for part in log.parts):
-            found.skip(NOT_KNOWN, path)
+            files.skip(NOT_KNOWN, path)
             silent.append(path)
         else:
             logs.hold(path, log.parts)
             left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
-    runs = _grouped(logs, silent, found)
+    runs = _grouped(logs, silent, files)
     if as_one and runs and sum(run.has_steps for run in runs) <= 1:
         main, *rest = sorted(runs, key=lambda run: not run.has_steps)
         for run in rest:
             main.attempts[-1] += run.parts
             main.names += run.names
         runs = [main]
-    runs = [run for run in runs if not _is_bars_alone(run, found)]
+    runs = [run for run in runs if not _is_bars_alone(run, files)]
     scripts: dict[Path, list[Script]] = {}
-    for path in found.scripts if runs else ():
+    for path in files.scripts if runs else ():
         if (script := read_script(path)) is not None:
             scripts.setdefault(path.parent, []).append(script)
     found_runs = []
@@ -89,29 +89,29 @@ def read_foreign_runs(found: DiscoveredFiles, as_one: bool = False, records_only
             found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
             for path in run.files:
-                found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
+                files.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs
 
 
-def _is_bars_alone(run: RunParts, found: DiscoveredFiles) -> bool:
+def _is_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:
     """Whether the logs of a run have nothing but bars that count no steps; says so."""
     alone = any(BARS_OF_OTHERS in part.left_out for part in run.parts) and all(
         part.dialects.keys() <= {BARS} for part in run.parts
     )
     for path in run.files if alone else ():
-        found.skip(f"has only {BARS_OF_OTHERS}", path)
+        files.skip(f"has only {BARS_OF_OTHERS}", path)
     return alone
 
 
-def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], found: DiscoveredFiles) -> list[RunParts]:
+def _grouped(logs: list[tuple[Path, list[Part]]], silent: list[Path], files: DiscoveredFiles) -> list[RunParts]:
     """The runs of the logs; if they cannot be grouped, each log alone."""
     try:
         return group_logs(logs, silent)
     except Exception as fault:
         if len(logs) > 1:
-            return [run for log in logs for run in _grouped([log], [], found)]
+            return [run for log in logs for run in _grouped([log], [], files)]
         for path, _ in logs:
-            found.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
+            files.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
         return []
 
 
@@ -204,18 +204,18 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
 
 
 def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
-    found = {each.name: each for part in parts for each in dialects_of(part)}
-    own = found.get(dialect or "")
-    if own is not None and own.last_resort:
+    present = {each.name: each for part in parts for each in dialects_of(part)}
+    program = present.get(dialect or "")
+    if program is not None and program.last_resort:
         return  # what else is in the log is not what trained
-    if own is not None and own.engine is not None:
-        draft.infer("engine", own.engine, f"the lines are {own.name}'s")
+    if program is not None and program.engine is not None:
+        draft.infer("engine", program.engine, f"the lines are {program.name}'s")
     else:
-        other = next((each for each in found.values() if each.engine is not None), None)
+        other = next((each for each in present.values() if each.engine is not None), None)
         if other is not None:
             draft.infer("engine", other.engine, f"lines are {other.name}'s")
-        elif own is not None and own.name not in _NO_ENGINE:
-            draft.infer("engine", own.name, "the program of these lines")
+        elif program is not None and program.name not in _NO_ENGINE:
+            draft.infer("engine", program.name, "the program of these lines")
 
 
 def _add_dtype(draft: Draft, dialect: str | None) -> None:

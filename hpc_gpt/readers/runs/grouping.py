@@ -117,19 +117,19 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
     for part in parts:
         add_losses_beside(part)
-        last, own = runs[-1] if runs else None, marks(part)
+        last, part_marks = runs[-1] if runs else None, marks(part)
         before = last.attempts[-1][0] if last else part
-        if last is None or contradict(last.marks, own) or _of_another_training(before, part):
-            runs.append(RunParts([name], [[part]], own, len(runs) + 1))
+        if last is None or contradict(last.marks, part_marks) or _of_another_training(before, part):
+            runs.append(RunParts([name], [[part]], part_marks, len(runs) + 1))
             continue
         if is_next_epoch(before, part):
             last.attempts[-1][0] = join_epochs(before, part)
         elif not _finished(last.attempts[-1]) and _asked_alike(before, part) and not _other_program(before, part):
             last.attempts.append([part])
         else:
-            runs.append(RunParts([name], [[part]], own, len(runs) + 1))
+            runs.append(RunParts([name], [[part]], part_marks, len(runs) + 1))
             continue
-        last.marks = united(last.marks, own)
+        last.marks = united(last.marks, part_marks)
     return runs
 
 

@@ -284,15 +284,15 @@ def add_stages(draft: Draft, parts: Sequence[Part]) -> None:
 
     Only if the ranks of these lines together have all parameters: else some stages are not in the log.
     """
-    found: dict[tuple[int, int], float] = {}
+    ranks: dict[tuple[int, int], float] = {}
     for part in parts:
         for name, (params, _) in part.rank_params.items():
             if match := _STAGE.fullmatch(name):
-                found[int(match[1]), int(match[2])] = params
+                ranks[int(match[1]), int(match[2])] = params
     total = draft.whole("params_of_ranks")
-    stages = {stage for _, stage in found}
-    if not total or len(found) % max(1, len(stages)) or abs(sum(found.values()) - total) > 0.5:
+    stages = {stage for _, stage in ranks}
+    if not total or len(ranks) % max(1, len(stages)) or abs(sum(ranks.values()) - total) > 0.5:
         return
-    source = f"the {len(found)} ranks that name their stage have all parameters ({draft.sources['params_of_ranks']})"
+    source = f"the {len(ranks)} ranks that name their stage have all parameters ({draft.sources['params_of_ranks']})"
     draft.infer("pp", len(stages), source)
-    draft.infer("tp", len(found) // len(stages), source)
+    draft.infer("tp", len(ranks) // len(stages), source)

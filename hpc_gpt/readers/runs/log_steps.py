@@ -1,7 +1,11 @@
-"""The steps of a run of logs as one table: whose lines are used, of which program and rank, and their step numbers."""
+"""The steps of a run of logs as one table: whose lines are used, of which program and rank, and their step numbers.
+
+Counts and rates without a unit, as MLPerf's submissions print them under the same names, are of steps, samples or
+tokens by the batch and the times. What does not follow is left out.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -12,7 +16,6 @@ from hpc_gpt.readers.dialects.generic import TESTS
 from hpc_gpt.readers.dialects.tqdm import BAR_OF_TRAINING
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.pattern import STEP_FIELDS
-from hpc_gpt.readers.runs.mlperf_counts import counted_in, rate_in
 from hpc_gpt.readers.steps import Mask, Places, StepColumn, StepTable, joined_by_step, steps_that_count
 
 # The fields that give the time of a step, the best first.
@@ -25,6 +28,7 @@ LARGEST_FIGURE = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
 # Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
+_TWICE = 2.0  # two statements of a step's time that differ by this factor are not of the same unit
 
 
 @dataclass
@@ -185,20 +189,20 @@ def run_steps(
         pieces.append(replace(piece, after_pause=_after_pause(part, steps), files={number: part.file}))
         names[name] = names.get(name, 0) + steps.count
         intervals[interval] = intervals.get(interval, 0) + steps.count
-    found = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
+    table = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
     if not pieces:
-        return found
-    for column in found.columns.values():
+        return table
+    for column in table.columns.values():
         absurd = np.abs(column) > LARGEST_FIGURE
-        found.absurd += int(absurd.sum())
+        table.absurd += int(absurd.sum())
         column[absurd] = np.nan
-    found.columns = {name: column for name, column in found.columns.items() if np.isfinite(column).any()}
-    found.counts = steps_that_count(found["step"], found.attempt)
-    found.interval = max(intervals, key=lambda each: intervals[each])
-    found.mark_nan(found.interval)
-    found.dialect = max(names, key=lambda name: names[name])
-    found.interval_known = len(found) > 1 or interval_asked is not None or not found["step"][0] > 1
-    return found
+    table.columns = {name: column for name, column in table.columns.items() if np.isfinite(column).any()}
+    table.counts = steps_that_count(table["step"], table.attempt)
+    table.interval = max(intervals, key=lambda each: intervals[each])
+    table.mark_nan(table.interval)
+    table.dialect = max(names, key=lambda name: names[name])
+    table.interval_known = len(table) > 1 or interval_asked is not None or not table["step"][0] > 1
+    return table
 
 
 def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None) -> None:
@@ -304,17 +308,17 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
 
     One that follows the program's summary is of the end, and counts only without one during training.
     """
-    found: list[tuple[float, float, str]] = []
+    evals: list[tuple[float, float, str]] = []
     for part in reversed(parts):
         ended = min((fact.place.line for fact in part.totals.values() if fact.place.file == part.file), default=np.inf)
         during = any(line < ended for _, _, line in part.evals)
         for step, loss, line in part.evals:
             if np.isfinite(loss) and (line < ended or not during):
-                found.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
+                evals.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
     column = steps["loss_eval"]
     for index in np.flatnonzero(np.isfinite(column)):
-        found.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
-    return found
+        evals.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
+    return evals
 
 
 def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], step_tokens: int | None) -> StepTable:
@@ -349,3 +353,52 @@ def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds[1:] = np.diff(elapsed) / np.diff(step)
     return StepTable({"step": step[step > 0], "step_s": seconds[step > 0]})
+
+
+def counted_in(columns: Mapping[str, StepColumn], batch: int | None, seq: int | None) -> StepColumn | None:
+    """The step of each row by `consumed`; None if nothing shows what it counts.
+
+    A count of tokens is a multiple of batch x sequence in every row, a count of samples of the batch. The steps between
+    two rows must then take about the time that the program prints for them.
+    """
+    consumed = columns["consumed"]
+    known = consumed[np.isfinite(consumed) & (consumed > 0)]
+    if not len(known) or not batch:
+        return None
+    each = [batch * seq] if seq else []
+    for size in (*each, batch):
+        if (known % size == 0).all() and _fits(columns, consumed / size):
+            return consumed / size
+    return None
+
+
+def _fits(columns: Mapping[str, StepColumn], steps: StepColumn) -> bool:
+    """Whether the printed step time, if any, is about that by the times of day."""
+    printed, clock = _median(columns["step_s"]), clock_s(columns["at"], steps)
+    return printed is None or clock is None or 1 / _TWICE < clock / printed < _TWICE
+
+
+def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
+    """The median seconds of a step by the times of day of neighbouring rows; None without any."""
+    known = np.isfinite(at) & np.isfinite(steps)
+    apart, took = np.diff(steps[known]), np.diff(at[known])
+    forward = (apart > 0) & (took > 0)
+    return float(np.median(took[forward] / apart[forward])) if forward.any() else None
+
+
+def rate_in(
+    columns: Mapping[str, StepColumn], steps: StepColumn, batch: int, seq: int | None
+) -> tuple[str, StepColumn] | None:
+    """The field that `throughput` is and its values, samples_per_s or tokens_per_s; None if nothing shows it."""
+    rate, clock = _median(columns["throughput"]), clock_s(columns["at"], steps)
+    if not rate or clock is None:
+        return None
+    for name, size in (("samples_per_s", batch), ("tokens_per_s", batch * (seq or 0))):
+        if size and 1 / _TWICE < size / rate / clock < _TWICE:
+            return name, columns["throughput"]
+    return None
+
+
+def _median(column: StepColumn) -> float | None:
+    known = column[np.isfinite(column) & (column > 0)]
+    return float(np.median(known)) if len(known) else None

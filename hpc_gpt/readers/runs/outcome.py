@@ -35,13 +35,13 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
         _add_from_total(draft, steps, parts)
         return step_s
     other = _of_another_batch(draft, steps, parts)
-    apart, asked = _apart(draft, steps, np.where(other, np.nan, step_s))
+    apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
     if "differences" in how:
         apart |= np.isfinite(steps["loss_eval"])
     times = time_steps(steps, step_s, apart | other)
     assert times is not None
     _add_measured(draft, steps, times, how)
-    _flag_times(draft, steps, step_s, times, asked)
+    _flag_times(draft, steps, step_s, times, pauses)
     if not how:
         _flag_other_programs(draft, steps, parts)
     return step_s
@@ -111,7 +111,7 @@ def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
     """(lines to set apart, the pauses that the arguments ask for if the log has no line of them)."""
     apart = steps.after_pause | (steps["skipped"] > 0) | (steps["nan"] > 0) | steps.nan
-    asked = []
+    pauses = []
     if not steps.after_pause.any():
         for name, what in (("eval_interval", "an evaluation"), ("save_interval", "a save")):
             every = draft.whole(name)
@@ -124,8 +124,8 @@ def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str
                 slow = due & (step_s > SLOW_STEP * np.nanmedian(step_s))
                 apart |= slow
                 if slow.any():
-                    asked.append(f"{what} every {every} steps ({draft.sources[name]})")
-    return apart, " and ".join(asked)
+                    pauses.append(f"{what} every {every} steps ({draft.sources[name]})")
+    return apart, " and ".join(pauses)
 
 
 def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Mask:
@@ -156,19 +156,19 @@ def _add_measured(draft: Draft, steps: LogSteps, times: StepTimes, how: str) -> 
     )
     source = f"{where}, {chosen}; {RULE}"
     draft.set("step_s", times.step_s, f"inferred: {how}; {source}" if how else source)
-    for name, value, words in (
+    for name, value, source_of in (
         ("step_s_p10", times.p10, "10th percentile of the same lines"),
         ("step_s_p90", times.p90, "90th percentile of the same lines"),
         ("step_s_mean", times.mean, "mean of the same lines"),
         ("steps_used", times.used, "lines that the median is of"),
         ("warmup_steps", times.warmup, "lines left out as warm-up"),
     ):
-        draft.set(name, value, words)
+        draft.set(name, value, source_of)
     if how:
         draft.flag(f"the program prints no step time: step_s is from {how}")
 
 
-def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTimes, asked: str) -> None:
+def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTimes, pauses: str) -> None:
     counting = steps.counts
     whole = bool((steps["skipped"][counting] >= steps.interval).all() and steps.interval_known)
     if whole:
@@ -178,8 +178,8 @@ def _flag_times(draft: Draft, steps: LogSteps, step_s: StepColumn, times: StepTi
     for flag in times.flags:
         if not (whole and flag.kind == "none_plain"):
             draft.flag(flag)
-    if asked:
-        draft.flag(f"slow lines after {asked} are set apart")
+    if pauses:
+        draft.flag(f"slow lines after {pauses} are set apart")
     slow = steps.steady & (step_s > OUTLIER * times.step_s)
     if slow.any():
         worst = int(np.argmax(np.where(slow, step_s, 0)))
@@ -257,7 +257,7 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         return 0.0, ""
     low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
     batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
-    words = f"steps, the only number that is {rounded:g} a second"
+    what = f"steps, the only number that is {rounded:g} a second"
     passes = runtime * samples / counted if counted else 0.0
     # Without a number of epochs the rate of samples shows it.
     epochs = draft.whole("epochs") or round(passes)
@@ -274,9 +274,9 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
     if rounded:
         least, most = max(least, low), min(most, high)
     if batch:
-        words = f"steps of {batch} samples"
+        what = f"steps of {batch} samples"
     if least == most > 0:
-        return float(least), words
+        return float(least), what
     exact = low <= high and rounded >= _EXACT_RATE
     return (runtime * rounded, "steps by their printed rate") if exact else (0.0, "")
 
@@ -370,10 +370,10 @@ def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     seq = draft.whole("seq")
     for key, each in (("consumed_tokens", 1), ("consumed_samples", seq)):
-        known = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
-        if each and len(known) > 1:
+        rows = np.flatnonzero(np.isfinite(steps[key]) & steps.counts)
+        if each and len(rows) > 1:
             column, numbers = steps[key], steps["step"]
-            first, last = int(known[0]), int(known[-1])
+            first, last = int(rows[0]), int(rows[-1])
             # The difference lacks the tokens of the steps of the first line.
             begun = (step_tokens(draft) or 0) * steps.interval
             # Composer's first line counts the tokens before its step: none.
@@ -386,10 +386,10 @@ def _add_tokens(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     each_step = step_tokens(draft)
     if not each_step or not steps.numbered:
         return None
-    known = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
+    rows = np.flatnonzero(np.isfinite(steps["step"]) & steps.counts)
     count = 0
-    if len(known):
-        numbers = steps["step"][known]
+    if len(rows):
+        numbers = steps["step"][rows]
         # The first line is of the steps up to it; a line of step 0 is of that step only.
         begin = float(numbers.min())
         count = int(numbers.max() - begin) + (min(steps.interval, int(begin)) or 1)

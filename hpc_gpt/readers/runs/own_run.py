@@ -85,7 +85,7 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
     """A record's keys of the engine, layout, batch and model that a run asks for; None for what another program
     has, and its experiment does not say."""
     model, layout, batch = resolved.model, resolved.layout, resolved.batch
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "engine": resolved.engine.name,
         "gpus": resolved.asked_gpus,
         "nodes": resolved.nodes,
@@ -106,16 +106,16 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
         "dtype": resolved.train.dtype,
         "matmul": None if (matmul := resolved.train.matmul) == "none" else matmul,
     }
-    return found | dict.fromkeys(unknown_figures(resolved))
+    return figures | dict.fromkeys(unknown_figures(resolved))
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     stored = json.loads(resolved.to_json())
     kept = ("command",) if runs_program(resolved) else ("engine", "train", "data")
     settings = {name: stored[name] for name in kept}
-    asked = figures_asked(resolved)
+    figures = figures_asked(resolved)
     if table := model_table(resolved):
-        model = {key: value for key, value in table.items() if key not in asked}
+        model = {key: value for key, value in table.items() if key not in figures}
         settings["model"] = {**model, "preset": resolved.preset}
     if parent := read_stored(run.path / RESUMED_FROM):
         settings["resumed_from"] = {key: parent[key] for key in ("run", "step", "branch") if key in parent}
@@ -127,7 +127,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     facts = engine_named(resolved.engine.name)
     stage_that_runs = facts.stage_that_runs(resolved.engine.zero_stage or 0, resolved.train.dtype)
     given = {
-        **asked,
+        **figures,
         "name": resolved.name,
         "device": resolved.cluster.device,
         "zero_stage": stage_that_runs if facts.has_zero else None,

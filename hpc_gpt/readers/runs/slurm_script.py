@@ -64,11 +64,11 @@ class Script:
 
     def facts(self) -> dict[str, Stated]:
         """The fields that the script gives, each with its line."""
-        found: dict[str, Stated] = {}
+        facts: dict[str, Stated] = {}
 
         def take(name: str, value: str | int | None, line: int, what: str) -> None:
             if value is not None and value != "":
-                found.setdefault(name, Stated(value, SCRIPT, f"{self.path}:{line} ({what})"))
+                facts.setdefault(name, Stated(value, SCRIPT, f"{self.path}:{line} ({what})"))
 
         for names, mark in ((self.flags, "--"), (self.variables, "")):
             for name, (text, line) in names.items():
@@ -80,8 +80,8 @@ class Script:
                 take("dtype", dtype, self.flags[dtype][1], f"--{dtype}")
         for name, (text, line) in self.directives.items():
             take(*_from_directive(name, text), line, f"--{name}")
-        found.pop("", None)
-        return found
+        facts.pop("", None)
+        return facts
 
 
 def read_script(path: Path) -> Script | None:
@@ -159,7 +159,7 @@ def _fits(log: str, script: Script) -> bool:
 def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """The variables that Slurm sets in a job's environment by the directives."""
     given = {name: value for name, (value, _) in directives.items()}
-    found = {}
+    variables = {}
     for variable, option in (
         ("SLURM_NNODES", "nodes"),
         ("SLURM_JOB_NUM_NODES", "nodes"),
@@ -169,8 +169,8 @@ def _known(directives: Mapping[str, tuple[str, int]]) -> dict[str, str]:
         ("SLURM_CPUS_PER_TASK", "cpus-per-task"),
     ):
         if _WHOLE.fullmatch(given.get(option, "")):
-            found[variable] = given[option]
-    return found
+            variables[variable] = given[option]
+    return variables
 
 
 def _flags(commands: Sequence[tuple[int, str]], values: Mapping[str, str]) -> dict[str, tuple[str, int]]:
@@ -233,7 +233,7 @@ _PER_RANK = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "*"
 
 def redirected(text: str) -> list[Redirected]:
     """The lines of a job script whose program's output does not come to the script's own."""
-    found: list[Redirected] = []
+    outputs: list[Redirected] = []
     for number, line in logical_lines(text):
         if line.lstrip().startswith("#") or not _STARTS.search(line):
             continue
@@ -242,8 +242,8 @@ def redirected(text: str) -> list[Redirected]:
         if _TORCHRUN.search(line) and "--tee" not in line:
             folder = _LOG_DIR.search(line)
             targets.append((f"{folder['target'].strip(_QUOTES)}/**/std*.log" if folder else "", False))
-        found += [Redirected(number, target.strip(_QUOTES), of_srun) for target, of_srun in dict.fromkeys(targets)]
-    return found
+        outputs += [Redirected(number, target.strip(_QUOTES), of_srun) for target, of_srun in dict.fromkeys(targets)]
+    return outputs
 
 
 def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
@@ -300,19 +300,19 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def assignment(line: str) -> tuple[str, str, bool] | None:
     """(name, value without quotes, whether it can contain variables) of `NAME=value`; None for other lines."""
-    found = _ASSIGNED.match(line[:_LONGEST])
-    if found is None:
+    begin = _ASSIGNED.match(line[:_LONGEST])
+    if begin is None:
         return None
-    rest = line[found.end() : _LONGEST]
+    rest = line[begin.end() : _LONGEST]
     if rest.startswith("$(("):
         written = _WRITTEN.match(rest)
-        return (found[1], written[0], True) if written else None
+        return (begin[1], written[0], True) if written else None
     word = _WORD.match(rest)
     if word is None:
-        return found[1], "", True
+        return begin[1], "", True
     if word[2] is not None:
-        return found[1], word[2], False
-    return found[1], word[1] if word[1] is not None else word[3], True
+        return begin[1], word[2], False
+    return begin[1], word[1] if word[1] is not None else word[3], True
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:

@@ -3,13 +3,15 @@
     write_page(Path("report.html"), gathered.runs, notes)
 
 Text from a log never becomes markup: the template escapes what it prints, drawings escape their texts, and the page's
-Content-Security-Policy allows only its own script and style, by their hashes.
+Content-Security-Policy allows only its own script and style, by their hashes. Above DETAILED_RUNS runs have briefs in
+place of details: sources that most of them share are there once.
 """
 
 import base64
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -21,14 +23,34 @@ import numpy as np
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import replace_whole, templates_dir
 from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
-from hpc_gpt.report.page.anomalies import FAILED, KNOW, Anomaly, ended_text, rank_anomalies, worst_first
+from hpc_gpt.report.page.anomalies import (
+    ENDED_TEXTS,
+    FAILED,
+    KNOW,
+    Anomaly,
+    ended_text,
+    is_history,
+    rank_anomalies,
+    worst_first,
+)
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
-from hpc_gpt.report.page.details import ATTEMPT_HEADINGS, briefs_of, details_of
 from hpc_gpt.report.page.groups import RunGroup, groups_of
-from hpc_gpt.report.page.run_table import figure_text, layouts_of, run_label, short_labels, table_of
+from hpc_gpt.report.page.run_table import (
+    SHOWN_KEYS,
+    bars,
+    ended_sign,
+    figure_text,
+    layouts_of,
+    run_label,
+    short_labels,
+    table_of,
+)
 from hpc_gpt.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
+from hpc_gpt.report.tables import show_begin
+from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import NOTHING, counted, show_digits
 
 # Above these numbers the page says less about each run, so that it stays a few megabytes.
@@ -41,6 +63,19 @@ MOST_ANOMALIES = 200
 MOST_NOTES = 100
 ENDS_COUNTED = 12
 _MARKER = '<meta name="generator" content="hpc-gpt report'
+MOST_FLAGS = 40
+_NO_HISTORY = ("done", "running", "pending", "unknown")
+MOST_FAILURES = 12
+MOST_ATTEMPTS = 40
+# Keys shown elsewhere, or of no use to a reader; settings may be private.
+_NOT_FIGURES = {"schema", "settings", "attempts", "flags", "sources", "ended", "cause", "versions"}
+_MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
+ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
+_ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
+_MOST_FILES = 12
+_LONGEST = 160
+_PLACE = re.compile(r"([^:\s]{1,400}):(?=\d)")
+SAMPLES = 10  # rows of the table of steps
 
 
 def write_page(path: Path, runs: Sequence[RunRead], notes: Sequence[str] = ()) -> None:
@@ -82,11 +117,10 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     anomalies = rank_anomalies(runs)
     order = worst_first(runs, anomalies)
     detailed = order[:DETAILED_RUNS]
-    found, above = groups_of(runs), _common_folder(runs)
-    varied = list(dict.fromkeys(key for group in found for key in group.varied))[:MOST_VARIED]
+    run_groups, above = groups_of(runs), _common_folder(runs)
+    varied = list(dict.fromkeys(key for group in run_groups for key in group.varied))[:MOST_VARIED]
     headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
-    curves = _static_curves(runs, shorts, found)
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
     anomalies = [anomaly for anomaly in anomalies if anomaly.level != FAILED]
@@ -96,25 +130,22 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     page: str = page_environment(above).get_template("report/page.html.j2").render(
         version=__version__,
         title=f"{labels[0] if len(labels) == 1 else f'{len(labels):,} runs'} · hpc-gpt report",
-        about=" · ".join(filter(None, (_folder_name(above), _newest(runs)))),
+        about=" · ".join(filter(None, (safe(Path(above).name, 80), _newest(runs)))),
         style=Svg(style),
         script=Svg(script),
         style_hash=csp_hash(style),
         script_hash=csp_hash(script),
         summary=_ended_summary(runs, anomalies),
-        notes=[safe(note) for note in notes[:MOST_NOTES]],
-        more_notes=max(0, len(notes) - MOST_NOTES),
+        **_first("notes", [safe(note) for note in notes], MOST_NOTES),
         best=best,
         not_ranked=not_ranked,
         shown_groups=SHOWN_GROUPS,
         ends=ends_of(runs),
         hours=gpu_hours_of(runs),
         by_cause=failures_by_cause(runs),
-        failures=failures[:MOST_ANOMALIES],
-        more_failures=max(0, len(failures) - MOST_ANOMALIES),
-        anomalies=anomalies[:MOST_ANOMALIES],
+        **_first("failures", failures, MOST_ANOMALIES),
+        **_first("anomalies", anomalies, MOST_ANOMALIES),
         shown_anomalies=SHOWN_ANOMALIES,
-        more_anomalies=max(0, len(anomalies) - MOST_ANOMALIES),
         labels=labels,
         shorts=shorts,
         headings=headings,
@@ -124,8 +155,8 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         doubts=[doubts[place] for place in range(len(runs))],
         groups=groups,
         more_layouts=more_layouts,
-        curves=curves,
-        data=curves_json(runs, shorts, found, lambda text: text.replace(above, "") if above else text),
+        curves=_static_curves(runs, shorts, run_groups),
+        data=curves_json(runs, shorts, run_groups, lambda text: text.replace(above, "") if above else text),
         details=[
             details_of(runs[place], labels[place], place, _summary(runs[place]))
             for place in (sorted(detailed) if len(runs) <= DETAILED_RUNS else detailed)
@@ -138,9 +169,14 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     return page
 
 
+def _first(name: str, entries: Sequence[Any], most: int) -> dict[str, Any]:
+    """The first entries, and how many more there are, as the template names them."""
+    return {name: entries[:most], f"more_{name}": max(0, len(entries) - most)}
+
+
 def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup]) -> list[tuple[str, Svg]]:
     """(title, drawing) of the loss of each group that has one, for a page without a script; at most STATIC_CURVES."""
-    found: list[tuple[str, Svg]] = []
+    drawings: list[tuple[str, Svg]] = []
     for group in groups:
         drawn = [place for place in group.places if has_curve(runs[place])]
         curves = []
@@ -148,12 +184,12 @@ def _static_curves(runs: Sequence[RunRead], names: Sequence[str], groups: Sequen
             steps = drawable(runs[place].steps)
             if np.isfinite(steps["loss"]).any():
                 curves.append((names[place], steps["step"], steps["loss"]))
-        if curves and len(found) < STATIC_CURVES:
+        if curves and len(drawings) < STATIC_CURVES:
             # The newest run is the last one.
             title = f"Loss of {group.title}"
             title += f", the last {MOST_CURVES} of {len(curves):,} runs" if len(curves) > MOST_CURVES else ""
-            found.append((title, loss_curve(curves[-MOST_CURVES:], title, f"loss-{len(found)}")))
-    return found
+            drawings.append((title, loss_curve(curves[-MOST_CURVES:], title, f"loss-{len(drawings)}")))
+    return drawings
 
 
 def page_environment(above: str = "") -> Any:
@@ -224,12 +260,145 @@ def _common_folder(runs: Sequence[RunRead]) -> str:
     return f"{common}/" if os.path.isabs(common) and common != "/" else ""
 
 
-def _folder_name(above: str) -> str:
-    """The name of the folder of all runs, without the folders above it."""
-    return safe(Path(above).name, 80)
-
-
 def _newest(runs: Sequence[RunRead]) -> str:
     """The day of the newest run, if one is known."""
     days = [run.record.started[:10] for run in runs if run.record.started]
     return f"newest run of {safe(max(days), 10)}" if days else ""
+
+
+def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, Any]:
+    """What the template needs of the run at `place` in the report."""
+    record = run.record
+    attempts = record.attempts or []
+    lines = [[_attempt_cell(attempt, key) for key in _ATTEMPT_KEYS] for attempt in attempts[:MOST_ATTEMPTS]]
+    of_stages = {kind: getattr(record, key) for key, kind in _MEMORY.items()}
+    parts = {key: seconds for key, seconds in (record.start_parts or {}).items() if number(seconds) is not None}
+    return {
+        **_title(run, label, place),
+        "summary": summary,
+        "cause": safe(record.cause or ""),
+        "flags": [safe(flag, 300) for flag in record.flags[:MOST_FLAGS]],
+        "failures": _failures(run),
+        "is_history": is_history(run),
+        "more_failures": max(0, len(run.failures) - MOST_FAILURES),
+        "attempts": lines if len(attempts) > 1 else [],
+        "more_attempts": max(0, len(attempts) - MOST_ATTEMPTS),
+        "facts": _facts(record),
+        "stages": [{"kind": kind, "bars": bars(each)} for kind, each in of_stages.items() if each and len(each) > 1],
+        "files": [safe(file, 300) for file in run.files[:_MOST_FILES]],
+        "more_files": max(0, len(run.files) - _MOST_FILES),
+        "start": [(safe(key, 40), *each) for key, each in zip(parts, bars(list(parts.values())), strict=True)],
+        "start_s": figure_text(show_digits, number(record.start_s)),
+        "has_curve": has_curve(run),
+        "sampled": samples(run.steps),
+    }
+
+
+def _failures(run: RunRead) -> list[dict[str, Any]]:
+    """The failures in the logs, the first cause first; a file is named once, then only the line."""
+    failures, file = [], ""
+    for each in run.failures[:MOST_FAILURES]:
+        where = f"line {each.place.line}" if each.place.file == file else str(each.place)
+        message = safe(each.message, 300).replace(f" ({each.place})", "")
+        failures.append({"ended": ended_text(each.ended), "message": message, "where": where, "echo": each.echo})
+        file = each.place.file
+    if is_history(run) and not failures:
+        for attempt in (run.record.attempts or [])[:MOST_FAILURES]:
+            if (ended := str(attempt.get("ended") or "")) in ENDED_TEXTS and ended not in _NO_HISTORY:
+                where = f"attempt {safe(attempt.get('attempt', ''), 12)}"
+                message = safe(attempt.get("cause") or "", 300)
+                failures.append({"ended": ended_text(ended), "message": message, "where": where, "echo": False})
+    return failures
+
+
+def _title(run: RunRead, label: str, place: int) -> dict[str, str]:
+    ended = run.record.ended
+    about = {"label": label, "sign": ended_sign(ended), "ended": ended_text(ended)}
+    return {"place": str(place), "anchor": f"run-{place + 1}", **about}
+
+
+def _facts(record: Record) -> list[dict[str, str]]:
+    """The record's figures as text, and where each is from."""
+    begin = safe(show_begin(record), 400)
+    facts = [{"key": "begins from", "text": begin, "source": "resumed_from.json, resolved.json"}] if begin else []
+    for key in RECORD_KEYS:
+        value = getattr(record, key)
+        source = safe(record.sources.get(key, ""), 400)
+        if key in _NOT_FIGURES or (value is None and not source):
+            continue
+        facts.append({"key": key, "text": _value_text(key, value), "source": source})
+    source = safe(record.sources.get("versions", ""))
+    for name, version in list(record.versions.items())[:12]:
+        facts.append({"key": f"version of {safe(name, 60)}", "text": safe(version, 80), "source": source})
+    return facts
+
+
+def _value_text(key: str, value: object) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, list):
+        return ", ".join(figure_text(show_digits, number(figure)) for figure in value[:64])
+    if isinstance(value, float):
+        return figure_text(lambda figure: show_digits(figure, 4), number(value))
+    if isinstance(value, int):
+        return f"{value:,}" if key in ("params", "tokens_total") and abs(value) < 1e18 else safe(value, 40)
+    return safe(value, 200)
+
+
+def _attempt_cell(attempt: dict[str, object], key: str) -> str:
+    value = attempt.get(key)
+    if value is None:
+        return NOTHING
+    return ended_text(str(value)) if key == "ended" else safe(value, 200)
+
+
+def briefs_of(
+    runs: Sequence[RunRead], labels: Sequence[str], places: Sequence[int]
+) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
+    """(sources that most of the runs at `places` share, each run's own ones); "line 12" is a line of its `file`."""
+    counts = Counter(pair for place in places for pair in _sources(runs[place].record))
+    shared = {pair for pair, count in counts.items() if count > 1 and 2 * count > len(places)}
+    briefs = []
+    for place in places:
+        own = [pair for pair in _sources(runs[place].record) if pair not in shared]
+        files = Counter(found[1] for _, where in own if (found := _PLACE.match(where)))
+        file = files.most_common(1)[0][0] if files else ""
+        sources = _grouped([(key, where.replace(f"{file}:", "line ") if file else where) for key, where in own])
+        briefs.append({**_title(runs[place], labels[place], place), "file": file, "sources": sources})
+    return _grouped(sorted(shared)), briefs
+
+
+def _sources(record: Record) -> list[tuple[str, str]]:
+    return [
+        (key, safe(where, _LONGEST))
+        for key, where in record.sources.items()
+        if key in SHOWN_KEYS and getattr(record, key) is not None
+    ]
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    keys: dict[str, list[str]] = {}
+    for key, where in pairs:
+        keys.setdefault(where, []).append(key)
+    return [(", ".join(names), where) for where, names in keys.items()]
+
+
+def samples(curve: StepTable) -> dict[str, Any]:
+    """At most SAMPLES steps in order of training, evenly spread, with the last one: `headings` and `lines` of text."""
+    curve = drawable(curve)
+    if not len(curve):
+        return {"headings": [], "lines": []}
+    several = len(set(curve.attempt.tolist())) > 1
+    places = np.unique(np.linspace(0, len(curve) - 1, SAMPLES).astype(int)).tolist()
+    columns = [("Step", [f"{step:,.0f}" for step in curve["step"][places]])]
+    if several:
+        columns.append(("Attempt", [str(curve.attempt[at]) for at in places]))
+    for heading, key in (("Loss", "loss"), ("Step s", "step_s"), ("Gradient norm", "grad_norm"),
+                         ("Memory GiB", "memory_gib")):  # fmt: skip
+        values = curve[key]
+        if np.isfinite(values).any():
+            columns.append((heading, [show_digits(number(float(values[at])), 4) for at in places]))
+    if curve.is_skipped.any():
+        columns.append(("Skipped", ["yes" if curve.is_skipped[at] else "no" for at in places]))
+    headings, cells = zip(*columns, strict=True)
+    return {"headings": headings, "lines": list(zip(*cells, strict=True))}

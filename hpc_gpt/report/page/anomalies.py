@@ -58,7 +58,7 @@ class Anomaly:
     """
 
     level: int
-    words: str
+    message: str
     runs: tuple[int, ...]
     where: str = ""
     cost: float = 0.0
@@ -72,7 +72,7 @@ class Anomaly:
 
 @dataclass
 class _Gathered:
-    words: str
+    message: str
     where: str = ""
     runs: list[int] = field(default_factory=list)
     texts: set[str] = field(default_factory=set)
@@ -81,9 +81,9 @@ class _Gathered:
 
     def anomaly(self, level: int) -> Anomaly:
         # A path that the text has is not shown twice.
-        where = "" if self.where and self.where in self.words else self.where
+        where = "" if self.where and self.where in self.message else self.where
         nodes = (f"{node} ({runs} runs)" if runs > 1 else node for node, runs in self.nodes.most_common(_NODES))
-        words = f"{self.words} ({ALIKE})" if len(self.texts) > 1 else self.words
+        words = f"{self.message} ({ALIKE})" if len(self.texts) > 1 else self.message
         return Anomaly(level, words, tuple(self.runs), where, self.cost, tuple(nodes))
 
 
@@ -99,27 +99,27 @@ def has_failed(ended: str | None) -> bool:
 
 def rank_anomalies(runs: Sequence[RunRead]) -> list[Anomaly]:
     """All anomalies of the runs, the worst first."""
-    found: dict[tuple[int, str], _Gathered] = {}
+    gathered: dict[tuple[int, str], _Gathered] = {}
     medians = _usual_steps(runs)
     for place, run in enumerate(runs):
-        for level, words, where in _of_run(run, medians):
-            same = words
+        for level, message, where in _of_run(run, medians):
+            same = message
             if level == FAILED:  # a cause of a log names its place
-                same = failure_shape(run.record.ended, words.replace(f"({where})", ""))
-            entry = found.setdefault((level, same), _Gathered(words, where))
-            entry.texts.add(words)
+                same = failure_shape(run.record.ended, message.replace(f"({where})", ""))
+            entry = gathered.setdefault((level, same), _Gathered(message, where))
+            entry.texts.add(message)
             if not entry.runs or entry.runs[-1] != place:
                 entry.runs.append(place)
                 entry.cost += _cost(run.record)
                 if level == FAILED and run.record.failed_node:
                     entry.nodes[safe(run.record.failed_node, 100)] += 1
-    anomalies = [entry.anomaly(level) for (level, _), entry in found.items()]
+    anomalies = [entry.anomaly(level) for (level, _), entry in gathered.items()]
     return sorted(
         _alike(anomalies), key=lambda anomaly: (anomaly.level, -anomaly.cost, -len(anomaly.runs), anomaly.runs[0])
     )
 
 
-def failure_shape(ended: str | None, words: str) -> str:
+def failure_shape(ended: str | None, cause: str) -> str:
     """A failure's text without what differs between two runs that fail in the same way.
 
     >>> one = failure_shape("error", "error: OSError: /data/a/x.bin: read 12 of 40 bytes at 0x7f00")
@@ -129,7 +129,7 @@ def failure_shape(ended: str | None, words: str) -> str:
     >>> torch == failure_shape("gpu_memory", "out of GPU memory: RuntimeError: CUDA out of memory (GPU 3)")
     True
     """
-    kind, _, text = words.partition(": ")
+    kind, _, text = cause.partition(": ")
     if ended == "gpu_memory":
         text = _SENTENCE.split(_EXCEPTION.sub("", text))[0].strip()
     return f"{kind}: {without_figures(_VARYING.sub('#', text))}"
@@ -139,7 +139,7 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
     """Joins anomalies whose texts differ only in their figures, if there are more than a few."""
     shapes: dict[tuple[int, str], list[Anomaly]] = defaultdict(list)
     for anomaly in anomalies:
-        shapes[anomaly.level, without_figures(anomaly.words)].append(anomaly)
+        shapes[anomaly.level, without_figures(anomaly.message)].append(anomaly)
     merged = []
     for (level, _), alike in shapes.items():
         if len(alike) <= FEW_ALIKE or level == FAILED:
@@ -147,9 +147,9 @@ def _alike(anomalies: Sequence[Anomaly]) -> list[Anomaly]:
             continue
         worst = max(alike, key=lambda anomaly: anomaly.cost)
         runs = dict.fromkeys(place for anomaly in (worst, *alike) for place in anomaly.runs)
-        words = f"{worst.words} ({ALIKE})"
+        words = f"{worst.message} ({ALIKE})"
         cost = sum(anomaly.cost for anomaly in alike)
-        merged.append(replace(worst, words=words, runs=tuple(runs), cost=cost))
+        merged.append(replace(worst, message=words, runs=tuple(runs), cost=cost))
     return merged
 
 
@@ -162,15 +162,15 @@ def worst_first(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> list[i
 def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[tuple[int, str, str]]:
     """(level, text, place) of each anomaly of a run."""
     record = run.record
-    words, level = ENDED_TEXTS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
+    message, level = ENDED_TEXTS.get(record.ended or "", (safe(record.ended or "", 60), LOOK if record.ended else None))
     first = run.failures[0] if run.failures else None
     if level is not None:
-        cause = safe(record.cause or (first.words if first else ""), 300)
-        yield level, f"{words}: {cause}" if cause else words, str(first.place) if first else ""
+        cause = safe(record.cause or (first.message if first else ""), 300)
+        yield level, f"{message}: {cause}" if cause else message, str(first.place) if first else ""
     elif first is not None and not is_history(run):
         yield (
             LOOK,
-            f"{words}, but its log reports {ended_text(first.ended)}: {safe(first.words, 300)}",
+            f"{message}, but its log reports {ended_text(first.ended)}: {safe(first.message, 300)}",
             str(first.place),
         )
     for flag, kind in record.all_flags[:40]:
@@ -196,11 +196,11 @@ def _speed(
     step, low, high = number(record.step_s), number(record.step_s_p10), number(record.step_s_p90)
     usual = medians.get(_like(record))
     if step and usual and step >= _SLOWER * usual:
-        words = f"{step / usual:.2f} x the median step time of similar runs"
-        yield LOOK, f"{words} ({show_digits(step)} s, not {show_digits(usual)} s)", ""
+        message = f"{step / usual:.2f} x the median step time of similar runs"
+        yield LOOK, f"{message} ({show_digits(step)} s, not {show_digits(usual)} s)", ""
     if low and high and high / low >= _WIDE and not is_flagged:
-        words = f"step time varies: 90th percentile {show_digits(high)} s is {high / low:.1f} x the 10th"
-        yield LOOK, f"{words} ({show_digits(low)} s)", ""
+        message = f"step time varies: 90th percentile {show_digits(high)} s is {high / low:.1f} x the 10th"
+        yield LOOK, f"{message} ({show_digits(low)} s)", ""
 
 
 def is_history(run: RunRead) -> bool:

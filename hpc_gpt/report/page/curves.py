@@ -96,7 +96,7 @@ def _curve(
     settings = switches_of(record)
     last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
             "memory": peak_memory_gib(record)[0]}  # fmt: skip
-    found: dict[str, Any] = {
+    curve_json: dict[str, Any] = {
         "name": name,
         "place": place,
         "tokens": batch * seq if batch and seq else None,
@@ -111,7 +111,7 @@ def _curve(
         "last": {key: figure for key, each in last.items() if (figure := number(each)) is not None},
         "varied": {key: figure for key in varied if (figure := number(settings.get(key))) is not None},
     }
-    return {key: value for key, value in found.items() if value not in (None, [], {}, [[], []])}
+    return {key: value for key, value in curve_json.items() if value not in (None, [], {}, [[], []])}
 
 
 def _few(values: NDArray[Any]) -> NDArray[Any]:

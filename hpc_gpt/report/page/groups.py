@@ -75,20 +75,20 @@ def varied_keys(records: Sequence[Record]) -> tuple[str, ...]:
 
 def switches_of(record: Record) -> dict[str, Any]:
     """The switches of a record by their dotted keys, its layout and batch with them; lists are left out."""
-    found: dict[str, Any] = {}
+    switches: dict[str, Any] = {}
 
     def add(table: dict[str, Any], before: str) -> None:
         for key, value in table.items():
             if isinstance(value, dict):
                 add(value, f"{before}{key}.")
             elif isinstance(value, str | int | float | bool):
-                found[f"{before}{key}"] = value
+                switches[f"{before}{key}"] = value
 
     add(record.settings, "")
     layout = {f"layout.{key}": getattr(record, key) for key in ("tp", "pp", "cp", "dp")}
     batch = {f"batch.{key}": getattr(record, key) for key in ("micro_batch", "global_batch")}
     sizes = {f"model.{key}": getattr(record, key) for key in ("hidden", "layers", "heads", "seq")}
-    return found | {key: value for key, value in (layout | batch | sizes).items() if value is not None}
+    return switches | {key: value for key, value in (layout | batch | sizes).items() if value is not None}
 
 
 def _start(run: RunRead) -> str:

@@ -243,16 +243,16 @@ def bars(figures: Sequence[float]) -> list[tuple[str, Svg]]:
 
 def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
     """A line for each layout: medians over its runs, as text and as bars relative to the greatest of its size."""
-    found = []
+    sums = []
     for records in layouts:
         rates = [rate for record in records if (rate := tokens_per_s_gpu(record)) is not None]
         steps = [step for record in records if (step := number(record.step_s)) is not None]
         peaks = [(gib, kind) for gib, kind in map(peak_memory_gib, records) if gib is not None]
         memory, _ = max(peaks, default=(None, ""))
-        found.append((median(rates) if rates else None, memory, peaks, median(steps) if steps else None, records))
-    found.sort(key=lambda line: -(line[0] or 0.0))
-    most_tokens = max(tokens or 0.0 for tokens, *_ in found)
-    most_memory = max(memory or 0.0 for _, memory, *_ in found)
+        sums.append((median(rates) if rates else None, memory, peaks, median(steps) if steps else None, records))
+    sums.sort(key=lambda line: -(line[0] or 0.0))
+    most_tokens = max(tokens or 0.0 for tokens, *_ in sums)
+    most_memory = max(memory or 0.0 for _, memory, *_ in sums)
     return [
         {
             "layout": layout_text(records[0]),
@@ -265,7 +265,7 @@ def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
             "memory": f"{figure_text(show_digits, memory)} {' or '.join(sorted({kind for _, kind in peaks}))}".rstrip(),
             "memory_bar": _bar(memory, most_memory),
         }
-        for tokens, memory, peaks, step_s, records in found
+        for tokens, memory, peaks, step_s, records in sums
     ]
 
 

@@ -37,7 +37,7 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
         else:
             models[model].append(place)
     newest = sorted(models.items(), key=lambda item: max(runs[at].record.started or "" for at in item[1]), reverse=True)
-    found = [
+    best = [
         {
             "title": f"{size} parameters, sequence {seq:,}",
             "runs": len(places),
@@ -51,7 +51,7 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
         notes.append(f"{counted(in_doubt, 'run')} with figures in doubt")
     if not_known:
         notes.append(f"{counted(not_known, 'run')} whose model size or sequence length is not known")
-    return found, notes
+    return best, notes
 
 
 def _best(
@@ -92,12 +92,12 @@ def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
 
     Lost are all hours of a run that failed, and of other runs the steps that a later attempt trained again.
     """
-    known = [(hours, run) for run in runs if (hours := _hours_spent(run.record))]
-    if not known:
+    timed = [(hours, run) for run in runs if (hours := _hours_spent(run.record))]
+    if not timed:
         return None
-    failed = sum(hours for hours, run in known if has_failed(run.record.ended))
-    again = sum(min(hours, _hours_again(run)) for hours, run in known if not has_failed(run.record.ended))
-    total = sum(hours for hours, _ in known)
+    failed = sum(hours for hours, run in timed if has_failed(run.record.ended))
+    again = sum(min(hours, _hours_again(run)) for hours, run in timed if not has_failed(run.record.ended))
+    total = sum(hours for hours, _ in timed)
     parts = [
         f"{_hours(part)} {words}"
         for part, words in ((failed, "of runs that failed"), (again, "of steps trained again"))
@@ -108,7 +108,7 @@ def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
         "lost": _hours(failed + again),
         "share": show_share((failed + again) / total),
         "parts": ", ".join(parts),
-        "known": len(known),
+        "known": len(timed),
     }
 
 

@@ -74,11 +74,7 @@ class Checkpoints:
     """The checkpoints of one run, in `folder`; every method but `busy` and `retain` is collective."""
 
     def __init__(
-        self,
-        folder: Path,
-        ranks: Peers,
-        background: Background | None = None,
-        retention: Retention | None = None,
+        self, folder: Path, ranks: Peers, background: Background | None = None, retention: Retention | None = None
     ) -> None:
         self.folder = folder
         self._ranks = ranks
@@ -191,27 +187,27 @@ class Checkpoints:
         """Waits until the removal is over, at most `patience_s`. To be called on rank 0."""
         self._removal.wait(patience_s)
 
-    def resume(self, engine: TrainingEngine, own: bool = False, step: int | None = None) -> Progress:
+    def resume(self, engine: TrainingEngine, is_own: bool = False, step: int | None = None) -> Progress:
         """Loads the newest sound checkpoint, or that of `step`, and returns its progress; `Progress()` without one.
 
         A half-written or damaged one is skipped and logged; a damaged one is renamed if the checkpoints are the run's
-        `own`. Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not start
-        from step 0 beside it.
+        own (`is_own`). Raises CheckpointError for a checkpoint of another model, layout or arithmetic: the run must not
+        start from step 0 beside it.
         """
-        for path, marker in self.sound(step, own):
+        for path, marker in self.sound(step, is_own):
             engine.load(path)
             found = int(marker["step"])
             if engine.step != found:
                 raise CheckpointError(f"{path} says step {found}, but holds step {engine.step}", REMOVE_IT)
-            self._newest = found if own else None
+            self._newest = found if is_own else None
             positions = self._ranks.broadcast(read_positions(path) if self._ranks.is_first else {})
             return Progress(found, float(marker["train_s"]), str(marker["data"]), positions)
         return Progress()
 
-    def sound(self, step: int | None = None, own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def sound(self, step: int | None = None, is_own: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
         """(folder, its complete.json) of every sound checkpoint, newest first, or of `step` alone.
 
-        Logs the others, and renames damaged ones if the checkpoints are the run's `own`.
+        Logs the others, and renames damaged ones if the checkpoints are the run's own (`is_own`).
         """
         for path in self._ranks.broadcast(self._candidates() if self._ranks.is_first else []):
             if step is not None and path.name != checkpoint_folder_name(step):
@@ -219,7 +215,7 @@ class Checkpoints:
             # All use what rank 0 reads: another host may see a file a moment later.
             marker = self._ranks.broadcast(read_marker(path) if self._ranks.is_first else {})
             if fault := self._fault(path, marker):
-                text = self._set_aside(path) if own and fault.damaged and self._ranks.is_first else ""
+                text = self._set_aside(path) if is_own and fault.damaged and self._ranks.is_first else ""
                 self._say(f"passing over checkpoint {path}: {fault.text}{text}")
                 self._ranks.barrier()
             else:
@@ -270,14 +266,14 @@ class Checkpoints:
         """The same on a thread, in the background: a disk that does not answer is refused, and stops no step again."""
         if not self._background.wanted:
             return self._prepare(step, needed_bytes, refused)
-        found: list[Refusal | BaseException] = []
+        answers: list[Refusal | BaseException] = []
 
         def prepare() -> None:
             PROGRESS.reached(self.folder)
             try:
-                found.append(self._prepare(step, needed_bytes, refused))
+                answers.append(self._prepare(step, needed_bytes, refused))
             except BaseException as fault:
-                found.append(fault)
+                answers.append(fault)
 
         hung = PROGRESS.join(self._preparing)  # of an earlier save
         if not hung:
@@ -285,9 +281,9 @@ class Checkpoints:
             hung = PROGRESS.join(self._preparing)
         if hung:
             return Refusal(f"rank {self._ranks.rank} of {os.uname().nodename} {hung}", errno.EIO)
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
 
     def _copy(self, files: RankFiles) -> str:
         """Copies the state on every rank. If one rank cannot, returns the reason."""

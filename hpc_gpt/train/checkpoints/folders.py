@@ -109,8 +109,7 @@ def load_metadata(path: Path) -> Any:
 def _refused(path: Path | str, fault: Exception) -> CheckpointError:
     line = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
     return CheckpointError(
-        f"{path} cannot be read as data alone: {line}",
-        f"it is damaged, or holds a program; {REMOVE_IT}",
+        f"{path} cannot be read as data alone: {line}", f"it is damaged, or holds a program; {REMOVE_IT}"
     )
 
 

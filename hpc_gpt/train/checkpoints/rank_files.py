@@ -303,22 +303,22 @@ def lacks_memory(needed_bytes: int, ranks_per_node: int) -> str:
 
 def node_free_bytes() -> int | None:
     """Free bytes of the node, or of the job's control group if that is less; None if neither is known."""
-    found = []
+    free = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
+            free.append(int(line.split()[1]) * 1024)
     for line in _lines(Path("/proc/self/cgroup")):
         # Version 2: a job's limit may be at any level above the process's own.
         if line.startswith("0::/"):
             place = Path("/sys/fs/cgroup") / line.removeprefix("0::/").strip()
             while place != Path("/sys/fs"):
-                found += _headroom(place / "memory.max", place / "memory.current", place / "memory.stat")
+                free += _headroom(place / "memory.max", place / "memory.current", place / "memory.stat")
                 place = place.parent
         elif ":memory:" in line:
             place = Path("/sys/fs/cgroup/memory") / line.rpartition(":")[2].strip().lstrip("/")
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-            found += _headroom(*(place / name for name in names))
-    return min(found, default=None)
+            free += _headroom(*(place / name for name in names))
+    return min(free, default=None)
 
 
 def process_free_bytes() -> int | None:

@@ -49,7 +49,7 @@ class _Part:
 
 
 class Save:
-    """One save; see above. `retains`: afterwards it removes checkpoints. Every method but `busy` is collective."""
+    """One save, by stages. `retains`: afterwards it removes checkpoints. Every method but `busy` is collective."""
 
     def __init__(
         self, folder: Path, ranks: Peers, files: RankFiles, marker: dict[str, Any], removal: Removal, retains: bool

@@ -41,10 +41,7 @@ class ShardedCheckpoint:
     """Saves and loads `parameters` and the state of the `optimizer` of this rank's `shards` of them."""
 
     def __init__(
-        self,
-        parameters: Sequence[DTensor],
-        shards: list[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
+        self, parameters: Sequence[DTensor], shards: list[nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
         self._shards = {full_name(shard): shard for shard in shards}
         self._parameters = dict(zip(self._shards, parameters, strict=True))
@@ -66,7 +63,7 @@ class ShardedCheckpoint:
         put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()})
         if rank == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
-            fused = {name: split.stored() for name, split in splits.items() if split and split.has_parts}
+            fused = {name: split.stored() for name, split in splits.items() if split and split.parts != 1}
             progress = {"step": step, "scale": scale, "tp": self._tp, "fused": fused}
             files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 

@@ -171,17 +171,17 @@ def _weight_files(engine: Any, module: nn.Module, tag: str, tp_rank: int) -> dic
 
     Only ZeRO-3 has tiles, so every parameter here has a name of its own.
     """
-    found = {}
+    places = {}
     for key, parameter in module.named_parameters():
         if hasattr(module, "ckpt_layer_path"):
             # A pipeline writes a file for each layer; the tied module is in the first layer's.
             layer, _, rest = key.partition(".")
             number = 0 if layer == "tied_modules" else int(layer)
             rest = rest.partition(".")[2] if layer == "tied_modules" else rest
-            found[full_name(parameter)] = f"{tag}/layer_{number:02d}-model_{tp_rank:02d}-model_states.pt", rest
+            places[full_name(parameter)] = f"{tag}/layer_{number:02d}-model_{tp_rank:02d}-model_states.pt", rest
         else:
-            found[full_name(parameter)] = engine._get_ckpt_name("", tag), key
-    return found
+            places[full_name(parameter)] = engine._get_ckpt_name("", tag), key
+    return places
 
 
 class SavedStates:

@@ -230,19 +230,16 @@ class _Trial:
             if SDPBackend.FLASH_ATTENTION in kernels and self.last is not None:
                 return SDPBackend.FLASH_ATTENTION
             mask = last_mask(*parts[:2])
-        with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernels, set_priority=True):
+        with warnings.catch_warnings(record=True) as warned, sdpa_kernel(kernels, set_priority=True):
             warnings.simplefilter("always")
             try:
-                choice, reason = (
-                    torch_private.chosen_attention(*parts, self.grouped and not self.expands, mask),
-                    "",
-                )
+                choice, reason = (torch_private.chosen_attention(*parts, self.grouped and not self.expands, mask), "")
             except RuntimeError as failure:
                 choice, reason = SDPBackend.ERROR.value, _one_line(failure)
         if choice in _NAMES:
             return _KERNELS[_NAMES[choice]]
         # On a GPU torch warns of each condition that a kernel does not meet.
-        reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
+        reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in warned]
         raise _NoKernelError(" ".join(reasons) or reason or "no viable backend")
 
     def failure(self, kernel: SDPBackend) -> RuntimeError | None:

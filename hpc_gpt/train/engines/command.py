@@ -81,19 +81,19 @@ class CommandRank(ForeignRank):
     def prepare(self) -> ProgramStart:
         command, attempt = self._command, self._attempt
         folder, checkpoint, resumed = self._begin()
-        words = self._words(checkpoint)
+        argv = self._words(checkpoint)
         if not isinstance(command.run, str) and not command.setup:
-            named = folder / words[0] if "/" in words[0] else words[0]
+            named = folder / argv[0] if "/" in argv[0] else argv[0]
             if shutil.which(named) is None:
-                raise ConfigError(f"no program {words[0]} on {platform.node()}", "give its path, or set command.setup")
+                raise ConfigError(f"no program {argv[0]} on {platform.node()}", "give its path, or set command.setup")
         # Slurm sends the signal ahead of the time limit to every process of a step; the program gets its own.
         ignored = "" if command.stop_signal == "USR2" else 'trap "" USR2\n'
         setup = "\n".join(command.setup)
-        if re.search(r"\bmodule\b", f"{setup}\n{words[0] if isinstance(command.run, str) else ''}"):
+        if re.search(r"\bmodule\b", f"{setup}\n{argv[0] if isinstance(command.run, str) else ''}"):
             setup = f"{_MODULES}\n{setup}"
-        body = words[0] if isinstance(command.run, str) else 'exec "$@"'
+        body = argv[0] if isinstance(command.run, str) else 'exec "$@"'
         text = f"{ignored}{setup}\n{body}" if setup else f"{ignored}{body}"
-        line = ["bash", "-c", text, "program", *(() if isinstance(command.run, str) else words)]
+        line = ["bash", "-c", text, "program", *(() if isinstance(command.run, str) else argv)]
         lines, train = self._lines, self._resolved.train
         log = ForeignLog(attempt, self._resolved, self._place.rank, lines.take, self._last.add, loss=lambda: lines.loss)
         heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s)
@@ -184,10 +184,7 @@ class CommandRank(ForeignRank):
         facts = {"resumed_from": checkpoint and str(checkpoint), "params": params(resolved)}
         device = self.report_start(step, facts)
         per = {"gpu": "a GPU", "node": "a node", "job": "a job"}[self._command.per]
-        print(
-            f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}",
-            flush=True,
-        )
+        print(f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}", flush=True)
         if checkpoint is not None:
             print(f"resumes from {checkpoint}", flush=True)
 
@@ -269,7 +266,7 @@ class CommandRank(ForeignRank):
         if vague and (worker := self._last.killed_worker()) is not None:
             return "error", str(worker), False
         if shown is not None:
-            return shown.ended, shown.words, shown.echo
+            return shown.ended, shown.message, shown.echo
         ended, cause, lost_peer = self._last.failure(code)
         return ended, self._last.end(code) if code < 0 else cause, lost_peer
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.gpt import Block, Gpt
-from hpc_gpt.model.techniques import ChunkedLoss, OnePassLoss
-from hpc_gpt.model.vocab_loss import VocabParallelLoss
+from hpc_gpt.model.vocab_loss import ChunkedLoss, OnePassLoss, VocabParallelLoss
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.train.engines import private_parts, torch_private
 from hpc_gpt.train.node_cache import drop_cut_libraries

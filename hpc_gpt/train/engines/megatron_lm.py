@@ -144,13 +144,13 @@ class MegatronRank(ForeignRank):
         if resolved.data.mix is None:
             path = data_path(resolved)
             return None if path is None else self._await_pair(path)
-        words = []
+        pairs = []
         shares = evaluation_shares(resolved.data.mix, ())
         for name, alone in sources_alone(resolved).items():
             path = data_path(alone)
             assert path is not None
-            words += [str(shares[name]), self._await_pair(path)]
-        return words
+            pairs += [str(shares[name]), self._await_pair(path)]
+        return pairs
 
     def _await_pair(self, path: Path) -> str:
         index = path.with_name(path.name + ".idx")

@@ -20,8 +20,8 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.model.documents import MicroBatch
 from hpc_gpt.model.initial_weights import GivenWeights
-from hpc_gpt.model.techniques import OnePassLoss
 from hpc_gpt.model.tensor_parallel import full_name
+from hpc_gpt.model.vocab_loss import OnePassLoss
 from hpc_gpt.process import large_imports
 from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.settings.resolved import Resolved

@@ -8,7 +8,7 @@ import pytest
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs import line_kinds, lines, matches
 from hpc_gpt.readers.logs import read_log as read_log_module
-from hpc_gpt.readers.logs.digits import asked_digits
+from hpc_gpt.readers.logs.columns import asked_digits
 from hpc_gpt.readers.logs.line_kinds import LineKinds
 from hpc_gpt.readers.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
 from hpc_gpt.readers.logs.parts import PRINTED_BEFORE

@@ -106,7 +106,7 @@ def test_a_log_that_ends_with_nan(name: str, tmp_path: Path) -> None:
     lines, since, count = ENDS_WITH_NAN[name]
     why, record = read(lines, tmp_path)
     assert (why.ended, record["ended"], record["nan_steps"]) == ("nan", "nan", count)
-    assert why.words == f"nan since {since}"
+    assert why.text == f"nan since {since}"
     assert record["loss_last"] is None
     assert any("no number" in flag for flag in record["flags"])
 

@@ -4,8 +4,7 @@ import pytest
 
 from hpc_gpt.readers.logs import Fact, Part, Place
 from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.model_size import size_by_shape
-from hpc_gpt.readers.runs.param_counts import add_params
+from hpc_gpt.readers.runs.param_counts import add_params, size_by_shape
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import params_of_stages
 

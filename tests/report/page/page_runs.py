@@ -132,7 +132,7 @@ def usual_runs() -> list[RunRead]:
             files=[Path("/data/logs/n16/slurm-1587042.out")],
         ),
         RunRead(
-            megatron(run="1587011", name="meg_oom", ended="gpu_memory", cause=failure.words, step_s=None,
+            megatron(run="1587011", name="meg_oom", ended="gpu_memory", cause=failure.message, step_s=None,
                      step_s_p10=None,
                      step_s_p90=None, tokens_per_s=None, tflops_seed=None, tflops_hardware=None, tflops_model=None,
                      mfu=None, loss_first=None, loss_last=None, memory_allocated_gib=None, gpu_hours=1.2),

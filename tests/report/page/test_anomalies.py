@@ -11,7 +11,7 @@ from tests.report.page.page_runs import curve, megatron, usual_runs
 
 
 def told(*runs):
-    return [(anomaly.level, anomaly.words) for anomaly in rank_anomalies(runs)]
+    return [(anomaly.level, anomaly.message) for anomaly in rank_anomalies(runs)]
 
 
 def test_every_way_to_end_has_words():
@@ -26,7 +26,7 @@ def test_failures_stand_first_then_doubt_then_the_rest():
     anomalies = rank_anomalies(usual_runs())
     assert [anomaly.level for anomaly in anomalies] == sorted(anomaly.level for anomaly in anomalies)
     assert {anomaly.level for anomaly in anomalies} == {FAILED, DOUBT, LOOK, KNOW}
-    oom = next(anomaly for anomaly in anomalies if "out of GPU memory" in anomaly.words)
+    oom = next(anomaly for anomaly in anomalies if "out of GPU memory" in anomaly.message)
     assert oom.where == "n16/slurm-1587011.out:812"
     assert oom.runs == (2,)
 
@@ -66,7 +66,7 @@ def test_the_same_words_of_many_runs_are_one_anomaly():
 def test_words_that_differ_in_figures_alone_are_one_of_many():
     runs = [RunRead(megatron(skipped_steps=place + 1, gpu_hours=float(place))) for place in range(10)]
     (anomaly,) = rank_anomalies(runs)
-    assert anomaly.words == "10 steps skipped (the others are alike, with other figures)"
+    assert anomaly.message == "10 steps skipped (the others are alike, with other figures)"
     assert sorted(anomaly.runs) == list(range(10))
     assert len(rank_anomalies(runs[:3])) == 3
 
@@ -75,7 +75,7 @@ def test_a_run_slower_than_its_like_is_told_with_both_figures():
     runs = [RunRead(megatron(step_s=seconds, step_s_p10=None)) for seconds in (100.0, 101.0, 99.0, 150.0)]
     (anomaly,) = rank_anomalies(runs)
     assert anomaly.runs == (3,)
-    assert anomaly.words == "1.49 x the median step time of similar runs (150 s, not 100 s)"
+    assert anomaly.message == "1.49 x the median step time of similar runs (150 s, not 100 s)"
     assert rank_anomalies([*runs[:2], RunRead(megatron(step_s=500.0, step_s_p10=None, tp=8))]) == []
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_done_though_its_log_tells_of_a_failure():
     failure = Failure("disk_full", "No space left on device", Place("a.out", 7))
     (anomaly,) = rank_anomalies([RunRead(megatron(), failures=[failure])])
     assert (anomaly.level, anomaly.where) == (LOOK, "a.out:7")
-    assert anomaly.words == "done, but its log reports disk full: No space left on device"
+    assert anomaly.message == "done, but its log reports disk full: No space left on device"
 
 
 def test_an_absurd_figure_tops_all_others():
@@ -115,7 +115,7 @@ def test_failures_of_one_cause_are_one_group_with_its_nodes():
     (group,) = rank_anomalies(failed)
     assert group.runs == (0, 1, 2)
     assert group.nodes == ("n7 (2 runs)", "n9")
-    assert group.words == f"out of GPU memory: {words[0]} (the others are alike, with other figures)"
+    assert group.message == f"out of GPU memory: {words[0]} (the others are alike, with other figures)"
     assert group.where == "run-0/slurm.out:12"
     lost = [f"FileNotFoundError: [Errno 2] No such file: '/scratch/{user}/data.bin'" for user in ("ada", "bob", "cy")]
     assert len(rank_anomalies([RunRead(megatron(ended="data", cause=text)) for text in lost])) == 1
@@ -127,7 +127,7 @@ def test_failures_of_one_cause_are_one_group_with_its_nodes():
     assert len(rank_anomalies([*failed, other])) == 2
     named = Failure("data", "cannot read it (a.out:7)", Place("a.out", 7))
     (group,) = rank_anomalies([RunRead(megatron(ended="data"), failures=[named])])
-    assert (group.words, group.where) == ("data fault: cannot read it (a.out:7)", "")
+    assert (group.message, group.where) == ("data fault: cannot read it (a.out:7)", "")
 
 
 def test_earlier_failures_of_a_done_run_are_no_anomaly():

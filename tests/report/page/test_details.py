@@ -2,9 +2,8 @@
 
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page import build_page
+from hpc_gpt.report.page import build_page, details_of, samples
 from hpc_gpt.report.page.anomalies import trained_again
-from hpc_gpt.report.page.details import details_of, samples
 from tests.report.page.page_runs import curve, megatron
 
 

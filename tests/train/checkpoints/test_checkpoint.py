@@ -27,7 +27,7 @@ def test_a_checkpoint_of_bad_bytes_gives_way_to_the_one_before(tmp_path, capsys)
     checkpoints, engine = saved_twice(tmp_path)
     bad = tmp_path / "step-00000020" / "step"
     bad.write_bytes(bytes(bad.stat().st_size))
-    assert checkpoints.resume(engine, own=True).step == 10
+    assert checkpoints.resume(engine, is_own=True).step == 10
     assert "; set aside as .damaged-step-00000020-1" in capsys.readouterr().out
     assert (tmp_path / ".damaged-step-00000020-1" / "step").read_bytes() == bytes(8)
     engine.step = 20
@@ -85,7 +85,7 @@ def test_one_that_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys)
     checkpoints, engine = saved_twice(tmp_path)
     (link := tmp_path / "step-00000020" / "step").unlink()
     link.symlink_to(link)
-    assert checkpoints.resume(engine, own=True).step == 10
+    assert checkpoints.resume(engine, is_own=True).step == 10
     assert "step: Too many levels of symbolic links" in capsys.readouterr().out
     assert (tmp_path / "step-00000020").is_dir()
 

@@ -76,7 +76,7 @@ def test_a_last_save_takes_none_away_and_the_next_attempt_does(tmp_path: Path) -
     next_.retain()
     assert len(kept(tmp_path)) == 3, "before it knows of a sound one"
     (tmp_path / "step-00000030" / "step").write_bytes(b"damaged!")
-    assert next_.resume(engine, own=True).step == 20
+    assert next_.resume(engine, is_own=True).step == 20
     next_.retain()
     next_.await_removal()
     assert kept(tmp_path) == [".damaged-step-00000030-1", "step-00000020"]
