@@ -21,6 +21,10 @@ RUN_BY = {
     ("cli/cancel.py", "hpc-gpt submit"): "cli/test_next.py::test_what_cancel_names_would_resume_the_run",
     ("cli/requests.py", "hpc-gpt status"): "cli/test_next.py::test_what_stop_and_save_name_shows_the_run",
     ("cli/submit_answer.py", "hpc-gpt status"): "cli/test_next.py::test_what_submit_names_shows_the_run",
+    (
+        "cli/sweeping.py",
+        "hpc-gpt status",
+    ): "slurm/test_sweeps.py::test_equal_directives_are_one_array_and_status_is_one_line",
     ("cli/sweeping.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
     ("watch/control.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
     ("cli/bench.py", "hpc-gpt report"): "cli/test_bench.py::test_two_engines_in_two_rounds",
