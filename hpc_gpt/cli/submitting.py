@@ -111,7 +111,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         return submitted
     if prepared.job_script is not None:
         raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
-    how.allocation.place(prepared.resolved, prepared.script)  # before anything is written
+    how.allocation.fitting_nodes(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
     print_lines(prediction_lines(prepared, logs))

@@ -19,7 +19,7 @@ from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.sized import Sized
-from hpc_gpt.slurm.requeue import way_of, ways
+from hpc_gpt.slurm.requeue import requeue_of, requeues
 from hpc_gpt.words import Line, counted, show_duration
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, no
         raise _too_short_for_a_step(resolved, _slower(figures, -1), lead_s)
     total = total or least
     if least.jobs > 1 and (why := cannot_continue(resolved)):
-        able = [f'"{name}"' for name, way in ways().items() if not way.why_not(resolved.cluster)]
+        able = [f'"{name}"' for name, requeue in requeues().items() if not requeue.why_not(resolved.cluster)]
         chain = f"set chain = {' or '.join(able)} in the profile"
         other = chain if can_resume(resolved.engine) else "offload to the host's memory"
         raise ConfigError(
@@ -324,7 +324,7 @@ def _warnings(resolved: Sized, known: ForecastFacts, figures: _Figures, total: C
         said.append(
             f"warning: no train.save_minutes or train.save_every: a job that fails loses {show_duration(total.job_s)}"
         )
-    if total.jobs > _MOST_AT_ONCE and way_of(resolved.cluster).at_once:
+    if total.jobs > _MOST_AT_ONCE and requeue_of(resolved.cluster).at_once:
         said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
     if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:
         said.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
@@ -333,13 +333,13 @@ def _warnings(resolved: Sized, known: ForecastFacts, figures: _Figures, total: C
 
 def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
-    how = way_of(resolved.cluster).words
+    follows = requeue_of(resolved.cluster).follows
     jobs = counted(total.jobs, "job")
     if least.jobs != (most.jobs if most else None):
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
     if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
         jobs += f" of {time_words}"
-    words = f"{jobs}{how if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
+    words = f"{jobs}{follows if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
         words += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
     bound = ""

@@ -59,7 +59,7 @@ class Allocation:
     nodes: tuple[AllocatedNode, ...]
     end: float | None
 
-    def place(self, resolved: Resolved, script: str) -> list[AllocatedNode]:
+    def fitting_nodes(self, resolved: Resolved, script: str) -> list[AllocatedNode]:
         """The nodes that the run with that job.sh takes, after a look at the time that is left. Raises ConfigError."""
         if resolved.cluster.scheduler != "slurm":
             raise ConfigError(
@@ -95,8 +95,8 @@ class Allocation:
         return fit[:wanted]
 
     def words(self, resolved: Resolved, script: str) -> str:
-        """Where the run would run, and until when. Raises ConfigError as `place`."""
-        nodes = some([node.name for node in self.place(resolved, script)], 8)
+        """Where the run would run, and until when. Raises ConfigError as `fitting_nodes`."""
+        nodes = some([node.name for node in self.fitting_nodes(resolved, script)], 8)
         until = "which has no time limit"
         if self.end is not None:
             lead_s, now = resolved.job.signal_lead_s, time.time()
@@ -157,9 +157,9 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
 
     The first Ctrl-C saves and stops, the second cancels, the third kills; SIGTERM (`hpc-gpt cancel`) and SIGHUP (the
     allocation or the terminal is gone) give KILL_WAIT_S to save. Raises JobFailed, KeyboardInterrupt, RunFolderError as
-    `wait_for`; ConfigError as `place`.
+    `wait_for`; ConfigError as `fitting_nodes`.
     """
-    nodes = allocation.place(resolved, read_text(run.job_script))
+    nodes = allocation.fitting_nodes(resolved, read_text(run.job_script))
     with locked(run):
         supervisor = _Supervisor(allocation, run, resolved)
         supervisor.start(_environment(supervisor.start_id, allocation, nodes, run, resolved))

@@ -34,7 +34,7 @@ from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, 
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
 from hpc_gpt.tables import close_matches
 from hpc_gpt.typed_tables import check_tables
@@ -107,7 +107,7 @@ def prepare_script(
     lead = _lead(experiment.job, profile, found.get("time"))
     experiment = with_keys(experiment, {"job.signal_lead_s": lead})
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
-    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", way_of(resolved.cluster).flag]
+    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
     directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
@@ -254,7 +254,7 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
     pattern = resolved.program.checkpoints
     if pattern is not None:
         notes.append(f"the chain goes by its checkpoints, {pattern}")
-    elif not way_of(resolved.cluster).why_not(resolved.cluster):
+    elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
             "the chain goes by the steps in its output; without such lines by its exit code alone, and then continues "
             f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"

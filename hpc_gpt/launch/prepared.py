@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
@@ -64,5 +64,5 @@ class PreparedRun:
     @property
     def jobs(self) -> int:
         """The number of jobs to submit at once."""
-        at_once = way_of(self.resolved.cluster).at_once
+        at_once = requeue_of(self.resolved.cluster).at_once
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1

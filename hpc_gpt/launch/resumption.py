@@ -50,7 +50,7 @@ from hpc_gpt.settings.resolve import experiment_of, experiment_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.slurm.clients import check_reachable
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.watch.status import await_lost, read_own_status
 from hpc_gpt.words import counted
 
@@ -121,7 +121,7 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
 def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
     """The profile of a new run that continues one with these settings; None for its own."""
     profile = load_profile(request.cluster) if request.cluster is not None else None
-    if request.here and not way_of(settings.cluster).why_not(settings.cluster):
+    if request.here and not requeue_of(settings.cluster).why_not(settings.cluster):
         # Its job.sh would requeue the allocation.
         profile = replace(profile or settings.cluster, chain="none")
     return profile
@@ -153,7 +153,7 @@ def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
         where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
     notes = [f"note: {note}" for note in (point.notes if point else ())]
     lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")
-    jobs = forecast.jobs if forecast and way_of(resolved.cluster).at_once else 1
+    jobs = forecast.jobs if forecast and requeue_of(resolved.cluster).at_once else 1
     return SameRun(run, resolved, lines, where, jobs)
 
 

@@ -29,7 +29,7 @@ from hpc_gpt.settings.sized import run_rows, runs_program
 from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
 from hpc_gpt.slurm.directives import script_directives
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
 from hpc_gpt.tokens.description import describe_data
 from hpc_gpt.tokens.run_data import ensure_data, located
@@ -65,7 +65,7 @@ def _command(prepared: PreparedRun, here: bool) -> str:
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     if prepared.job_script is not None:
         return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.words)])} … job.sh RUN"
-    chained = way_of(run.cluster).shown
+    chained = requeue_of(run.cluster).shown
     command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 
@@ -161,7 +161,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     if cluster.scheduler == "slurm":
         check_output_path(logs)
         for row in rows:
-            way_of(row.resolved.cluster).check(row.resolved)
+            requeue_of(row.resolved.cluster).check(row.resolved)
         if not dry:
             check_reachable()
     for folder in {logs / row.resolved.slug for row in rows}:

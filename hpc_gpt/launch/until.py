@@ -13,7 +13,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.layout import Batch
 from hpc_gpt.settings.sized import Sized, runs_program
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def wants_forecast(resolved: Sized, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
     if runs_program(resolved):
         return False  # nobody knows how many steps it takes, or how long
-    counted = resolved.cluster.scheduler == "slurm" and way_of(resolved.cluster).at_once
+    counted = resolved.cluster.scheduler == "slurm" and requeue_of(resolved.cluster).at_once
     return until != Until() or resolved.job.max_gpu_hours is not None or counted
 
 

@@ -26,7 +26,7 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.watch.status import read_status
 from hpc_gpt.words import class_and_cause, counted
@@ -165,7 +165,7 @@ class RunRehearsal:
         self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
         how = ""
-        if way_of(self.resolved.cluster).why_not(self.resolved.cluster):
+        if requeue_of(self.resolved.cluster).why_not(self.resolved.cluster):
             self._until("ended", "the job's end", lambda: self._job_of(attempt).is_over)
             resume_run(run)
             how = " by submit --resume, as the profile's chain is none"
@@ -232,7 +232,7 @@ class RunRehearsal:
             self.say("signal", f"{ahead} the time limit (brought forward)")
             # A handler may requeue the job itself, whatever the profile's chain.
             self._ends("ended", first, ("walltime", "requeued", "done"))
-            continues = not way_of(self.resolved.cluster).why_not(self.resolved.cluster)
+            continues = not requeue_of(self.resolved.cluster).why_not(self.resolved.cluster)
             how = first.ended().get("ended")
             comes_back = how == "requeued" or (how == "walltime" and continues)
             if comes_back and not quick:

@@ -17,7 +17,7 @@ from hpc_gpt.slurm.clients import NoAnswer, ask, patience_s, sbatch_failed, scan
 from hpc_gpt.slurm.directives import options_of, script_directives
 from hpc_gpt.slurm.environment import CHOOSE_CLUSTER, OF_ONE_JOB, job_python, submission_environment, without_choice
 from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost, is_lost
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.sbatch_words import chosen_clusters, read_call
 
 ARRAY_SCRIPT = "array.sh"
@@ -143,7 +143,7 @@ def submit_own(
     `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
     with a link to each, the interpreter, and the options for `later` jobs of the chain. `output` is a pattern in it."""
     path = f"{_no_pattern(folder)}/{output}"
-    flags = [*words, way_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
+    flags = [*words, requeue_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
     script = next(iter(runs.values())).job_script
     command = ["sbatch", *flags, str(script), str(folder), *([python or "", *later] if python or later else [])]
@@ -166,10 +166,10 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Se
         folder = run.path.parent / run.sweep_id / "1"  # of its array
         only = [*words, f"--array={resolved.row}"]
         return [submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)]
-    way = way_of(resolved.cluster)
-    flags = [f"--output={_no_pattern(run.path)}/{output}", *way.flags(resolved, run.run_id)]
+    requeue = requeue_of(resolved.cluster)
+    flags = [f"--output={_no_pattern(run.path)}/{output}", *requeue.flags(resolved, run.run_id)]
     executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
-    if not way.at_once:
+    if not requeue.at_once:
         return [executor.submit_script()]
     accepted: list[str] = []
     for number in range(1, jobs + 1):
