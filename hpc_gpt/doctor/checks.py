@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +61,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     logs = run.path if run is not None else logs_folder()
     found = []
     resolved, script, beside = None, "", None
-    notes: list[str] = []  # on lines of a job script
+    findings: Sequence[str] = ()  # on lines of a job script
     try:
         if run is not None:
             resolved, script, beside = run.resolved(), read_text(run.job_script), run.data_beside
@@ -69,7 +69,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
             prepared = prepare(request, faster=True)
             resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
             if prepared.job_script is not None:
-                notes = [note for note in prepared.notes if note.startswith("note: ")]
+                findings = prepared.job_script.findings
             found += [Check("config", "ok", line) for line in prepared.unread]
             for line in prepared.faster:
                 sys.stderr.write(f"{line}\n")
@@ -79,7 +79,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         found.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
-        found += [Check("script", "warn", note.removeprefix("note: "), "it runs as it is") for note in notes]
+        found += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
     found += _check_scheduler(resolved, script, profile)
     found += check_versions()
     if resolved is not None:

@@ -71,13 +71,13 @@ def prepare_script(
     """The run of a script. Raises ConfigError."""
     script = read_job_script(asked.path)
     tables = _keys(request.overrides)
-    job, own = tables["job"], tables.pop("profile")
-    checked = check_tables({**own, "name": profile.name}, ClusterProfile, "--set")
-    profile = replace(profile, **{key: getattr(checked, key) for key in own})
+    job, of_profile = tables["job"], tables.pop("profile")
+    checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
+    profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
     here = profile.scheduler == "local"
     by_variable = [] if here else options_of_variables(os.environ)
-    words = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *asked.words]
-    options = list(read_options(words))
+    on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *asked.options]
+    options = list(read_options(on_line))
     check_options(options, "the command line")
     left_out = [*script.left_out, *(option for option in options if option not in without_waits(options))]
     options = without_waits(options)
@@ -93,33 +93,34 @@ def prepare_script(
         )
     no_profile = request.cluster is None and user_default() is None
     added = [] if here or no_profile else _added_by(profile, last_values(script.options, options))
-    found = last_values(list(read_options(added)), script.options, options)
-    sizes = sizes_of(found)
+    values = last_values(list(read_options(added)), script.options, options)
+    sizes = sizes_of(values)
     chain = profile.chain
     for option in (*script.options, *options):
         chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
-    title = found.get("job-name") or asked.path.name
-    if "job-name" not in found:
+    title = values.get("job-name") or asked.path.name
+    if "job-name" not in values:
         options.append(Option("job-name", title, (f"--job-name={title}",)))
-    found = {**found, "job-name": title}
-    words = [word for option in options for word in option.words]
-    experiment = _experiment(name or folder_name(without_suffix(title)), tables, found, sizes, asked)
-    lead = _lead(experiment.job, profile, found.get("time"))
+    values = {**values, "job-name": title}
+    on_line = [word for option in options for word in option.words]
+    experiment = _experiment(name or folder_name(without_suffix(title)), tables, values, sizes, asked)
+    lead = _lead(experiment.job, profile, values.get("time"))
     experiment = with_keys(experiment, {"job.signal_lead_s": lead})
-    resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
+    resolved = _resolve(experiment, replace(profile, chain=chain), sizes, values, script)
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
-    directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
+    directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, asked.arguments, directives)
-    array = _array(found.get("array"))
+    array = _array(values.get("array"))
+    findings = _findings(script, resolved, asked.arguments, left_out)
     return PreparedRun(
         resolved,
         text,
         experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
-        (*_notes(script, resolved, added, asked.arguments), *map(_left_out, left_out)),
+        (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
-        job_script=SbatchRequest(tuple(words), tuple(array), _provenance(script)),
+        job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
     )
 
 
@@ -135,61 +136,61 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     known = [entry.name for entry in fields(ClusterProfile)]
     for key, value in overrides.items():
-        table, dot, own = key.partition(".")
+        table, dot, name = key.partition(".")
         if key in _SIZES or value is None:
             continue
         if not dot and key in known:
             tables["profile"][key] = value
         elif table in _TABLES or key in _OF_TRAIN:
-            tables[table][own] = value
+            tables[table][name] = value
         else:
             raise ConfigError(
                 f"{key} is not for a job script, which runs as it is",
                 close_matches(key, known)
                 or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
             )
-    for own in ("run", "per", "setup", "resume", "snapshot", "link"):
-        if own in tables["command"]:
-            raise ConfigError(f"command.{own} is not for a job script, which runs as it is", "leave it out")
+    for name in ("run", "per", "setup", "resume", "snapshot", "link"):
+        if name in tables["command"]:
+            raise ConfigError(f"command.{name} is not for a job script, which runs as it is", "leave it out")
     return tables
 
 
 def _sbatch_options(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
     """The options of sbatch that keys of [job] and [layout] are."""
-    words = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
-    words += ["--exclusive"] if job.get("exclusive") else []
-    return words + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
+    options = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
+    options += ["--exclusive"] if job.get("exclusive") else []
+    return options + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
 
 
-def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[str]:
+def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[str]:
     """The options of a profile that neither the script nor the command line gives."""
-    words = []
+    options = []
     for name in (*OF_SITE, "exclusive"):
         value = getattr(profile, name)
-        if value and not {name, *_SAME.get(name, ())} & set(found):
-            words.append(f"--{name}" if value is True else f"--{name}={value}")
+        if value and not {name, *_SAME.get(name, ())} & set(given):
+            options.append(f"--{name}" if value is True else f"--{name}={value}")
     for option in without_waits(read_options(profile.sbatch)):
-        if option.name not in found:
-            words += option.words
-    return words
+        if option.name not in given:
+            options += option.words
+    return options
 
 
 def _experiment(
-    name: str, keys: Mapping[str, Any], found: Mapping[str, str | None], sizes: Sizes, asked: ScriptRequest
+    name: str, keys: Mapping[str, Any], values: Mapping[str, str | None], sizes: Sizes, asked: ScriptRequest
 ) -> Experiment:
     """The experiment that is kept of it. What Slurm alone decides is not checked here."""
     job, command = keys["job"], keys["command"]
-    texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := found.get(option))}
-    own = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
-    folder = Path(found.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
+    texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := values.get(option))}
+    of_chain = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
+    folder = Path(values.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
     arguments = hide_secrets(shlex.join(asked.arguments))
     hidden = list(asked.arguments) if arguments == shlex.join(asked.arguments) else [arguments]
     where = {"script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
-    tables = {"command": {**command, **where}, "job": {**texts, **own}, "train": {"steps": 0, **keys["train"]}}
+    tables = {"command": {**command, **where}, "job": {**texts, **of_chain}, "train": {"steps": 0, **keys["train"]}}
     tables |= {table: keys[table] for table in AROUND}
     checked = check_tables({"name": name, **tables}, Experiment, asked.path.name)
     layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
-    job_kept = replace(checked.job, exclusive="exclusive" in found or None)
+    job_kept = replace(checked.job, exclusive="exclusive" in values or None)
     return replace(checked, engine=Engine(name="command"), layout=layout, job=job_kept)
 
 
@@ -197,7 +198,7 @@ def _resolve(
     experiment: Experiment,
     profile: ClusterProfile,
     sizes: Sizes,
-    found: Mapping[str, str | None],
+    values: Mapping[str, str | None],
     script: JobScript,
 ) -> Resolved:
     """Of the profile count only what the chain needs: not its modules, its variables, nor its nodes' size."""
@@ -215,7 +216,7 @@ def _resolve(
     )
     if profile.scheduler == "local" and sizes.nodes > 1:
         raise ConfigError(f"the script asks for {sizes.nodes} nodes, and this is one machine", "add --nodes=1")
-    given = {key: found.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
+    given = {key: values.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
     return resolve(experiment, bare, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
 
 
@@ -237,20 +238,27 @@ def _array(text: str | None) -> list[int]:
     return numbers
 
 
-def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
-    notes = [f"note: {script.path.name}: {finding}" for finding in scan(script)]
+def _findings(
+    script: JobScript, resolved: Resolved, arguments: Sequence[str], left_out: Sequence[Option]
+) -> tuple[str, ...]:
+    """What its user should know of the script's lines and of the command line."""
+    findings = [f"{script.path.name}: {finding}" for finding in scan(script)]
     for option in script.options:
         folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
         if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
             where = f"{folder}, the folder of --{option.name}, is not there"
-            notes.append(
-                f"note: {where}: by plain sbatch the job would die at once; the run has the output in its own log"
+            findings.append(
+                f"{where}: by plain sbatch the job would die at once; the run has the output in its own log"
             )
-    own = [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]
-    if own:
-        notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
-    if added:
-        notes.append(f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}")
+    if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
+        findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
+    findings += [f"{option.words[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
+    return tuple(findings)
+
+
+def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
+    """What the profile adds to the script, and what the job chain goes by."""
+    notes = [f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}"] if added else []
     pattern = resolved.program.checkpoints
     if pattern is not None:
         notes.append(f"the chain goes by its checkpoints, {pattern}")
@@ -260,10 +268,6 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
             f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"
         )
     return tuple(notes)
-
-
-def _left_out(option: Option) -> str:
-    return f"note: {option.words[0]} is left out: the run needs sbatch's answer at once"
 
 
 def _provenance(script: JobScript) -> dict[str, Any]:

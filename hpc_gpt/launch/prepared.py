@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SbatchRequest:
     """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
-    line as they are, the elements of its array; and what provenance.json has of the script."""
+    line as they are, the elements of its array; what provenance.json has of the script; and `findings`, on what sbatch
+    or the job chain does otherwise than its text says."""
 
-    words: tuple[str, ...]
+    options: tuple[str, ...]
     array: tuple[int, ...]
     provenance: Mapping[str, Any]
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from hpc_gpt.words import Line, counted, show_bytes
 
 
 def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
-    """(subject, what of it) of a run that is prepared, for its user to read before it is submitted. `here`: it would
+    """(label, text) of a run that is prepared, for its user to read before it is submitted. `here`: it would
     run in the user's allocation."""
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
@@ -64,7 +64,7 @@ def _command(prepared: PreparedRun, here: bool) -> str:
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     if prepared.job_script is not None:
-        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.words)])} … job.sh RUN"
+        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.options)])} … job.sh RUN"
     chained = requeue_of(run.cluster).shown
     command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
@@ -144,9 +144,9 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) 
     """
     provenance = check_submission([prepared], logs, begins=parent is None)
     waits = check_start(prepared.resolved, prepared.script)
-    words = prepared.job_script.words if prepared.job_script is not None else ()
+    options = prepared.job_script.options if prepared.job_script is not None else ()
     run = write_run(prepared, logs, provenance, parent=parent)
-    return replace(start_run(run, prepared.resolved, prepared.jobs, words), waits=waits)
+    return replace(start_run(run, prepared.resolved, prepared.jobs, options), waits=waits)
 
 
 def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
@@ -238,16 +238,16 @@ def write_run(
     )
 
 
-def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> SubmittedRun:
+def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> SubmittedRun:
     """Submits a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
-    script of the user's own with `words` on sbatch's command line.
+    script of the user's own with `options` on sbatch's command line.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.slurm.executor import submit_to_slurm
 
-        ids = submit_to_slurm(run, resolved, jobs, words)
+        ids = submit_to_slurm(run, resolved, jobs, options)
         return SubmittedRun(run, "slurm", ids[0], tuple(ids))
     from hpc_gpt.launch.local.controller import start_here
 
@@ -258,7 +258,7 @@ def check_start(resolved: Resolved, script: str) -> str:
     """Why Slurm cannot start a job now, empty if it can. Raises NeverStarts, SlurmUnreachable; JobRefused for jobs of
     `[after]` that it would refuse for good.
 
-    What sbatch itself refuses of the run is left to it: the run's folder notes its words.
+    What sbatch itself refuses of the run is left to it: the run's folder notes its message.
     """
     if resolved.cluster.scheduler != "slurm":
         return ""
@@ -282,7 +282,7 @@ def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
     try:
         check_reachable()  # sbatch itself would retry for 18 s
         start = ask_start(resolved, script)
-        words = ask_after(resolved) if resolved.after.is_asked else ""
-        return replace(start, answer=f"{start.answer}\n{words}") if words else start
+        of_after = ask_after(resolved) if resolved.after.is_asked else ""
+        return replace(start, answer=f"{start.answer}\n{of_after}") if of_after else start
     except SlurmUnreachable as fault:
         return ExpectedStart(f"{fault}: it was not asked; the script is as it would be submitted")

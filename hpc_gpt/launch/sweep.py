@@ -258,7 +258,7 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
         refuse_runs(sweep.runs, str(fault))
         raise
     by_element = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
-    job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, asked.words)
+    job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, asked.options)
     sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
     return sweep
 

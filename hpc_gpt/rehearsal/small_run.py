@@ -184,7 +184,7 @@ def elements_of(prepared: PreparedRun) -> dict[str, PreparedRun]:
         return {"": prepared}
     found = {}
     for number in script.array:
-        one = replace(script, array=(number,), words=(*script.words, f"--array={number}"))
+        one = replace(script, array=(number,), options=(*script.options, f"--array={number}"))
         found[f"element {number}: "] = replace(prepared, job_script=one)
     return found
 

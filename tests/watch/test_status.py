@@ -636,7 +636,7 @@ def test_a_run_whose_sbatch_got_no_answer_is_unknown_until_its_job_is_found(slur
     (row,) = read_status([run])
     assert (row.state, row.cause, row.is_over) == ("unknown", NO_ANSWER, False)
     (asked,) = ask_runs([run], "stop")
-    assert (asked.refused, asked.words) == (True, f"its job is not known yet: {NO_ANSWER}")
+    assert (asked.refused, asked.message) == (True, f"its job is not known yet: {NO_ANSWER}")
     slurm_says({})
     (row,) = read_status([run])
     cause = "sbatch sent its job and got no answer (Socket timed out on send/recv operation); Slurm shows no job of it"
