@@ -24,7 +24,7 @@ from hpc_gpt.words import show_duration, some
 
 # The program for bash -c: its arguments are a rank, the rank's process, and the command.
 _ENTER = "enter.sh"
-# To a node that is dead srun waits for ever, so a step that does nothing is tried first.
+# To a node that is dead srun may wait for ever, so a step that does nothing is tried first.
 _STARTS_S = 20.0
 
 
@@ -71,10 +71,13 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
     environment = submission_environment(without_choice(os.environ), {})
     if note:
         try:
-            ask([*srun, "true"], environment, timeout_s=_STARTS_S)
+            answer = ask([*srun, "true"], environment, timeout_s=_STARTS_S)
+            why = answer.sentence.partition("; ")[0] if answer.code else ""
         except NoAnswer:
-            message = f"{note}, and Slurm starts no step on {last.host} within {_STARTS_S:.0f} s"
-            raise SlurmUnreachable(message, f"hpc-gpt logs {run.run_id} has what the rank printed") from None
+            why = f"srun gave no answer in {_STARTS_S:.0f} s"
+        if why:
+            message = f"{note}, and no step starts on its node: {why}"
+            raise SlurmUnreachable(message, f"hpc-gpt logs {run.run_id} has what the rank printed")
     srun += [f"--cpus-per-task={allocated.cpus}", f"--chdir={run.path}"]
     srun += [f"--gres=gpu:{allocated.gpus}"] * bool(allocated.gpus) + ["--pty"] * terminal
     return Entry([*srun, *_contained(resolved.cluster.container, run, inside)], environment, note)
