@@ -18,7 +18,8 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
 from hpc_gpt.watch.clean import room_of
-from hpc_gpt.watch.status import RunStatus, ask_status, by_sweep, fold, silence_note
+from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.watch.sweep_rows import by_sweep, fold
 from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value
 
 PLACE = 60

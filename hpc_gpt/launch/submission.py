@@ -17,9 +17,17 @@ from hpc_gpt.network import check_open_files
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
-from hpc_gpt.runs.lineage import Parent
+from hpc_gpt.runs.lineage import RESUMED_FROM, Parent
 from hpc_gpt.runs.provenance import collect, stage_sum, weights_of
-from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, SharedFile, check_writable, create_run
+from hpc_gpt.runs.run_folder import (
+    DATA_BESIDE,
+    EXPERIMENT_FILE,
+    PREDICTED,
+    RunFolder,
+    SharedFile,
+    check_writable,
+    create_run,
+)
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.secrets import hide_secrets
@@ -216,26 +224,23 @@ def write_run(
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
-    beside: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
+    of_run: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
-        beside |= weights_of(resolved)
-    beside |= stage_sum(resolved)
+        of_run |= weights_of(resolved)
+    of_run |= stage_sum(resolved)
     if prepared.job_script is not None:
-        beside |= prepared.job_script.provenance
+        of_run |= prepared.job_script.provenance
     if (work := snapshot_of(resolved)) is not None:
-        beside[WORK_KEY] = work.sha256
-    return create_run(
-        logs,
-        resolved,
-        prepared.script,
-        prepared.text if text is None else None,
-        engine_named(resolved.engine.name).config_files(resolved),
-        {**provenance, **beside, **prepared.provenance},
-        resumed_from=parent.note if parent is not None else None,
-        sweep=sweep,
-        predicted=prepared.prediction.tables if prepared.prediction else None,
-        archives=[each for each in (take_snapshot(), work, prepared.hold, text) if each is not None],
-    )
+        of_run[WORK_KEY] = work.sha256
+    tables = {
+        **engine_named(resolved.engine.name).config_files(resolved),
+        "provenance.json": {**provenance, **of_run, **prepared.provenance},
+        RESUMED_FROM: parent.note if parent is not None else None,
+        "sweep.json": sweep,
+        PREDICTED: prepared.prediction.tables if prepared.prediction else None,
+    }
+    archives = [each for each in (take_snapshot(), work, prepared.hold, text) if each is not None]
+    return create_run(logs, resolved, prepared.script, prepared.text if text is None else None, tables, archives)
 
 
 def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> SubmittedRun:

@@ -33,12 +33,12 @@ from hpc_gpt.watch.status import (
     RunStatus,
     ask_status,
     await_lost,
-    count_states,
     read_folders,
     read_own_status,
     read_status,
     silence_note,
 )
+from hpc_gpt.watch.sweep_rows import count_states
 
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5

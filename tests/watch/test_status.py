@@ -427,9 +427,9 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
 
 def test_a_pace_has_no_steps_to_come_if_more_are_trained_than_asked():
     row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
-    assert "the other 6 steps take 3 s" in row.words(6)
-    assert "the other" not in row.words(0)
-    assert "the other" not in row.words(-94)
+    assert "the other 6 steps take 3 s" in row.text(6)
+    assert "the other" not in row.text(0)
+    assert "the other" not in row.text(-94)
 
 
 def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
