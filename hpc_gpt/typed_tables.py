@@ -37,9 +37,9 @@ def check_tables(
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
     lines = {}
-    for key, words in check.faults.items():
+    for key, fault in check.faults.items():
         of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
-        lines[f"{'your options' if of_options else where}: {words}"] = _HELP
+        lines[f"{'your options' if of_options else where}: {fault}"] = _HELP
     raise_faults(lines | dict(more or {}))
     return cast(T, checked)
 

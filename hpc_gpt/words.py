@@ -178,13 +178,13 @@ def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> 
     return before + (counted(number - shown, what) if what else f"{number - shown:,} more")
 
 
-def class_and_cause(ended: str, words: str | None) -> str:
-    """A class or state of a run with the words on it, if these say more than its name.
+def class_and_cause(ended: str, cause: str | None) -> str:
+    """A class or state of a run with its cause, if that says more than the name.
 
     >>> class_and_cause("nan", "the loss is NaN"), class_and_cause("done", "done"), class_and_cause("error", None)
     ('nan: the loss is NaN', 'done', 'error')
     """
-    return ended if words in (None, "", ended) else f"{ended}: {words}"
+    return ended if cause in (None, "", ended) else f"{ended}: {cause}"
 
 
 def without_figures(text: str) -> str:

@@ -38,8 +38,8 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
         raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
     if script is not None:
         if request.given or "cluster" in [parameter.name for parameter in on_command_line()]:
-            words = next(iter(request.given), "--cluster")
-            raise ConfigError(f"--from takes all from the script, and {words} is given, too", "change the files then")
+            option = next(iter(request.given), "--cluster")
+            raise ConfigError(f"--from takes all from the script, and {option} is given, too", "change the files then")
         from_script(script, name, folder)
         return
     if name is None:
@@ -56,8 +56,8 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
     write_new(texts)
     for path in texts:
         click.echo(f"wrote {path}")
-    words = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
-    click.echo(f"next: {shlex.join(words)}", err=True)
+    command = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
+    click.echo(f"next: {shlex.join(command)}", err=True)
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:

@@ -201,8 +201,8 @@ def _print(
         assert best is not None
         assert best.step is not None
         if compiled := compiled_step(best.training, asked.machine, asked.constants):
-            words = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
-            click.echo(f"{words}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
+            note = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
+            click.echo(f"{note}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
         if overlap is not None and overlap[1] and why is None:
@@ -234,9 +234,9 @@ def _print_table(
     best = searched.candidates[0]
     figures = searched.figures(best, asked.tokens)
     assert figures is not None
-    words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
-    words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
-    words += [
+    texts = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
+    texts += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
+    texts += [
         f"  constants: {asked.source}; the range of the step time has four of five published steps; machines of one "
         "device differ, V100 and nodes on EFA most: --calibrate fits yours",
         slow,
@@ -245,7 +245,7 @@ def _print_table(
         left_out_text(searched),
         unchecked(searched) if searched.best else "",
     ]
-    for text in words:
+    for text in texts:
         for line in wrapped(text, columns) if text else []:
             click.echo(line)
 
@@ -353,14 +353,14 @@ def _largest_command(asked: PlanRequest, calibration: str | None, of_seq: bool) 
 def _plan_command(asked: PlanRequest, given: Mapping[str, Any], calibration: str | None) -> str:
     """The `hpc-gpt plan` of the request with `given` instead of its own options."""
     request = asked.request
-    words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
-    words += ["--row", request.row] if request.row is not None else []
-    words += ["--cluster", request.cluster] if request.cluster is not None else []
+    command = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
+    command += ["--row", request.row] if request.row is not None else []
+    command += ["--cluster", request.cluster] if request.cluster is not None else []
     for key, value in given.items():
-        words += _option(key, value, _PLAN_FLAGS) if value is not None else []
-    words += ["--calibration", calibration] if calibration is not None else []
-    words += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != PLANNED_TOKENS else []
-    return shlex.join(words)
+        command += _option(key, value, _PLAN_FLAGS) if value is not None else []
+    command += ["--calibration", calibration] if calibration is not None else []
+    command += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != PLANNED_TOKENS else []
+    return shlex.join(command)
 
 
 def _submit_command(asked: PlanRequest, training: Training) -> str:
@@ -370,23 +370,23 @@ def _submit_command(asked: PlanRequest, training: Training) -> str:
     the default experiment it also gives the model, so that the default of every key applies.
     """
     request, base, planned = asked.request, asked.base, asked.experiment
-    words = ["hpc-gpt", "submit"]
+    command = ["hpc-gpt", "submit"]
     if request.names_experiment:
-        words.append(request.experiment)
+        command.append(request.experiment)
     if request.row is not None:
-        words += ["--row", request.row]
+        command += ["--row", request.row]
     if request.cluster is not None:
-        words += ["--cluster", request.cluster]
+        command += ["--cluster", request.cluster]
     for key, value in request.given.items():
         if not key.startswith("engine.") and key not in _GIVEN:
-            words += _option(key, value)
-    words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
-    words += ["--cp", str(training.cp)] if training.cp > 1 else []
-    words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
+            command += _option(key, value)
+    command += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
+    command += ["--cp", str(training.cp)] if training.cp > 1 else []
+    command += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
     engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN
     if not request.names_experiment and engine.name != default.name and base.model.preset is not None:
-        words += ["--model", str(planned.model.preset)]
+        command += ["--model", str(planned.model.preset)]
         default = Engine()
     elif asked.fast:  # as `submit` will have them by itself
         like = replace(default, name=engine.name, zero_stage=engine.zero_stage, loss_chunks=engine.loss_chunks)
@@ -395,10 +395,10 @@ def _submit_command(asked: PlanRequest, training: Training) -> str:
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
         if value != getattr(default, entry.name) or (entry.name in chosen and value is not None):
-            words += _option(f"engine.{entry.name}", value)
+            command += _option(f"engine.{entry.name}", value)
     if not request.names_experiment and "train.dtype" not in request.given:
-        words += _option("train.dtype", planned.train.dtype)
-    return shlex.join(words)
+        command += _option("train.dtype", planned.train.dtype)
+    return shlex.join(command)
 
 
 def _with_arguments(asked: PlanRequest, candidate: Candidate, arguments: tuple[str, ...]) -> str:

@@ -135,8 +135,8 @@ def _check_keys(columns: str, sort: str) -> None:
     sort_records([], _keys(sort))
 
 
-def _keys(words: str) -> list[str]:
-    return [key.strip() for key in words.split(",") if key.strip()]
+def _keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()]
 
 
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:

@@ -168,10 +168,10 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
             break
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
-    said = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    said += [(row.run, _words_of(job)) for row in lines for job in row.after or ()]
-    said += [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
-    return table + [plain(f"{run}: {words}") for run, words in said]
+    notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
+    notes += [(row.run, _words_of(job)) for row in lines for job in row.after or ()]
+    notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
+    return table + [plain(f"{run}: {text}") for run, text in notes]
 
 
 def _words_of(job: dict[str, Any]) -> str:

@@ -49,8 +49,8 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps(found.to_dict(), indent=1))
     else:
         click.echo("\n".join(_lines(found)))
-    for words in found.cannot:
-        click.echo(f"note: not read: {words}", err=True)
+    for message in found.cannot:
+        click.echo(f"note: not read: {message}", err=True)
     if silence:
         from hpc_gpt.watch.status import silence_note
 

@@ -133,12 +133,12 @@ def check_signals(config: Mapping[str, str]) -> list[Check]:
     kill_wait, timeout, expires = (int(match[1]) for match in found if match)
     if kill_wait <= timeout or expires >= timeout + 60:
         return []
-    words = (
+    message = (
         f"cred_expire is {expires} s and KillWait {kill_wait} s is above MessageTimeout {timeout} s: Slurm can repeat "
         "an attempt's signal when the next one already runs, which then goes back to the queue once more"
     )
     hint = f"ask for cred_expire={timeout + 60} or more, or a MessageTimeout above KillWait"
-    return [Check("signals", "warn", words, hint)]
+    return [Check("signals", "warn", message, hint)]
 
 
 def _check_start(resolved: Resolved, script: str) -> Check:
@@ -222,8 +222,8 @@ def check_init(resolved: Resolved) -> Check:
     needed_gib = (2 * 4 * resolved.model.params + 2**30) / 2**30
     free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if needed_gib > free_gib:
-        words = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
-        return Check("weights", "warn", words, "run doctor on a machine with more memory")
+        message = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
+        return Check("weights", "warn", message, "run doctor on a machine with more memory")
     command = [sys.executable, "-m", "hpc_gpt.train.compare_init"]
     done = subprocess.run(command, input=resolved.to_json(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -259,10 +259,10 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
     found = judge_space(free, one, every, str(logs))
     if not found:
-        words = f", checkpoints to come take about {show_bytes(every * 2**30)}"
+        to_come = f", checkpoints to come take about {show_bytes(every * 2**30)}"
         if runs_program(resolved) and not every:
-            words = "; what the program's own checkpoints take is not known"
-        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{words}")]
+            to_come = "; what the program's own checkpoints take is not known"
+        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{to_come}")]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
 

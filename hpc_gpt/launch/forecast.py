@@ -307,28 +307,28 @@ def _check_budget(resolved: Sized, known: ForecastFacts, pace: Pace | None, lead
 
 
 def _warnings(resolved: Sized, known: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
-    said = []
+    lines = []
     train, budget = resolved.train, resolved.job.max_gpu_hours
     if budget is not None and total.gpu_hours > budget - known.spent:
         at = known.done + int((train.steps - known.done) * (budget - known.spent) / total.gpu_hours)
         spent = f", of which {known.spent:.3g} are spent," if known.spent else ""
-        said.append(
+        lines.append(
             f"warning: --max-gpu-hours {budget:g}{spent} is less than that: it ends as budget, saved, near step {at:,} "
             f"of {train.steps:,}"
         )
     elif budget is not None:
-        said.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
+        lines.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
     if train.minutes is not None and figures.pace.train_s(train.steps) > 60 * train.minutes:
-        said.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
+        lines.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
     if total.jobs > 1 and not figures.pace.save_every:
-        said.append(
+        lines.append(
             f"warning: no train.save_minutes or train.save_every: a job that fails loses {show_duration(total.job_s)}"
         )
     if total.jobs > _MOST_AT_ONCE and requeue_of(resolved.cluster).at_once:
-        said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
+        lines.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
     if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:
-        said.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
-    return said
+        lines.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
+    return lines
 
 
 def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
@@ -339,14 +339,14 @@ def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: Cha
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
     if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
         jobs += f" of {time_words}"
-    words = f"{jobs}{follows if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
+    line = f"{jobs}{follows if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
-        words += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
+        line += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
     bound = ""
     if resolved.train.until_loss is not None:
         bound = f"; that is all {resolved.train.steps:,} steps, fewer if the loss is reached before"
     waits = ", waits in the queue not counted" if resolved.cluster.scheduler == "slurm" else ""
-    return f"{words}, done by {end}{waits}{bound}"
+    return f"{line}, done by {end}{waits}{bound}"
 
 
 def time_limit_text(seconds: float) -> str:

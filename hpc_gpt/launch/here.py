@@ -182,14 +182,14 @@ def _environment(
     names, ranks = ",".join(node.name for node in nodes), resolved.ranks_per_node
     share = min(node.cpus for node in nodes) // ranks
     cpus = min(cpus_per_task(resolved) or share, share)
-    own = {"JOB_ID": allocation.job_id, "JOBID": allocation.job_id, "JOB_NAME": resolved.job.name or resolved.name}
-    own |= {"JOB_NODELIST": names, "NODELIST": names, "SUBMIT_DIR": os.getcwd(), "OVERLAP": "1"}
-    own |= dict.fromkeys(("JOB_NUM_NODES", "NNODES"), str(len(nodes)))
-    own |= dict.fromkeys(("NTASKS", "NPROCS"), str(ranks * len(nodes)))
-    own |= {"NTASKS_PER_NODE": str(ranks), "CPUS_PER_TASK": str(cpus)}
+    values = {"JOB_ID": allocation.job_id, "JOBID": allocation.job_id, "JOB_NAME": resolved.job.name or resolved.name}
+    values |= {"JOB_NODELIST": names, "NODELIST": names, "SUBMIT_DIR": os.getcwd(), "OVERLAP": "1"}
+    values |= dict.fromkeys(("JOB_NUM_NODES", "NNODES"), str(len(nodes)))
+    values |= dict.fromkeys(("NTASKS", "NPROCS"), str(ranks * len(nodes)))
+    values |= {"NTASKS_PER_NODE": str(ranks), "CPUS_PER_TASK": str(cpus)}
     times = f"(x{len(nodes)})" if len(nodes) > 1 else ""
-    own |= {"TASKS_PER_NODE": f"{ranks}{times}", "JOB_CPUS_PER_NODE": f"{cpus * ranks}{times}"}
-    variables = {f"SLURM_{name}": text for name, text in own.items()} | job_python(resolved)
+    values |= {"TASKS_PER_NODE": f"{ranks}{times}", "JOB_CPUS_PER_NODE": f"{cpus * ranks}{times}"}
+    variables = {f"SLURM_{name}": text for name, text in values.items()} | job_python(resolved)
     return submission_environment(os.environ, variables | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_START": start})
 
 
@@ -236,9 +236,9 @@ class _Supervisor:
                     self._look()
             time.sleep(_POLL_S)
         if (attempt := self.attempt()) is not None and not attempt.ended():
-            words = f"job.sh ended with exit code {self._process.returncode} and wrote no end"
+            cause = f"job.sh ended with exit code {self._process.returncode} and wrote no end"
             ended = "cancelled" if self.run.is_cancelled(self.start_id) else "error"
-            attempt.write_ended(ended, words, int(attempt.last_metrics().get("step") or 0))
+            attempt.write_ended(ended, cause, int(attempt.last_metrics().get("step") or 0))
         if follower is not None:
             follower.join(_ASK_S)
 
@@ -250,7 +250,7 @@ class _Supervisor:
         self.interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self.interrupts == 1:
             sys.stderr.write("\nCtrl-C: the run is asked to save and stop; once more cancels\n")
-            ask_runs([self.run], "stop", lambda words: sys.stderr.write(f"{words}\n"))
+            ask_runs([self.run], "stop", lambda line: sys.stderr.write(f"{line}\n"))
             return
         if number == signal.SIGINT:
             self.run.mark_cancelled(self.start_id)
@@ -271,7 +271,7 @@ class _Supervisor:
         """Signals every process of the run's steps, again after _LOOK_S: ranks that start do not listen yet."""
         command = ["squeue", "--steps", f"--jobs={self.allocation.job_id}", "--noheader", "--format=%i %j"]
         listed = [line.split() for line in ask(command, timeout_s=_ASK_S).stdout.splitlines()]
-        steps = [step for step, *words in listed if words == [self.start_id]]
+        steps = [step for step, *names in listed if names == [self.start_id]]
         if steps:
             ask(["scancel", f"--signal={name}", *steps], timeout_s=_ASK_S)
         elif name == "KILL" and self._process is not None:

@@ -262,9 +262,9 @@ def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
     return findings
 
 
-def _of_node(what: str, words: str, node: str, bad: bool, figure: float, usual: float, unit: str) -> Finding:
+def _of_node(what: str, text: str, node: str, bad: bool, figure: float, usual: float, unit: str) -> Finding:
     """A finding on a bad node, or a warning on one."""
-    return Finding(what, words if bad else f"{node}: {words}", node if bad else None, None, figure, usual, unit)
+    return Finding(what, text if bad else f"{node}: {text}", node if bad else None, None, figure, usual, unit)
 
 
 def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -298,8 +298,8 @@ def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
             if (rate := report.worst(figure)) is not None and all(_is_judged(each, figure) for each in report.figures)
         }
         for name, own, peers in _slow(rates):
-            words = f"{text.format(own)}, median of its peers {peers:g}"
-            findings.append(_of_node(what, words, name, bad, own, peers, unit))
+            message = f"{text.format(own)}, median of its peers {peers:g}"
+            findings.append(_of_node(what, message, name, bad, own, peers, unit))
     return findings
 
 

@@ -130,7 +130,7 @@ def read_job_script(path: Path) -> JobScript:
         raise ConfigError(f"{path} has line breaks of DOS, which sbatch does not take", f"dos2unix {path}")
     lines = data.decode(errors="surrogateescape").split("\n")
     head = len(list(itertools.takewhile(lambda line: not is_command(line), lines)))
-    directives, words = [], []
+    directives, every_word = [], []
     for number, line in enumerate(lines[:head], 1):
         for pattern, what, hint in _OTHERS:
             if pattern.match(line):
@@ -138,16 +138,16 @@ def read_job_script(path: Path) -> JobScript:
         if line.startswith(DIRECTIVE):
             text = line.removeprefix(DIRECTIVE).strip()
             try:
-                found = split_directive(text)
+                words_here = split_directive(text)
             except ValueError:
                 raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
-            words += found
-            every = list(read_options(found))
+            every_word += words_here
+            every = list(read_options(words_here))
             kept = without_waits(every)
             if "#" in text or kept != every:
                 text = " ".join(quote_directive(word) for option in kept for word in option.words)
             directives += [text] if text else []
-    options = tuple(read_options(words))
+    options = tuple(read_options(every_word))
     check_options(options, str(path))
     body = list(_body(lines, head))
     late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
@@ -236,31 +236,31 @@ def check_options(options: Sequence[Option], where: str) -> None:
 
 def scan(script: JobScript) -> list[Caution]:
     """The lines of the body that are worth a look, with what they mean under the chain."""
-    found = []
+    notes = []
     lines = script.data.decode(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if number in script.late:
             means = f"sbatch does not read it: it is after the first command, which is in line {script.stops}"
-            found.append(Caution(number, f"{text:.60}", means))
+            notes.append(Caution(number, f"{text:.60}", means))
         if not text or (text.startswith("#") and number > 1):
             continue
         shown = hide_secrets(text)
         if shown != text:
-            found.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
+            notes.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
         bare = _SAID.sub("", line.partition(" #")[0])
-        found += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
+        notes += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
         if _SUBMITS.search(bare):
             before = "\n".join(lines[max(0, number - _GUARD_LINES) : number])
-            words = _SUBMITS.split(bare, maxsplit=1)[1]
-            again = script.path.name in words or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", words)
+            arguments = _SUBMITS.split(bare, maxsplit=1)[1]
+            again = script.path.name in arguments or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", arguments)
             means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
-            found.append(Caution(number, f"{shown:.60}", means))
+            notes.append(Caution(number, f"{shown:.60}", means))
     for each in redirected("\n".join(lines)):
         where = each.target or "files of torchrun's own"
         means = f"its output goes to {where}, past the run's log; why and status read it there if they find it"
-        found.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
-    return sorted(found, key=lambda caution: caution.line)
+        notes.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
+    return sorted(notes, key=lambda caution: caution.line)
 
 
 def submits_itself(script: JobScript) -> Caution | None:

@@ -232,8 +232,8 @@ class ForeignLog:
             if not self._at_fault:
                 self._at_fault = True
                 with contextlib.suppress(OSError):
-                    words = f"hpc-gpt could not follow a line of the program: {fault_words(fault)}"
-                    print(f"note: {words}; it runs on, and steps may be missing", file=sys.stderr, flush=True)
+                    message = f"hpc-gpt could not follow a line of the program: {fault_words(fault)}"
+                    print(f"note: {message}; it runs on, and steps may be missing", file=sys.stderr, flush=True)
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

@@ -60,13 +60,13 @@ class RequestFault(ValueError):
     """A refusal with the command's whole message."""
 
 
-def main(folder: str, name: str, *words: str) -> None:
+def main(folder: str, name: str, *line: str) -> None:
     with open("/proc/self/comm", "w") as comm:  # by which others know a srun
         comm.write(name)
     try:
         if name not in ANSWERED:
             raise not_rehearsed(name, name)
-        options, arguments = parse_options(name, words)
+        options, arguments = parse_options(name, line)
         if name == "srun":
             sys.exit(_srun(Path(folder), options, arguments))
         with locked_state(Path(folder)) as state:
@@ -85,9 +85,9 @@ def not_rehearsed(command: str, what: str) -> RequestFault:
     )
 
 
-def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def parse_options(command: str, line: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """(long name -> value or "", the arguments after the options) of a command line. Raises RequestFault."""
-    options, arguments = read_call(words, _OPTIONS[command])
+    options, arguments = read_call(line, _OPTIONS[command])
     for name in options:
         if name in _NOT_REHEARSED.get(command, ()) or name not in _OPTIONS[command].kinds:
             raise not_rehearsed(command, f"{command} --{name}")
@@ -266,8 +266,8 @@ def _sbatch(state: SlurmState, line: Mapping[str, str], arguments: Sequence[str]
         raise RequestFault(f"sbatch: error: Unable to open file {file}")
     script = file.read_bytes()
     directives = script_directives(script.decode("utf-8", "surrogateescape"))
-    words = [word for directive in directives for word in split_directive(directive)]
-    options = {"job-name": file.name, **parse_options("sbatch", words)[0], **line}
+    in_script = [word for directive in directives for word in split_directive(directive)]
+    options = {"job-name": file.name, **parse_options("sbatch", in_script)[0], **line}
     if not options.get("array", "0").isdecimal():
         raise not_rehearsed("sbatch", f"sbatch --array={options['array']}")
     nodes, limit = sizes_of(options).nodes, limit_s(options.get("time"))

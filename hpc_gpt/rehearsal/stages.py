@@ -249,7 +249,7 @@ class RunRehearsal:
     def _begins(self, stage: str, run: RunFolder, attempt: Attempt) -> bool:
         """Waits until the attempt shows how far it is; False if the script has ended by itself, with exit code 0."""
         command = self.resolved.program
-        before = max((max(steps_of(each), default=0) for each in run.attempts()[: attempt.number - 1]), default=0)
+        last_step = max((max(steps_of(each), default=0) for each in run.attempts()[: attempt.number - 1]), default=0)
         saved = saved_step(run, command)
         until: float | None = None
 
@@ -258,7 +258,7 @@ class RunRehearsal:
             if attempt.log.exists() and until is None:
                 until = time.monotonic() + _UNSEEN_S
             if command.checkpoints is not None:
-                return saved_step(run, command) > saved and bool(steps_of(attempt) or not before)
+                return saved_step(run, command) > saved and bool(steps_of(attempt) or not last_step)
             return bool(steps_of(attempt)) or (until is not None and time.monotonic() > until)
 
         self._until(stage, f"what attempt {attempt.number} shows", lambda: attempt.ended() or shows())
@@ -266,10 +266,10 @@ class RunRehearsal:
             self._ends("finished", attempt, ("done",))
             return False
         steps, newest = steps_of(attempt), saved_step(run, command)
-        words = f"its first step is {min(steps)}" if steps else "no step in its output so far"
-        words += f", the attempt before came to {before}" if before else ""
-        words += f"; the newest checkpoint is of step {newest}" if newest else ""
-        self.say(stage, f"on {' '.join(self._job_of(attempt).nodes)}, {words}")
+        evidence = f"its first step is {min(steps)}" if steps else "no step in its output so far"
+        evidence += f", the attempt before came to {last_step}" if last_step else ""
+        evidence += f"; the newest checkpoint is of step {newest}" if newest else ""
+        self.say(stage, f"on {' '.join(self._job_of(attempt).nodes)}, {evidence}")
         return True
 
     def _ends(self, stage: str, attempt: Attempt, expected: tuple[str, ...]) -> None:

@@ -114,8 +114,8 @@ def init_config_of(runs: Iterable[Path]) -> tuple[InitConfig | None, str]:
     with contextlib.suppress(UserError, OSError):
         if hashlib.sha256((path / CONFIG).read_bytes()).hexdigest() == init.get("config"):
             return init_config_in(path), ""
-    words = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
-    return InitConfig(init.get("architecture")), f"{words}positions and {GENERATION} are not passed on"
+    lost = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
+    return InitConfig(init.get("architecture")), f"{lost}positions and {GENERATION} are not passed on"
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:

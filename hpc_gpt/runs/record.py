@@ -28,10 +28,10 @@ class Flag(str):
     __slots__ = ("kind",)
     kind: str
 
-    def __new__(cls, words: str, kind: str = "") -> Flag:
-        """The flag of these words; one that has a kind keeps it, unless another is given."""
-        flag = super().__new__(cls, words)
-        flag.kind = kind or getattr(words, "kind", "")
+    def __new__(cls, text: str, kind: str = "") -> Flag:
+        """The flag of a text; one that has a kind keeps it, unless another is given."""
+        flag = super().__new__(cls, text)
+        flag.kind = kind or getattr(text, "kind", "")
         return flag
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -32,27 +32,27 @@ class Option:
     words: tuple[str, ...]
 
 
-def read_options(words: Sequence[str]) -> Iterator[Option]:
-    """The options of sbatch in words, which are options alone; a word that is none has an empty name.
+def read_options(line: Sequence[str]) -> Iterator[Option]:
+    """The options of sbatch in a line of options alone; a word that is none has an empty name.
 
     The word after an option that this version does not know, as a plugin's, is its value.
     """
-    return _read(list(words), options_of("sbatch"))
+    return _read(list(line), options_of("sbatch"))
 
 
-def read_call(words: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
+def read_call(line: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
     """({long name: value or ""}, the arguments after the options) of a call of one of Slurm's commands.
 
     >>> read_call(["-n4", "-K", "--nodes=2", "bash", "-l"], options_of("srun"))
     ({'ntasks': '4', 'kill-on-bad-exit': '', 'nodes': '2'}, ['bash', '-l'])
     """
-    left = list(words)
-    found: dict[str, str] = {}
+    left = list(line)
+    values: dict[str, str] = {}
     for option in _read(left, known):
         if not option.name:
-            return found, left if option.value == "--" else [*option.words, *left]
-        found[option.name] = option.value or ""
-    return found, []
+            return values, left if option.value == "--" else [*option.words, *left]
+        values[option.name] = option.value or ""
+    return values, []
 
 
 def _read(left: list[str], known: Options) -> Iterator[Option]:

@@ -100,9 +100,9 @@ def _never(resolved: Resolved, why: str) -> NeverStarts:
     )
 
 
-def _later(words: str, now: float) -> str:
-    found = _STARTS.search(words)
-    begin = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else now
+def _later(message: str, now: float) -> str:
+    start = _STARTS.search(message)
+    begin = time.mktime(time.strptime(start[1], "%Y-%m-%dT%H:%M:%S")) if start else now
     return f"Slurm expects to start it at {clock(begin, now)}" if begin > now + _SOON_S else ""
 
 
@@ -288,8 +288,8 @@ def reason_text(reason: str) -> str:
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
     name = reason.partition(",")[0]
-    words = _REASONS.get(reason) or _REASONS.get(name) or _limit_words(name)
-    return f"{words} ({reason})" if words else reason
+    meaning = _REASONS.get(reason) or _REASONS.get(name) or _limit_words(name)
+    return f"{meaning} ({reason})" if meaning else reason
 
 
 def _limit_words(name: str) -> str:

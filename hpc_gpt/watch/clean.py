@@ -123,8 +123,8 @@ def _fault_of(room: RunRoom) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as fault:
-        words = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
-        room.refused = room.fault = words
+        cause = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
+        room.refused = room.fault = cause
 
 
 def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
