@@ -66,12 +66,12 @@ def read_text(path: Path, errors: str = "replace", most: int = MOST_BYTES) -> st
 def within_time(work: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found | None]:
     """`work` of each item, done on a thread; None for one that takes longer: it waits for a file of a host that no
     longer answers, for ever. The thread is left to wait. What `work` raises is raised."""
-    found: list[_Found | None] = []
+    answers: list[_Found | None] = []
     limit_s = ANSWER_S
-    while len(found) < len(items):
+    while len(answers) < len(items):
         done: list[_Found] = []
         faults: list[BaseException] = []
-        thread = threading.Thread(target=_do, args=(work, items[len(found) :], done, faults), daemon=True)
+        thread = threading.Thread(target=_do, args=(work, items[len(answers) :], done, faults), daemon=True)
         thread.start()
         before = -1
         while thread.is_alive() and len(done) > before:
@@ -80,9 +80,9 @@ def within_time(work: Callable[[_Item], _Found], items: Sequence[_Item]) -> list
         is_stuck, count = thread.is_alive(), len(done)
         if faults:
             raise faults[0]
-        found += [*done[:count], *([None] if is_stuck else [])]
+        answers += [*done[:count], *([None] if is_stuck else [])]
         limit_s = min(limit_s, 1.0) if is_stuck else limit_s  # it is the same host, most likely
-    return found
+    return answers
 
 
 def _do(work: Callable[[_Item], _Found], items: Sequence[_Item], done: list[_Found], faults: list[Any]) -> None:
@@ -231,10 +231,10 @@ def write_new(texts: Mapping[Path, str]) -> None:
         raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
 
 
-def give_name(own: Path, path: Path) -> None:
-    """Gives a finished file its name. FileExistsError if the name is taken. `own` may remain as a second name."""
+def give_name(finished: Path, path: Path) -> None:
+    """Gives a finished file its name. FileExistsError if the name is taken. `finished` may remain as a second name."""
     try:
-        os.link(own, path)
+        os.link(finished, path)
     except FileExistsError:
         raise
     except OSError as fault:
@@ -243,7 +243,7 @@ def give_name(own: Path, path: Path) -> None:
             raise
         if path.exists():
             raise FileExistsError(errno.EEXIST, "there already", str(path)) from None
-        own.rename(path)
+        finished.rename(path)
 
 
 def replace_whole(path: Path, text: str) -> None:

@@ -44,17 +44,17 @@ def list_interfaces() -> dict[str, str]:
     first = ctypes.POINTER(_Interface)()
     if library.getifaddrs(ctypes.byref(first)):
         raise OSError(ctypes.get_errno(), "getifaddrs")
-    found: dict[str, str] = {}
+    interfaces: dict[str, str] = {}
     at = first
     while at:
         here = at.contents
         if here.address and (place := _ADDRESS.get(ctypes.c_ushort.from_address(here.address).value)):
             offset, length = place
             address = ipaddress.ip_address(ctypes.string_at(here.address + offset, length))
-            found.setdefault(str(address), here.name.decode())
+            interfaces.setdefault(str(address), here.name.decode())
         at = here.next
     library.freeifaddrs(first)
-    return found
+    return interfaces
 
 
 def source_address(host: str) -> str:

@@ -75,10 +75,10 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
         )
     path = folder / f"{name}.toml"
     check_new([path])
-    asked = read_plan_request(request, _TOKENS, None)
-    if asked.stands_in:
-        click.echo(asked.stand_in_note, err=True)
-    searched = search_plan(asked, must_fit=True)
+    plan = read_plan_request(request, _TOKENS, None)
+    if plan.stands_in:
+        click.echo(plan.stand_in_note, err=True)
+    searched = search_plan(plan, must_fit=True)
     best = searched.candidates[0]
     assert best.step is not None
     given = {key: value for key, value in request.overrides.items() if value is not None}
@@ -86,10 +86,10 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     for key in ("model.hf", "train.init", "data.path", "data.tokenizer", *paths):
         if (file := given.get(key)) is not None and Path(file).exists():
             given[key] = str(Path(file).absolute())  # the new file may be in another folder
-    tables = planned_tables(best, asked.experiment, given)
-    size_run(check_tables({"name": name, **tables}, Experiment, str(path)), asked.profile)
-    figures = figures_of(best.training, best.step, asked.machine, _TOKENS)
-    write_new({path: planned_text(name, tables, searched, figures, (asked.name, asked.model), asked.source)})
+    tables = planned_tables(best, plan.experiment, given)
+    size_run(check_tables({"name": name, **tables}, Experiment, str(path)), plan.profile)
+    figures = figures_of(best.training, best.step, plan.machine, _TOKENS)
+    write_new({path: planned_text(name, tables, searched, figures, (plan.name, plan.model), plan.source)})
     click.echo(f"wrote {path}: {best.layout} on {best.training.engine}")
     if searched.best is None:
         click.echo(f"note: {unchecked(searched)}", err=True)

@@ -59,45 +59,45 @@ class Check:
 def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
     """Every check of what `request` would submit, or of the run that it names. `probe`: also start the ranks here."""
     logs = run.path if run is not None else logs_folder()
-    found = []
-    resolved, script, beside = None, "", None
+    checks = []
+    resolved, script, data_beside = None, "", None
     findings: Sequence[str] = ()  # on lines of a job script
     try:
         if run is not None:
-            resolved, script, beside = run.resolved(), read_text(run.job_script), run.data_beside
+            resolved, script, data_beside = run.resolved(), read_text(run.job_script), run.data_beside
         else:
             prepared = prepare(request, faster=True)
-            resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
+            resolved, script, data_beside = prepared.resolved, prepared.script, prepared.data_beside
             if prepared.job_script is not None:
                 findings = prepared.job_script.findings
-            found += [Check("config", "ok", line) for line in prepared.unread]
+            checks += [Check("config", "ok", line) for line in prepared.unread]
             for line in prepared.faster:
                 sys.stderr.write(f"{line}\n")
     except UserError as fault:
-        found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
+        checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
-        found.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
-        found += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
-    found += _check_scheduler(resolved, script, profile)
-    found += check_versions()
+        checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
+        checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
+    checks += _check_scheduler(resolved, script, profile)
+    checks += check_versions()
     if resolved is not None:
-        found += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
-        found += guarded("inputs", lambda: check_needs(resolved, beside))
-        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in found):
-            found.append(check_init(resolved))
+        checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
+        checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
+        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
+            checks.append(check_init(resolved))
     folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
-    found += check_folders(folders, shared=profile.scheduler == "slurm")
+    checks += check_folders(folders, shared=profile.scheduler == "slurm")
     if resolved is not None:
-        found += guarded("space", lambda: check_space(resolved, logs, run))
-    found += guarded("clock", lambda: check_clock(logs))
+        checks += guarded("space", lambda: check_space(resolved, logs, run))
+    checks += guarded("clock", lambda: check_clock(logs))
     if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
-        found += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
+        checks += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
     elif probe:
         hint = "a job probes the nodes of a cluster: --set job.preflight=true, or preflight = true in the profile"
-        found.append(Check("probe", "warn", "not made here", hint))
-    return found
+        checks.append(Check("probe", "warn", "not made here", hint))
+    return checks
 
 
 def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:

@@ -184,17 +184,17 @@ def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Consta
     return constants_of(profile), "data sheets" if profile.calibration is None else f"calibration of {profile.name}"
 
 
-def search_plan(asked: PlanRequest, must_fit: bool) -> Searched:
+def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
     """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
-    searched = search(asked.question, asked.machine, asked.constants)
+    searched = search(plan.question, plan.machine, plan.constants)
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
-    fixed = [name for name in (*AXES, "offload") if name in asked.question.fixed]
+    fixed = [name for name in (*AXES, "offload") if name in plan.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
-    more = fewest_gpus(asked.question, asked.machine)
+    more = fewest_gpus(plan.question, plan.machine)
     raise LayoutError(
-        f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
+        f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
         f"{engine_text(nearest.training)}, needs {needs(nearest)}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )

@@ -58,25 +58,25 @@ def prepare_file(
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
-    asked = ScriptRequest(Path(command.script), command.args)
+    call = ScriptRequest(Path(command.script), command.args)
     ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
-    return prepare_script(whole, profile, asked, experiment.name)
+    return prepare_script(whole, profile, call, experiment.name)
 
 
 def prepare_script(
-    request: Request, profile: ClusterProfile, asked: ScriptRequest, name: str | None = None
+    request: Request, profile: ClusterProfile, call: ScriptRequest, name: str | None = None
 ) -> PreparedRun:
     """The run of a script. Raises ConfigError."""
-    script = read_job_script(asked.path)
+    script = read_job_script(call.path)
     tables = _keys(request.overrides)
     job, of_profile = tables["job"], tables.pop("profile")
     checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
     profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
     here = profile.scheduler == "local"
     by_variable = [] if here else options_of_variables(os.environ)
-    on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *asked.options]
+    on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *call.options]
     options = list(read_options(on_line))
     check_options(options, "the command line")
     left_out = [*script.left_out, *(option for option in options if option not in without_waits(options))]
@@ -84,11 +84,11 @@ def prepare_script(
     if not (script.options or options):
         if (line := submits_itself(script)) is not None:
             raise ConfigError(
-                f"{asked.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
+                f"{call.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
                 "name the script that it submits, or start it with bash",
             )
         raise ConfigError(
-            f"{asked.path} has no #SBATCH lines, and the command line no options of sbatch",
+            f"{call.path} has no #SBATCH lines, and the command line no options of sbatch",
             "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
         )
     no_profile = request.cluster is None and user_default() is None
@@ -98,12 +98,12 @@ def prepare_script(
     chain = profile.chain
     for option in (*script.options, *options):
         chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
-    title = values.get("job-name") or asked.path.name
+    title = values.get("job-name") or call.path.name
     if "job-name" not in values:
         options.append(Option("job-name", title, (f"--job-name={title}",)))
     values = {**values, "job-name": title}
     on_line = [word for option in options for word in option.words]
-    experiment = _experiment(name or folder_name(without_suffix(title)), tables, values, sizes, asked)
+    experiment = _experiment(name or folder_name(without_suffix(title)), tables, values, sizes, call)
     lead = _lead(experiment.job, profile, values.get("time"))
     experiment = with_keys(experiment, {"job.signal_lead_s": lead})
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, values, script)
@@ -111,13 +111,13 @@ def prepare_script(
     directives = [*map(quote_directive, added), *script.directives]
     directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
     directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
-    text = render_job_script(resolved, script.data, asked.arguments, directives)
+    text = render_job_script(resolved, script.data, call.arguments, directives)
     array = _array(values.get("array"))
-    findings = _findings(script, resolved, asked.arguments, left_out)
+    findings = _findings(script, resolved, call.arguments, left_out)
     return PreparedRun(
         resolved,
         text,
-        experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
+        experiment_text(resolved, f"Of {call.path.name}, which runs as it is."),
         (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
@@ -134,19 +134,19 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "profile": {},
         **{name: {} for name in AROUND},
     }
-    known = [entry.name for entry in fields(ClusterProfile)]
+    of_profile = [entry.name for entry in fields(ClusterProfile)]
     for key, value in overrides.items():
         table, dot, name = key.partition(".")
         if key in _SIZES or value is None:
             continue
-        if not dot and key in known:
+        if not dot and key in of_profile:
             tables["profile"][key] = value
         elif table in _TABLES or key in _OF_TRAIN:
             tables[table][name] = value
         else:
             raise ConfigError(
                 f"{key} is not for a job script, which runs as it is",
-                close_matches(key, known)
+                close_matches(key, of_profile)
                 or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
             )
     for name in ("run", "per", "setup", "resume", "snapshot", "link"):
@@ -176,19 +176,19 @@ def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[
 
 
 def _experiment(
-    name: str, keys: Mapping[str, Any], values: Mapping[str, str | None], sizes: Sizes, asked: ScriptRequest
+    name: str, keys: Mapping[str, Any], values: Mapping[str, str | None], sizes: Sizes, call: ScriptRequest
 ) -> Experiment:
     """The experiment that is kept of it. What Slurm alone decides is not checked here."""
     job, command = keys["job"], keys["command"]
     texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := values.get(option))}
     of_chain = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
     folder = Path(values.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
-    arguments = hide_secrets(shlex.join(asked.arguments))
-    hidden = list(asked.arguments) if arguments == shlex.join(asked.arguments) else [arguments]
-    where = {"script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
+    arguments = hide_secrets(shlex.join(call.arguments))
+    hidden = list(call.arguments) if arguments == shlex.join(call.arguments) else [arguments]
+    where = {"script": str(call.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
     tables = {"command": {**command, **where}, "job": {**texts, **of_chain}, "train": {"steps": 0, **keys["train"]}}
     tables |= {table: keys[table] for table in AROUND}
-    checked = check_tables({"name": name, **tables}, Experiment, asked.path.name)
+    checked = check_tables({"name": name, **tables}, Experiment, call.path.name)
     layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
     job_kept = replace(checked.job, exclusive="exclusive" in values or None)
     return replace(checked, engine=Engine(name="command"), layout=layout, job=job_kept)

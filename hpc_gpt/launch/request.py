@@ -116,20 +116,20 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
     file = read_experiment(request.experiment)
     if request.names_experiment or request.experiment != DEFAULT_EXPERIMENT:
         return file
-    asked = request.overrides
-    sizes = [asked.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
+    overrides = request.overrides
+    sizes = [overrides.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
     of_file = None
-    if asked.get("model.hf"):
+    if overrides.get("model.hf"):
         from hpc_gpt.weights.config import model_name  # of published weights alone
 
-        of_file = model_name(Path(str(asked["model.hf"])))
-    name = asked.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
-    engine, own = asked.get("engine.name"), file.tables["engine"]["name"]
-    if name is None and engine in (None, own):
+        of_file = model_name(Path(str(overrides["model.hf"])))
+    name = overrides.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
+    engine, usual = overrides.get("engine.name"), file.tables["engine"]["name"]
+    if name is None and engine in (None, usual):
         return file
     if name is None and "model" not in (under or {}):
         raise ConfigError(
-            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {own}, and with {engine} the defaults name no model",
+            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {usual}, and with {engine} the defaults name no model",
             "add --model, for example --model gpt2, or name an EXPERIMENT",
         )
     if request.row is not None or request.sweep:
@@ -138,9 +138,9 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
             f"{option} is of an EXPERIMENT, and with --model there is none", f"name it, as {DEFAULT_EXPERIMENT}"
         )
     tables = {"name": str(name or "default"), **(under or {})}
-    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
+    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:
         tables["train"] = {"dtype": "fp16"}
-    if compiles(of_full_size(request, profile), asked):
+    if compiles(of_full_size(request, profile), overrides):
         tables["engine"] = {**tables.get("engine", {}), "compile": "block"}
     return ExperimentFile(DEFAULTS, "", tables, None, ((DEFAULTS, tables),))
 

@@ -189,7 +189,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 
 
 def check_inputs(
-    resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
+    resolved: Resolved, data_beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
 ) -> Path | None:
     """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
     from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
@@ -208,7 +208,7 @@ def check_inputs(
     snapshot_of(resolved)
     if begins and resolved.train.init is not None:
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
-    return ensure_data(resolved, make, beside)
+    return ensure_data(resolved, make, data_beside)
 
 
 def write_run(

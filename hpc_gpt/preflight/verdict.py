@@ -213,22 +213,22 @@ def choose_nodes(nodes: Sequence[str], bad: Iterable[str], needed: int) -> list[
 
 def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:
     """Nodes that were silent, or on which a probe failed; if most of them, the set-up is at fault."""
-    found = {}
+    causes = {}
     for name, report in reports.items():
         silent = ranks_per_node - report.answered
         if report.failed:
             rank, why = min(report.failed.items())
-            found[name] = f"rank {rank} on it failed: {why}"
+            causes[name] = f"rank {rank} on it failed: {why}"
         elif silent:
             missing = f"{silent} of its {ranks_per_node} ranks gave no figures in time"
-            found[name] = missing if report.sent else "it did not answer"
+            causes[name] = missing if report.sent else "it did not answer"
     errors = " ".join(error for report in reports.values() for error in report.failed.values())
-    of_setup = len(reports) == len(found) and any(name in errors for name in _SETUP_ERRORS)
-    if found and (of_setup or 2 * len(found) > len(reports) > 1):
-        first = next(iter(found))
-        text = f"{len(found)} of {len(reports)} nodes cannot be probed; {first}: {found[first]}"
+    of_setup = len(reports) == len(causes) and any(name in errors for name in _SETUP_ERRORS)
+    if causes and (of_setup or 2 * len(causes) > len(reports) > 1):
+        first = next(iter(causes))
+        text = f"{len(causes)} of {len(reports)} nodes cannot be probed; {first}: {causes[first]}"
         return [Finding("probe", text, None, "user_error" if of_setup else "error")]
-    return [Finding("probe", text, name) for name, text in found.items()]
+    return [Finding("probe", text, name) for name, text in causes.items()]
 
 
 def _versions(reports: Mapping[str, NodeReport]) -> list[Finding]:

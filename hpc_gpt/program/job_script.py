@@ -310,12 +310,12 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
     if not is_job_script(script):
         raise ConfigError(f"{script} does not begin with #!, as a job script does", "name the script that sbatch takes")
     read = read_job_script(script)
-    found = last_values(read.options)
+    values = last_values(read.options)
     name = name or folder_name(without_suffix(script.name))
-    job = {key: found[option] for key, option in OF_JOB.items() if key not in _SITE and found.get(option)}
-    sizes = sizes_of(found)
-    layout = {"nodes": sizes.nodes} if found.get("nodes") else {}
-    beside = os.path.relpath(script.absolute(), folder.absolute())
+    job = {key: values[option] for key, option in OF_JOB.items() if key not in _SITE and values.get(option)}
+    sizes = sizes_of(values)
+    layout = {"nodes": sizes.nodes} if values.get("nodes") else {}
+    relative = os.path.relpath(script.absolute(), folder.absolute())
     experiment = [
         f"# {plain(script.name)} runs as it is, with its own directives; the keys below are as options after them.",
         "# hpc-gpt help keys explains every key.",
@@ -326,7 +326,7 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
         'name = "command"',
         "",
         "[command]",
-        f"script = {toml_value(beside)}",
+        f"script = {toml_value(relative)}",
         "args = []",
         '# checkpoints = "out/step-*"  # by which the job chain sees progress',
         "",
@@ -335,13 +335,13 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
         *_table("layout", layout),
         *_table("job", job),
     ]
-    site: dict[str, Any] = {option: found[option] for option in _SITE if found.get(option)}
+    site: dict[str, Any] = {option: values[option] for option in _SITE if values.get(option)}
     if sizes.gpus:
         site |= {"gpus_per_node": sizes.gpus}
-        site |= {"gpu_flag": "gres" if "gpu" in (found.get("gres") or "") else "gpus-per-node"}
-    if "exclusive" in found and found["exclusive"] is None:
+        site |= {"gpu_flag": "gres" if "gpu" in (values.get("gres") or "") else "gpus-per-node"}
+    if "exclusive" in values and values["exclusive"] is None:
         site["exclusive"] = True
-    if "no-requeue" in found:
+    if "no-requeue" in values:
         site["chain"] = "none"
     lines = [f"# The site of {plain(script.name)}. hpc-gpt help profile explains every key."]
     lines += [line for line in _table("", site) if line]

@@ -182,7 +182,7 @@ class LocalSlurm:
             (commands / name).chmod(0o700)
         nowhere = self.folder / "no-slurm.conf"
         nowhere.touch()
-        own = {
+        variables = {
             MARK: str(self.folder),
             "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "TMPDIR": str(self.folder / "tmp"),
@@ -191,8 +191,8 @@ class LocalSlurm:
             "HPC_GPT_STATE": str(self.folder / "user-state"),
             **(also or {}),
         }
-        self.environment = {**os.environ, **own}
-        state = SlurmState([f"node{number}" for number in range(1, nodes + 1)], gpus, own, **waits)
+        self.environment = {**os.environ, **variables}
+        state = SlurmState([f"node{number}" for number in range(1, nodes + 1)], gpus, variables, **waits)
         (self.folder / "state").write_bytes(pickle.dumps(state))
         self.controller = subprocess.Popen(
             _python("controller", str(self.folder)),

@@ -101,20 +101,20 @@ class ScriptExecutor(SlurmExecutor):
     def _look_for(self, entry: Mapping[str, Any]) -> str:
         """The id of a job whose sbatch got no answer. SlurmUnreachable if it is not found in time: it may be queued."""
         self._note(entry)  # first: what follows may be killed
-        until, found = time.monotonic() + _TIMES * patience_s(), ""
-        while not found and time.monotonic() < until:
+        until, job_id = time.monotonic() + _TIMES * patience_s(), ""
+        while not job_id and time.monotonic() < until:
             time.sleep(_POLL_S)
             with contextlib.suppress(SlurmUnreachable), ask_for_lost(entry) as client:
                 if (answer := client.answer(until - time.monotonic())) is not None:
                     ids = [add_found(run, run.submissions()[-1], answer) for run in self.runs.values()]
-                    found = next(filter(None, ids), "").partition("_")[0]
-        if not found:
+                    job_id = next(filter(None, ids), "").partition("_")[0]
+        if not job_id:
             name = self.first.run_id if len(self.runs) == 1 else self.first.sweep_id or self.first.run_id
             raise SlurmUnreachable(
                 f"sbatch sent the job and got no answer ({entry['lost']}): it may be queued",
                 f"do not submit it again: hpc-gpt status {name} finds it once Slurm answers",
             )
-        return found
+        return job_id
 
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
         for element, run in self.runs.items():

@@ -104,19 +104,19 @@ def options_of_variables(environment: Mapping[str, str]) -> list[str]:
     ['--requeue', '--time=9']
     """
     kinds = options_of("sbatch").kinds
-    found = []
+    options = []
     for variable, value in sorted(environment.items()):
         if variable.startswith("SBATCH_") and not (variable == "SBATCH_CLUSTERS" and "SLURM_CLUSTERS" in environment):
             name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
             name = _OTHER_NAMES.get(name, name)
             if kinds.get(name) == "plain" or (kinds.get(name) == "optional" and not value):
-                found.append(f"--{name}")
+                options.append(f"--{name}")
             elif name in kinds:
                 wait = environment.get("SBATCH_WAIT4SWITCH") if name == "switches" else None
-                found.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
+                options.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
     if clusters := environment.get("SLURM_CLUSTERS"):  # as sbatch reads it, before its own
-        found.append(f"--clusters={clusters}")
-    return found
+        options.append(f"--clusters={clusters}")
+    return options
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def sizes_of(options: Mapping[str, str | None]) -> Sizes:
     sockets = _count(options.get("sockets-per-node")) or _count(options.get("extra-node-info"))
     tasks_here = per_node or -(-(tasks or nodes) // nodes)
     per_gpu = _count(options.get("ntasks-per-gpu")) or _count(options.get("ntasks-per-tres"))
-    asked = (
+    gpus = (
         _gpus(options.get("gpus-per-node")),
         _gpus_of_tres(options.get("gres")),
         _gpus_of_tres(options.get("tres-per-node")),
@@ -152,7 +152,7 @@ def sizes_of(options: Mapping[str, str | None]) -> Sizes:
         _gpus_of_tres(options.get("tres-per-task")) * tasks_here,
         -(-tasks_here // per_gpu) if per_gpu and tasks else 0,
     )
-    return Sizes(nodes, tasks, next(filter(None, asked), 0))
+    return Sizes(nodes, tasks, next(filter(None, gpus), 0))
 
 
 def _count(text: str | None) -> int:
@@ -232,7 +232,7 @@ def split_directive(line: str) -> list[str]:
     >>> split_directive(r"--comment='a # \b' -n4  # four")
     ['--comment=a # b', '-n4']
     """
-    words: list[str] = []
+    parts: list[str] = []
     place, inside = 0, False
     while place < len(line) and line[place] != "#":
         if line[place].isspace():
@@ -246,6 +246,6 @@ def split_directive(line: str) -> list[str]:
         text = found["escaped"] or found[0]
         if found["quote"]:
             text = re.sub(r"\\(.)", r"\1", found["quoted"])
-        words[-1:] = [words[-1] + text] if inside else [*words[-1:], text]
+        parts[-1:] = [parts[-1] + text] if inside else [*parts[-1:], text]
         place, inside = found.end(), True
-    return words
+    return parts

@@ -142,45 +142,45 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
             run.stop_mark(job_id).touch()
 
 
-def await_answer(asked: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
+def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
     """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened. `say` gets the run's
     state every _STATUS_S."""
     looked = time.monotonic()
     while True:
-        if (outcome := _outcome(asked)) is not None:
+        if (outcome := _outcome(control)) is not None:
             return outcome
         if time.monotonic() - looked > _STATUS_S:
             looked = time.monotonic()
-            (status,) = read_status([asked.run])
-            say(f"{asked.run.run_id}: {describe(status)}")
+            (status,) = read_status([control.run])
+            say(f"{control.run.run_id}: {describe(status)}")
             # The attempt may have answered in between.
-            if status.is_over and _outcome(asked) is None:
-                return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"
+            if status.is_over and _outcome(control) is None:
+                return control.verb == "stop" and status.state == "stopped", f"it is {status.state}"
         time.sleep(_POLL_S)
 
 
-def _outcome(asked: ControlRequest) -> tuple[bool, str] | None:
+def _outcome(control: ControlRequest) -> tuple[bool, str] | None:
     """The outcome of a request by the run folder; None if it is still open."""
-    attempt = asked.attempt
+    attempt = control.attempt
     if attempt is None:  # the request is for the next start
-        attempts = asked.run.attempts()
+        attempts = control.run.attempts()
         attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
         return None if attempt is None else (True, _end_text(attempt))
     end = attempt.ended()  # read before the answer, which is written before it
-    if asked.request is not None and asked.verb == "save" and (answer := answer_of(attempt, asked.request)):
+    if control.request is not None and control.verb == "save" and (answer := answer_of(attempt, control.request)):
         done = bool(answer.get("done"))
         return done, f"saved after step {answer.get('step')}" if done else str(answer.get("words"))
-    if end and asked.verb == "save":
+    if end and control.verb == "save":
         # The request came after the attempt's last look, but the save at its end fulfils it.
-        saved = newest_step(asked.run)
+        saved = newest_step(control.run)
         is_saved = saved is not None and saved == end.get("step")
         return is_saved, f"{_end_text(attempt)}; " + (
             f"saved after step {saved}" if saved is not None else "nothing is saved"
         )
     if end:
-        wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
+        wanted = {"stop": "stopped", "requeue": "requeued"}.get(control.verb)
         return end.get("ended") == wanted, _end_text(attempt)
-    later = [each for each in asked.run.attempts() if each.number > attempt.number]
+    later = [each for each in control.run.attempts() if each.number > attempt.number]
     return (
         (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
     )

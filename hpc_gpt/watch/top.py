@@ -116,24 +116,24 @@ def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) ->
 
 def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> list[tuple[float, str]]:
     """(in how many seconds, what) a running run does next, soonest first: evaluations, saves, its end, its limit."""
-    attempt, train, found = run.attempts()[-1], resolved.train, list[tuple[float, str]]()
+    attempt, train, coming = run.attempts()[-1], resolved.train, list[tuple[float, str]]()
     began, step_s = float(attempt.started().get("started") or now), attempt.last_metrics().get("step_s")
     if step_s and not runs_program(resolved):
         every = (("evaluates", train.eval_every), ("saves", train.save_every))
         at = [(steps * (step // steps + 1), does) for does, steps in every if steps]
         at += [(due, "saves") for due in sorted(each for each in train.save_at if each > step)[:1]]
         at = [*(each for each in at if each[0] < train.steps), (train.steps, "ends")]
-        found += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
+        coming += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
     if train.save_minutes and not runs_program(resolved):
         saved = began
         with contextlib.suppress(OSError):  # it may just be removed
             saved = max((path.stat().st_mtime for path in list_complete(run.checkpoints)), default=began)
-        found.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
+        coming.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
     if (limit := limit_s(resolved.job.time)) is not None:
         then = "is requeued" if resolved.cluster.chain != "none" else "ends"
         due_s = began + limit - (resolved.job.signal_lead_s or 0) - now
-        found.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))
-    return sorted(found)
+        coming.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))
+    return sorted(coming)
 
 
 def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[str]:
