@@ -169,12 +169,12 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    notes += [(row.run, _words_of(job)) for row in lines for job in row.after or ()]
+    notes += [(row.run, _after_text(job)) for row in lines for job in row.after or ()]
     notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
     return table + [plain(f"{run}: {text}") for run, text in notes]
 
 
-def _words_of(job: dict[str, Any]) -> str:
+def _after_text(job: dict[str, Any]) -> str:
     """A job of [after]."""
     code = f", exit code {job['code']}" if job["code"] else ""
     return f"after step {job['step']}: " + (f"job {job['job']} " if job["job"] else "") + f"{job['state']}{code}"

@@ -142,7 +142,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
         return None
     if how.allocation is None:
         return resumption.start()
-    click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
+    click.echo(f"started {run.run_id} {how.allocation.where_text(resolved, text)}")
     how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
     run_in(how.allocation, run, resolved)
     _print_record(run)
@@ -157,7 +157,7 @@ def _show(
     if how.allocation is None:
         start = dry_run(resolved, text)
     else:
-        start = ExpectedStart(f"would run now, {how.allocation.words(resolved, text)}")
+        start = ExpectedStart(f"would run now, {how.allocation.where_text(resolved, text)}")
     if how.script:
         click.echo(text.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))

@@ -223,7 +223,7 @@ class CheckpointFollower:
         except (UserError, OSError) as fault:
             by_hand = "sbatch" if self._resolved.cluster.scheduler == "slurm" else "bash"
             self._tried_at = time.monotonic()
-            last, cause = self._faults.get(job.step), _words(fault)
+            last, cause = self._faults.get(job.step), _fault_text(fault)
             if cause != last:
                 self._faults[job.step] = cause
                 self._say(job.step, f"{cause}; it is tried again, or you: {by_hand} {quote(str(job.script))}")
@@ -289,12 +289,12 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
         except (UserError, OSError) as fault:  # a disk that is full may have space later
             if alone or ((over or follower is None) and not is_disk_full(fault)):
                 raise
-            if last_fault != (last_fault := _words(fault)):
+            if last_fault != (last_fault := _fault_text(fault)):
                 print(f"after: {last_fault}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
 
 
-def _words(fault: BaseException) -> str:
+def _fault_text(fault: BaseException) -> str:
     if isinstance(fault, OSError) and fault.filename is not None:
         return f"cannot use {fault.filename}: {fault.strerror}"
     return hide_secrets(plain(" ".join(str(fault).split()) or type(fault).__name__, " "))[:400]
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             follow_checkpoints(run, run.attempt(int(arguments[1])), int(arguments[2]) if arguments[2:] else None)
     except Exception as fault:  # a traceback in the log would be taken for the training's
-        print(f"after: {_words(fault)}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"after: {_fault_text(fault)}; the run goes on without it", file=sys.stderr, flush=True)
     return 0
 
 

@@ -184,7 +184,7 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
                 "  known after the first job, or after submit --until steps=20 with the same options",
             )
         )
-    lead_s, lead_words = _lead(resolved, figures, lead_is_given)
+    lead_s, lead_lines = _lead(resolved, figures, lead_is_given)
     _check_budget(resolved, facts, _slower(figures, -1), lead_s)
     total, least, most = (
         chain_length(steps, _slower(figures, sign), gpus_of(resolved), limit_s(job.time), lead_s) for sign in (0, -1, 1)
@@ -201,7 +201,7 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
             f"use --time {time_limit_text(least.total_s)} or more, or {other}",
         )
     lines = [_sum_line(resolved, total, least, most, time.time() if now is None else now)]
-    lines += [f"  {line}" for line in (*figures.lines, *lead_words, *_warnings(resolved, facts, figures, total))]
+    lines += [f"  {line}" for line in (*figures.lines, *lead_lines, *_warnings(resolved, facts, figures, total))]
     return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
@@ -338,8 +338,8 @@ def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: Cha
     jobs = counted(total.jobs, "job")
     if least.jobs != (most.jobs if most else None):
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
-    if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
-        jobs += f" of {time_words}"
+    if (time_limit := resolved.job.time) and limit_s(resolved.job.time) is not None:
+        jobs += f" of {time_limit}"
     line = f"{jobs}{follows if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
         line += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"

@@ -94,7 +94,7 @@ class Allocation:
             )
         return fit[:wanted]
 
-    def words(self, resolved: Resolved, script: str) -> str:
+    def where_text(self, resolved: Resolved, script: str) -> str:
         """Where the run would run, and until when. Raises ConfigError as `fitting_nodes`."""
         nodes = some([node.name for node in self.fitting_nodes(resolved, script)], 8)
         until = "which has no time limit"

@@ -102,14 +102,14 @@ def prepare_script(
     if "job-name" not in values:
         options.append(Option("job-name", title, (f"--job-name={title}",)))
     values = {**values, "job-name": title}
-    on_line = [word for option in options for word in option.words]
+    on_line = [word for option in options for word in option.argv]
     experiment = _experiment(name or folder_name(without_suffix(title)), tables, values, sizes, call)
     lead = _lead(experiment.job, profile, values.get("time"))
     experiment = with_keys(experiment, {"job.signal_lead_s": lead})
     resolved = _resolve(experiment, replace(profile, chain=chain), sizes, values, script)
     owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
-    directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
+    directives += [" ".join(map(quote_directive, option.argv)) for option in options]  # an option a line
     directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
     text = render_job_script(resolved, script.data, call.arguments, directives)
     array = _array(values.get("array"))
@@ -171,7 +171,7 @@ def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[
             options.append(f"--{name}" if value is True else f"--{name}={value}")
     for option in without_waits(read_options(profile.sbatch)):
         if option.name not in given:
-            options += option.words
+            options += option.argv
     return options
 
 
@@ -252,7 +252,7 @@ def _findings(
             )
     if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
         findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
-    findings += [f"{option.words[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
+    findings += [f"{option.argv[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
     return tuple(findings)
 
 

@@ -145,7 +145,7 @@ def read_job_script(path: Path) -> JobScript:
             every = list(read_options(words_here))
             kept = without_waits(every)
             if "#" in text or kept != every:
-                text = " ".join(quote_directive(word) for option in kept for word in option.words)
+                text = " ".join(quote_directive(word) for option in kept for word in option.argv)
             directives += [text] if text else []
     options = tuple(read_options(every_word))
     check_options(options, str(path))

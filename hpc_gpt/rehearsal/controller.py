@@ -96,7 +96,7 @@ class Controller:
             self.output.write_bytes(b"")
         with open(self.output, "ab") as out:
             self.batch = subprocess.Popen(
-                job.words,
+                job.argv,
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -376,7 +376,7 @@ class RunRehearsal:
 
         def folder_of(job: RehearsedJob) -> str:
             named = job.environment.get("HPC_GPT_RUN") or os.path.join(
-                *job.words[1:2] or "/", job.options.get("array", "")
+                *job.argv[1:2] or "/", job.options.get("array", "")
             )
             return os.path.realpath(named)
 

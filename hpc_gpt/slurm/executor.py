@@ -73,7 +73,7 @@ class ScriptExecutor(SlurmExecutor):
         if lost:
             return self._look_for({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
         if answer.code != 0:
-            self._note({**entry, "refused": answer.words})
+            self._note({**entry, "refused": answer.message})
             refusal = sbatch_failed(answer)
             kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
             refusal.hint += f"; {kept} kept, marked refused: {self.first.path}"

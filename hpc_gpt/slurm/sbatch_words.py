@@ -25,11 +25,11 @@ _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?"
 
 @dataclass(frozen=True)
 class Option:
-    """An option by its long name; `value` is None without one, `words` are those of the command line."""
+    """An option by its long name; `value` is None without one, `argv` is what the command line has of it."""
 
     name: str
     value: str | None
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
 
 def read_options(line: Sequence[str]) -> Iterator[Option]:
@@ -50,7 +50,7 @@ def read_call(line: Sequence[str], known: Options) -> tuple[dict[str, str], list
     values: dict[str, str] = {}
     for option in _read(left, known):
         if not option.name:
-            return values, left if option.value == "--" else [*option.words, *left]
+            return values, left if option.value == "--" else [*option.argv, *left]
         values[option.name] = option.value or ""
     return values, []
 

@@ -70,11 +70,11 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
     if too_long := _above_time_limit(resolved, partitions):
         raise _never(resolved, too_long)
     if answer.code == 0:
-        return ExpectedStart(answer.words, _closed(partitions) or _later(answer.words, time.time()))
+        return ExpectedStart(answer.message, _closed(partitions) or _later(answer.message, time.time()))
     if _NO_NODES.search(answer.stderr):
-        return ExpectedStart(answer.words, _nodes_to_come(resolved, partitions, answer, clusters))
+        return ExpectedStart(answer.message, _nodes_to_come(resolved, partitions, answer, clusters))
     if _NOT_NOW.search(answer.stderr):
-        return ExpectedStart(answer.words, answer.sentence)
+        return ExpectedStart(answer.message, answer.sentence)
     raise sbatch_failed(answer)
 
 
@@ -196,7 +196,7 @@ def _nodes_to_come(
         elif len(fit) < wanted:
             never = never or f"it asks for {_too_many(name, wanted, own, fit, resolved)}"
         elif away:
-            return _away_words(name, wanted, fit, away)
+            return _away_text(name, wanted, fit, away)
     raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence)
 
 
@@ -228,7 +228,7 @@ def _size(resolved: Resolved) -> str:
     return size + (f" with {feature}" if feature else "")
 
 
-def _away_words(partition: str, wanted: int, fit: Sequence[_Node], away: Sequence[_Node]) -> str:
+def _away_text(partition: str, wanted: int, fit: Sequence[_Node], away: Sequence[_Node]) -> str:
     """Words on nodes that take no job: how many, in which states, and what the administrators noted."""
     states = ", ".join(f"{n} {state}" for state, n in Counter(node.state.rstrip("*~#!%$@^-") for node in away).items())
     notes = [f"{node.name}: {node.reason}" for node in away if node.reason not in ("none", "")]
@@ -288,11 +288,11 @@ def reason_text(reason: str) -> str:
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
     name = reason.partition(",")[0]
-    meaning = _REASONS.get(reason) or _REASONS.get(name) or _limit_words(name)
+    meaning = _REASONS.get(reason) or _REASONS.get(name) or _limit_text(name)
     return f"{meaning} ({reason})" if meaning else reason
 
 
-def _limit_words(name: str) -> str:
+def _limit_text(name: str) -> str:
     found = _LIMIT.fullmatch(name)
     if not found:
         return ""
