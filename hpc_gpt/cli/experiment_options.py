@@ -219,7 +219,7 @@ def option_name(parameter: click.Parameter) -> str:
 
 
 def on_command_line(*but: str) -> list[click.Parameter]:
-    """What the command line itself gives, without a variable's doing, but for the parameters `but`."""
+    """The parameters that the command line itself gives, not a variable, without those named in `but`."""
     ctx, given = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
     named = [(str(each.name), each) for each in ctx.command.params]
     return [each for name, each in named if name not in but and ctx.get_parameter_source(name) is given]

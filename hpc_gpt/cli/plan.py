@@ -317,7 +317,7 @@ def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
 
 
 def _slow_largest(plan: PlanRequest, best: Candidate) -> str:
-    """That the largest model with offload trains far slower than the largest without; empty if it does not."""
+    """A line if the largest model with offload trains far slower than the largest without; else empty."""
     if plan.question.fixed["offload"] == "none":
         return ""
     question = replace(plan.question, fixed={**plan.question.fixed, "offload": "none"})

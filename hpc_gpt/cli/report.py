@@ -153,7 +153,7 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
-    """What goes to stdout, piece by piece; nothing for a table without runs."""
+    """The text for stdout, piece by piece; none for a table without runs."""
     from hpc_gpt.report.published_tables import sweep_text
     from hpc_gpt.report.race_table import race_text
 

@@ -180,7 +180,7 @@ def check_gpus_here(resolved: Resolved) -> list[Check]:
 
 
 def check_network(resolved: Resolved) -> Check:
-    """What gloo and NCCL will use. The nodes' interfaces are known on the nodes only: the log and a preflight say."""
+    """Reports what gloo and NCCL will use. The nodes' interfaces are known there only: the log has them."""
     given = resolved.cluster.environment
     chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
     return Check("network", "ok", describe_interfaces({**chosen, **given}))

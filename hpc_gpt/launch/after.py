@@ -50,7 +50,7 @@ _OF_THE_JOB = (
 
 
 class Queue(Protocol):
-    """Where the jobs run."""
+    """The place that the jobs run in: Slurm's queue, or this machine."""
 
     def find(self, job: AfterJob) -> str:
         """The id of a job that was submitted before its id could be noted; empty if there is none. Raises UserError."""
@@ -59,7 +59,7 @@ class Queue(Protocol):
         """Submits it, and notes its id. Raises UserError."""
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """{id: class of ends.failures} of jobs; one that is missing has left. Raises UserError if nobody knows."""
+        """{id: class of ends.failures} of jobs; one that is missing has left. Raises UserError if that is not known."""
 
 
 class SlurmQueue:
@@ -158,7 +158,7 @@ class CheckpointFollower:
                     remove_over(self._run, step)
 
     def finish(self) -> None:
-        """What is due once the ranks have ended."""
+        """Starts what is due once the ranks have ended."""
         self._looked_at = 0.0
         self.look()
         if self._resolved.after.every == 0 and self._end() == "done":

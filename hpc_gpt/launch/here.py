@@ -44,7 +44,7 @@ _NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=\d* GRES=(\S*)")
 
 
 class AllocatedNode(NamedTuple):
-    """What the allocation has of a node."""
+    """A node of the allocation, with the CPUs and GPUs that the allocation has there."""
 
     name: str
     cpus: int
@@ -95,7 +95,7 @@ class Allocation:
         return fit[:wanted]
 
     def where_text(self, resolved: Resolved, script: str) -> str:
-        """Where the run would run, and until when. Raises ConfigError as `fitting_nodes`."""
+        """The text on where the run would run, and until when. Raises ConfigError as `fitting_nodes`."""
         nodes = some([node.name for node in self.fitting_nodes(resolved, script)], 8)
         until = "which has no time limit"
         if self.end is not None:
@@ -177,8 +177,8 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
 def _environment(
     start: str, allocation: Allocation, nodes: Sequence[AllocatedNode], run: RunFolder, resolved: Resolved
 ) -> dict[str, str]:
-    """What sbatch would give job.sh on these nodes, and nothing of salloc's request or of a step around this command,
-    whose CPUs and GPUs the ranks share."""
+    """The variables that sbatch would give job.sh on these nodes; none of salloc's request, nor of a step around this
+    command, whose CPUs and GPUs the ranks share."""
     names, ranks = ",".join(node.name for node in nodes), resolved.ranks_per_node
     share = min(node.cpus for node in nodes) // ranks
     cpus = min(cpus_per_task(resolved) or share, share)

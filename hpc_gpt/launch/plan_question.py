@@ -66,7 +66,7 @@ class PlanRequest:
 
     @property
     def stand_in_note(self) -> str:
-        """Whose nodes are planned for if the user has chosen none."""
+        """The note on the nodes that are planned for if the user has chosen no cluster; else empty."""
         if not self.stands_in:
             return ""
         stand_in = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
@@ -185,7 +185,7 @@ def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Consta
 
 
 def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
-    """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
+    """The layouts that fit; LayoutError with the nearest one if none does and `must_fit`."""
     searched = search(plan.question, plan.machine, plan.constants)
     if searched.candidates or not must_fit:
         return searched

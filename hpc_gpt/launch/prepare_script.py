@@ -201,7 +201,7 @@ def _resolve(
     values: Mapping[str, str | None],
     script: JobScript,
 ) -> Resolved:
-    """Of the profile count only what the chain needs: not its modules, its variables, nor its nodes' size."""
+    """The settings of the run. Of the profile only what the chain needs counts, not its modules or variables."""
     bare = ClusterProfile(
         name=profile.name,
         scheduler=profile.scheduler,
@@ -241,7 +241,7 @@ def _array(text: str | None) -> list[int]:
 def _findings(
     script: JobScript, resolved: Resolved, arguments: Sequence[str], left_out: Sequence[Option]
 ) -> tuple[str, ...]:
-    """What its user should know of the script's lines and of the command line."""
+    """The notes on lines of the script, and on the command line, for the user."""
     findings = [f"{script.path.name}: {finding}" for finding in scan(script)]
     for option in script.options:
         folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
@@ -271,7 +271,7 @@ def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
 
 
 def _provenance(script: JobScript) -> dict[str, Any]:
-    """Of the script and the folder that it runs in, which is not copied: the commit, and what differs from it."""
+    """The table of the script and of its folder, which is not copied: its commit, and the files that differ from it."""
     folder = Path.cwd()
     sha, changed = git_state(folder, ".")
     table: dict[str, Any] = {"path": str(script.path.absolute()), "body": script.body_hash, "folder": str(folder)}

@@ -29,7 +29,7 @@ _STARTS_S = 20.0
 
 
 class Entry(NamedTuple):
-    """What to execute, with which variables; and a note for the user, empty if all is well."""
+    """A command to execute, its variables, and a note for the user, empty if all is well."""
 
     command: list[str]
     environment: dict[str, str]

@@ -65,7 +65,7 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
 
 
 def _command(prepared: PreparedRun, here: bool) -> str:
-    """What would submit it, as text."""
+    """The command that would submit it, as text."""
     run = prepared.resolved
     if here:
         return "bash job.sh, with HPC_GPT_RUN, in this allocation"
@@ -79,13 +79,13 @@ def _command(prepared: PreparedRun, here: bool) -> str:
 
 
 def data_lines(prepared: PreparedRun) -> list[Line]:
-    """What a run takes along and reads, as lines after its submission."""
+    """The lines on what a run copies and reads, for the user after its submission."""
     run = prepared.resolved
     return [*(Line("copy", text) for text in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
 
 
 def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
-    """What a run reads, whose relative paths are looked up in the folder `beside` first."""
+    """The lines on a run's data, whose relative paths are looked up in the folder `beside` first."""
     return describe_data(located(resolved, beside))
 
 

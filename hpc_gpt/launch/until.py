@@ -134,7 +134,7 @@ class ForecastInputs:
 def wants_forecast(resolved: Sized, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
     if runs_program(resolved):
-        return False  # nobody knows how many steps it takes, or how long
+        return False  # neither its steps nor their time is known
     counted = resolved.cluster.scheduler == "slurm" and requeue_of(resolved.cluster).at_once
     return until != Until() or resolved.job.max_gpu_hours is not None or counted
 

@@ -99,7 +99,7 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """What a node's ranks have sent: by local rank, the fields of all its lines (preflight/verdict.py).
+    """The lines that a node's ranks have sent: by local rank, the fields of all of them.
 
     `skew_s`: seconds that its clock is ahead of the judge's. `seen`: whether its file on the shared disk can be seen.
     """

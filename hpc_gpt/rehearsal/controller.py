@@ -50,7 +50,7 @@ def main(folder: str) -> None:
 
 
 class Controller:
-    """Of the jobs, runs the first that is not over. `batch`: the process of its script; `output`: the script's file."""
+    """Runs the first of the jobs that is not over. `batch`: the process of its script; `output`: the script's file."""
 
     batch: subprocess.Popen[bytes]
     output: Path

@@ -144,7 +144,7 @@ def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> 
 
 
 def text_of(taker: Holder) -> str:
-    """What the file of a lock has of its holder."""
+    """The text of a lock's file for its holder."""
     return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
 
 

@@ -87,7 +87,7 @@ def stage_sum(resolved: Resolved) -> dict[str, str]:
 
 @functools.cache
 def _sha256(path: str) -> str:
-    """Of a file. Cached, as all rows of a sweep are for one cluster."""
+    """The SHA-256 of a file. Cached, as all rows of a sweep are for one cluster."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -23,7 +23,7 @@ ON_CPU = "the ranks ran on CPU"
 
 
 class Flag(str):
-    """What looks wrong, in words, and its kind: which of the things that others treat apart, "" for none of them."""
+    """A text on what looks wrong, with its kind for those that others treat apart; "" for any other."""
 
     __slots__ = ("kind",)
     kind: str
@@ -232,7 +232,7 @@ class Record:
 
     @property
     def units(self) -> str | None:
-        """Of which of the device's units mfu and hfu are shares: those of FP8 products, else the dtype's."""
+        """The device's units of which mfu and hfu are shares: those of FP8 products, else the dtype's."""
         return units_of(self.dtype, self.matmul)
 
     def to_tables(self) -> dict[str, Any]:

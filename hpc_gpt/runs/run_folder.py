@@ -281,7 +281,7 @@ class RunFolder:
         return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
 
     def asked_to_end(self, job_id: str | None) -> str:
-        """The class of state.ENDED that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
+        """The class of `ends.failures` that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
         if self.is_cancelled(job_id):
             return "cancelled"
         return "stopped" if job_id and self.stop_mark(job_id).exists() else ""

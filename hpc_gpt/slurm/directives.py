@@ -177,7 +177,7 @@ def check_after(resolved: Resolved) -> None:
 
 
 def after_options(resolved: Resolved) -> list[str]:
-    """What a job of `[after]` asks Slurm for."""
+    """The options of sbatch for a job of `[after]`."""
     account = resolved.job.account
     return [*([f"--account={account}"] if account is not None else []), *resolved.after.sbatch]
 

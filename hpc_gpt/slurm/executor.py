@@ -90,7 +90,7 @@ class ScriptExecutor(SlurmExecutor):
         return job_id
 
     def _sent(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
-        """By what a job is found whose sbatch gave no answer: its command, and the clusters that may have it."""
+        """The keys that find a job whose sbatch gave no answer: its command, and the clusters that may have it."""
         options, script = read_call(self.command[1:], options_of("sbatch"))
         chosen = cluster or options.get("clusters") or next(filter(None, map(environment.get, CHOOSE_CLUSTER)), None)
         if chosen is None:

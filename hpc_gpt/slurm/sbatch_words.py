@@ -161,7 +161,7 @@ def _count(text: str | None) -> int:
 
 
 def _gpus(text: str | None) -> int:
-    """Of `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
+    """The GPUs in `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
 
     >>> _gpus("4090:4"), _gpus("1g.5gb"), _gpus("a100:2,v100:1"), _gpus("a100:4(S:0-1)"), _gpus(None)
     (4, 1, 3, 4, 0)
@@ -171,7 +171,7 @@ def _gpus(text: str | None) -> int:
 
 
 def _gpus_of_tres(text: str | None) -> int:
-    """Of `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
+    """The GPUs in `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
     found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?:[:=]([^,]+))?(?=$|,)", text or "")
     return sum(_gpus(each.replace("=", ":") or "1") for each in found)
 

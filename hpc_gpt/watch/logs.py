@@ -28,7 +28,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class Output(Protocol):
-    """What a log is copied to."""
+    """The output to which a log is copied."""
 
     def write(self, data: bytes, /) -> int: ...
 

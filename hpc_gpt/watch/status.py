@@ -67,7 +67,7 @@ _OUTPUT_BYTES = 65536
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as `status` shows it. `state` is a class of state.ENDED.
+    """One run as `status` shows it. `state` is a class of `ends.failures`.
 
     Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
