@@ -284,18 +284,9 @@ def read_own_status(run: RunFolder) -> RunStatus:
 
 
 def _damaged(run: RunFolder, cause: str) -> RunStatus:
-    line = newest_submission(run)
-    return RunStatus(
-        run=run.run_id,
-        name=run.path.parent.name,
-        state="unknown",
-        cause=cause,
-        scheduler=line.get("scheduler"),
-        job_id=str(line["job_id"]) if line.get("job_id") else None,
-        attempts=len(run.attempts()),
-        folder=str(run.path),
-        sweep_id=run.sweep_id,
-    )
+    line, job_id = newest_submission(run), newest_submission(run).get("job_id")
+    row = replace(_silent(run), cause=cause, scheduler=line.get("scheduler"), job_id=str(job_id) if job_id else None)
+    return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
 def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
