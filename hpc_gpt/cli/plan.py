@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
-from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
+from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
@@ -43,7 +43,6 @@ from hpc_gpt.terminal import width, write_heading
 
 PLACE = 10
 
-_ROWS = "hpc-gpt report --predictions compares runs; tests/benchmarks/plan.py --rows FILE, published rows"
 _FILE = click.Path(path_type=Path)
 # {key: its option}; the model of --max-model is given by its sizes. Of submit only some: it gets other keys by --set.
 _PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in names if name.startswith("--")}
@@ -72,8 +71,6 @@ _CHOSEN = ("name", "zero_stage", "recompute")
               help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
               "--cluster. May be repeated.")  # fmt: skip
 @click.option("--calibration", metavar="NAME", help="Use the constants of that cluster.")
-@removed_option("--validate", _ROWS)
-@removed_option("--cross-validate", _ROWS, is_flag=True)
 def plan(
     request: Request,
     why: str | None,

@@ -106,8 +106,8 @@ def prepare_row(
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
-    small, inputs, notes = None, None, list[str]()
-    searched = search_layouts(sized, profile, given) if faster and not request.smoke else None
+    small, inputs, notes, faster = None, None, list[str](), faster and not request.smoke  # nobody waits for five steps
+    searched = search_layouts(sized, profile, given) if faster else None
     if request.smoke:
         small = _shrunk(experiment, sized, profile)
     else:
@@ -137,7 +137,7 @@ def prepare_row(
         file=None if file.path is DEFAULTS else file.path,
         data_beside=folder_beside(file, resolved, request.overrides, row),
         unread=unread,
-        faster=faster_notes(prepared.prediction, resolved, given, searched) if searched is not None else (),
+        faster=faster_notes(prepared.prediction, resolved, given, searched) if faster else (),
     )
 
 
