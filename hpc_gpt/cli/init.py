@@ -50,9 +50,9 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
 def from_script(script: Path, name: str | None, folder: Path) -> None:
     from hpc_gpt.program.job_script import init_files
 
-    files = init_files(script, name, folder)
-    experiment, profile = folder / f"{files.name}.toml", folder / f"{files.name}-cluster.toml"
-    texts = {experiment: files.experiment, profile: files.profile}
+    name, *both = init_files(script, name, folder)
+    experiment, profile = folder / f"{name}.toml", folder / f"{name}-cluster.toml"
+    texts = dict(zip((experiment, profile), both, strict=True))
     write_new(texts)
     for path in texts:
         click.echo(f"wrote {path}")

@@ -21,13 +21,7 @@ from hpc_gpt.launch.prepare import earlier_runs, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import array_script
 from hpc_gpt.launch.request import Request, choose_profile, requested_file
-from hpc_gpt.launch.submission import (
-    SubmittedRun,
-    check_start,
-    check_submission,
-    start_run,
-    write_run,
-)
+from hpc_gpt.launch.submission import SubmittedRun, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
 from hpc_gpt.settings.resolved import folder_name

@@ -294,17 +294,9 @@ def without_suffix(name: str) -> str:
 _SITE = tuple(key for key in OF_SITE if key != "time")
 
 
-@dataclass(frozen=True)
-class InitFiles:
-    """The texts of the two files of a script, and the experiment's name."""
-
-    name: str
-    experiment: str
-    profile: str
-
-
-def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
-    """The files for `folder` of the script at a path. Raises ConfigError."""
+def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, str]:
+    """(the experiment's name, the text of its file, that of its profile) for `folder` and the script at a path. Raises
+    ConfigError."""
     if not script.is_file():
         raise ConfigError(f"{script}: no such file" if not script.exists() else f"{script} is no file", "name a script")
     if not is_job_script(script):
@@ -346,7 +338,7 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
     lines = [f"# The site of {plain(script.name)}. hpc-gpt help profile explains every key."]
     lines += [line for line in _table("", site) if line]
     lines.append("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up")
-    return InitFiles(name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n")
+    return name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n"
 
 
 def _table(name: str, keys: Mapping[str, Any]) -> list[str]:

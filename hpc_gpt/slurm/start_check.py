@@ -16,13 +16,7 @@ from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import Answer, ask, gpus_in, has_sbatch, sbatch_failed
-from hpc_gpt.slurm.directives import (
-    after_options,
-    allocated_nodes,
-    cpus_per_task,
-    quote_directive,
-    script_directives,
-)
+from hpc_gpt.slurm.directives import after_options, allocated_nodes, cpus_per_task, quote_directive, script_directives
 from hpc_gpt.slurm.environment import submission_environment
 from hpc_gpt.slurm.sbatch_words import chosen_clusters
 from hpc_gpt.words import clock, counted, some
