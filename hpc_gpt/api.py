@@ -174,10 +174,10 @@ class Run:
 
     def _ask(self, verb: str, wait: bool) -> str:
         (asked,) = ask_runs([self._own], verb)
-        good, words = (not asked.refused, asked.words) if asked.refused or not wait else await_answer(asked)
+        good, message = (not asked.refused, asked.message) if asked.refused or not wait else await_answer(asked)
         if not good:
-            raise JobRefused(f"run {self.id}: {words}", f"hpc-gpt status {self.id}")
-        return words
+            raise JobRefused(f"run {self.id}: {message}", f"hpc-gpt status {self.id}")
+        return message
 
     def cancel(self) -> bool:
         """Cancels it; False if it was neither queued nor running. Raises SlurmUnreachable, JobRefused."""

@@ -274,7 +274,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def hint_on(fault: OSError) -> str:
-    """What to look at if an existing file of a run cannot be written."""
+    """The hint for a file of a run that exists and cannot be written."""
     if isinstance(fault, FileNotFoundError):
         return "its folder is not there any more: leave a run folder in its place until the run has ended"
     return "is the disk full or read-only?"

@@ -144,6 +144,3 @@ def close_matches(name: str, known: Iterable[str]) -> str:
 
 def _letters(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
-
-
-# --- stored dataclasses

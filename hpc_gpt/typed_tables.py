@@ -37,9 +37,9 @@ def check_tables(
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
     lines = {}
-    for key, words in check.faults.items():
+    for key, fault in check.faults.items():
         of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
-        lines[f"{'your options' if of_options else where}: {words}"] = _HELP
+        lines[f"{'your options' if of_options else where}: {fault}"] = _HELP
     raise_faults(lines | dict(more or {}))
     return cast(T, checked)
 
@@ -87,7 +87,7 @@ class _Check:
             return {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return _scalar(kind, value, key in self.given)
-        self.faults.setdefault(key, _type_words(key, kind, value))
+        self.faults.setdefault(key, _type_fault(key, kind, value))
         return None
 
     def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
@@ -142,7 +142,7 @@ def _scalar(kind: Any, value: Any, from_text: bool) -> Any:
     raise TypeError("another type")
 
 
-def _type_words(key: str, kind: Any, value: Any) -> str:
+def _type_fault(key: str, kind: Any, value: Any) -> str:
     """The message for a value that does not have the type of its key."""
     if get_origin(kind) is Literal:
         choices = [repr(choice) for choice in get_args(kind)]

@@ -7,9 +7,9 @@ from collections import defaultdict
 from tests.conftest import REPOSITORY
 from tests.test_imports import MODULES
 
-# Each module that is found by being there has its own: of dialects, engines, ways to requeue, verbs, programs, and
+# Each module that is found by being there has its own: of dialects, engines, kinds of requeue, verbs, programs, and
 # what has a version; and the type variable of a function.
-FOUND_BY_NAME = {"DIALECT", "ENGINE", "WAY", "RANK", "PLACE", "SCHEMA", "main", "build", "interpret", "T"}
+FOUND_BY_NAME = {"DIALECT", "ENGINE", "REQUEUE", "RANK", "PLACE", "SCHEMA", "main", "build", "interpret", "T"}
 
 
 def public_names() -> dict[str, set[str]]:

@@ -58,17 +58,17 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) ->
         except SlurmUnreachable as fault:
             unknown = fault
             continue
-        words = "cancelled"
+        outcome = "cancelled"
         if job_id is None:
             now = row if row.scheduler == "slurm" else read_status([run])[0]
-            words = nothing_to("cancel", now)
-            click.echo(f"{run.run_id}: {words}", err=True)
+            outcome = nothing_to("cancel", now)
+            click.echo(f"{run.run_id}: {outcome}", err=True)
         else:
             click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
             click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
         own = None if job_id == IN_QUEUE else job_id
         done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": own,
-                     "words": words})  # fmt: skip
+                     "words": outcome})  # fmt: skip
     if unknown is not None:
         raise unknown
 

@@ -73,8 +73,8 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     else:
         for room in done:
             _print(room, yes)
-        words = f"{'removed' if yes else 'could be removed'}: {show_bytes(total)} of {counted(len(done), 'run')}"
-        click.echo(words + ("" if free is None else f"; {show_bytes(free)} free"))
+        line = f"{'removed' if yes else 'could be removed'}: {show_bytes(total)} of {counted(len(done), 'run')}"
+        click.echo(line + ("" if free is None else f"; {show_bytes(free)} free"))
         if total and not yes:
             click.echo("nothing was removed: --yes removes what may go", err=True)
     for room in done:

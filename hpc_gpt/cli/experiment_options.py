@@ -219,7 +219,7 @@ def option_name(parameter: click.Parameter) -> str:
 
 
 def on_command_line(*but: str) -> list[click.Parameter]:
-    """What the command line itself gives, without a variable's doing, but for the parameters `but`."""
+    """The parameters that the command line itself gives, not a variable, without those named in `but`."""
     ctx, given = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
     named = [(str(each.name), each) for each in ctx.command.params]
     return [each for name, each in named if name not in but and ctx.get_parameter_source(name) is given]
@@ -234,9 +234,9 @@ def check_variables(ctx: click.Context) -> None:
     """
     from hpc_gpt.slurm.environment import OWN_VARIABLES
 
-    own = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
+    read_here = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
     left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
-    left = {name: text for name, text in left.items() if text and name not in own}
+    left = {name: text for name, text in left.items() if text and name not in read_here}
     line, refused, instead = on_command_line(), list[str](), dict[str, list[list[str]]]()
     for parameter in ctx.command.params:
         if isinstance(parameter, click.Option):
@@ -246,7 +246,7 @@ def check_variables(ctx: click.Context) -> None:
                 refused += [f"{PREFIX}{name}" for name in names]
                 instead[option_name(parameter)] = _values(parameter, texts[0])
     for name in left:
-        nearest = difflib.get_close_matches(name, sorted(own), n=1)
+        nearest = difflib.get_close_matches(name, sorted(read_here), n=1)
         hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
         click.echo(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
     if refused:

@@ -200,8 +200,8 @@ def causes(as_json: bool) -> None:
     for name, row in CLASSES.items():
         click.echo(f"{name}: {row.means}")
         over = name not in ("done", "pending", "running")
-        words = f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}" if over else row.to_do
-        click.echo(f"    {words}")
+        text = f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}" if over else row.to_do
+        click.echo(f"    {text}")
 
 
 @help_command.command("json")

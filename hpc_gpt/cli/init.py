@@ -38,8 +38,8 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
         raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
     if script is not None:
         if request.given or "cluster" in [parameter.name for parameter in on_command_line()]:
-            words = next(iter(request.given), "--cluster")
-            raise ConfigError(f"--from takes all from the script, and {words} is given, too", "change the files then")
+            option = next(iter(request.given), "--cluster")
+            raise ConfigError(f"--from takes all from the script, and {option} is given, too", "change the files then")
         from_script(script, name, folder)
         return
     if name is None:
@@ -50,14 +50,14 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
 def from_script(script: Path, name: str | None, folder: Path) -> None:
     from hpc_gpt.program.job_script import init_files
 
-    files = init_files(script, name, folder)
-    experiment, profile = folder / f"{files.name}.toml", folder / f"{files.name}-cluster.toml"
-    texts = {experiment: files.experiment, profile: files.profile}
+    name, *both = init_files(script, name, folder)
+    experiment, profile = folder / f"{name}.toml", folder / f"{name}-cluster.toml"
+    texts = dict(zip((experiment, profile), both, strict=True))
     write_new(texts)
     for path in texts:
         click.echo(f"wrote {path}")
-    words = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
-    click.echo(f"next: {shlex.join(words)}", err=True)
+    command = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
+    click.echo(f"next: {shlex.join(command)}", err=True)
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
@@ -75,10 +75,10 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
         )
     path = folder / f"{name}.toml"
     check_new([path])
-    asked = read_plan_request(request, _TOKENS, None)
-    if asked.stands_in:
-        click.echo(asked.stand_in_note, err=True)
-    searched = search_plan(asked, must_fit=True)
+    plan = read_plan_request(request, _TOKENS, None)
+    if plan.stands_in:
+        click.echo(plan.stand_in_note, err=True)
+    searched = search_plan(plan, must_fit=True)
     best = searched.candidates[0]
     assert best.step is not None
     given = {key: value for key, value in request.overrides.items() if value is not None}
@@ -86,10 +86,10 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     for key in ("model.hf", "train.init", "data.path", "data.tokenizer", *paths):
         if (file := given.get(key)) is not None and Path(file).exists():
             given[key] = str(Path(file).absolute())  # the new file may be in another folder
-    tables = planned_tables(best, asked.experiment, given)
-    size_run(check_tables({"name": name, **tables}, Experiment, str(path)), asked.profile)
-    figures = figures_of(best.training, best.step, asked.machine, _TOKENS)
-    write_new({path: planned_text(name, tables, searched, figures, (asked.name, asked.model), asked.source)})
+    tables = planned_tables(best, plan.experiment, given)
+    size_run(check_tables({"name": name, **tables}, Experiment, str(path)), plan.profile)
+    figures = figures_of(best.training, best.step, plan.machine, _TOKENS)
+    write_new({path: planned_text(name, tables, searched, figures, (plan.name, plan.model), plan.source)})
     click.echo(f"wrote {path}: {best.layout} on {best.training.engine}")
     if searched.best is None:
         click.echo(f"note: {unchecked(searched)}", err=True)

@@ -1,11 +1,6 @@
 """A verb's help with its options in groups: one list of 40 is read by nobody. And a group's verbs, none cut off."""
 
-from collections.abc import Callable
-from typing import Any
-
 import click
-
-from hpc_gpt.errors import ConfigError
 
 _EXPERIMENT, _LAYOUT, _SLURM, _LENGTH, _OTHER, _OUTPUT = (
     "Experiment", "Model and layout", "Slurm", "How far", "Other options", "Output",
@@ -47,16 +42,3 @@ class UncutGroup(click.Group):
             formatter.write_dl(
                 [(name, each.get_short_help_str(limit=999)) for name, each in commands.items() if each is not None]
             )
-
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def removed_option(name: str, instead: str, *, is_flag: bool = False) -> Decorator:
-    """An option that help does not show and that is refused, with `instead` as the hint."""
-
-    def refuse(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
-        if value:
-            raise ConfigError(f"{name} is no longer an option of {ctx.command_path}", instead)
-
-    return click.option(name, hidden=True, is_flag=is_flag, callback=refuse, expose_value=False)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
-from hpc_gpt.cli.option_groups import GroupedCommand, removed_option
+from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.engines import engine_named
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import ConfigError, LayoutError
@@ -43,7 +43,6 @@ from hpc_gpt.terminal import width, write_heading
 
 PLACE = 10
 
-_ROWS = "hpc-gpt report --predictions compares runs; tests/benchmarks/plan.py --rows FILE, published rows"
 _FILE = click.Path(path_type=Path)
 # {key: its option}; the model of --max-model is given by its sizes. Of submit only some: it gets other keys by --set.
 _PLAN_FLAGS = {key: name for names, key, *_ in PLANNING_OPTIONS for name in names if name.startswith("--")}
@@ -72,8 +71,6 @@ _CHOSEN = ("name", "zero_stage", "recompute")
               help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
               "--cluster. May be repeated.")  # fmt: skip
 @click.option("--calibration", metavar="NAME", help="Use the constants of that cluster.")
-@removed_option("--validate", _ROWS)
-@removed_option("--cross-validate", _ROWS, is_flag=True)
 def plan(
     request: Request,
     why: str | None,
@@ -161,251 +158,249 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
 
 
 def _print(
-    asked: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None, calibration: str | None
+    plan: PlanRequest, searched: Searched, as_json: bool, html: Path | None, why: str | None, calibration: str | None
 ) -> None:
     best = searched.candidates[0] if searched.candidates else None
-    command = _submit_command(asked, searched.best.training) if searched.best is not None else ""
-    more = fewest_gpus(searched.question, asked.machine) if searched.best is None and why is None else None
+    command = _submit_command(plan, searched.best.training) if searched.best is not None else ""
+    more = fewest_gpus(searched.question, plan.machine) if searched.best is None and why is None else None
     if more is not None:
-        command = _plan_command(asked, {**asked.request.given, "layout.nodes": None, "layout.gpus": more}, calibration)
-    if (matmul := asked.question.matmul) != "none":
-        engine = searched.best.training.engine if searched.best is not None else asked.base.engine.name
+        command = _plan_command(plan, {**plan.request.given, "layout.nodes": None, "layout.gpus": more}, calibration)
+    if (matmul := plan.question.matmul) != "none":
+        engine = searched.best.training.engine if searched.best is not None else plan.base.engine.name
         if matmul not in engine_named(engine).matmuls:
             command = ""  # no run is made with them
             click.echo(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
-    if asked.stands_in:
+    if plan.stands_in:
         command = "hpc-gpt profile list"
     overlap = None
-    if asked.of_program:
+    if plan.of_program:
         command = ""  # its own arguments decide its layout
     elif searched.best is not None:
-        overlap = overlapped(searched.best, asked.machine, asked.constants)
-    slow = slow_text(best, _without_offload(asked), "without offload the best layout") if best is not None else ""
-    _write_page(html, asked, searched, command)
+        overlap = overlapped(searched.best, plan.machine, plan.constants)
+    slow = slow_text(best, _without_offload(plan), "without offload the best layout") if best is not None else ""
+    _write_page(html, plan, searched, command)
     if as_json:
         hidden: dict[str, Any] = {}
         if overlap is not None and overlap[1]:
-            with_them = command and _with_arguments(asked, *overlap)
-            figures = searched.figures(overlap[0], asked.tokens)
+            with_them = command and _with_arguments(plan, *overlap)
+            figures = searched.figures(overlap[0], plan.tokens)
             assert figures is not None
             hidden = {"overlapped": {"arguments": overlap[1], "next": with_them, "figures": asdict(figures)}}
-        _print_json(asked, searched, command, hidden)
+        _print_json(plan, searched, command, hidden)
     elif why is not None:
-        others = by_micro_batch(searched, asked.constants)
+        others = by_micro_batch(searched, plan.constants)
         one = best or searched.too_large[0]
-        text = explain_plan(one, asked.machine, searched.figures(one, asked.tokens), others)
+        text = explain_plan(one, plan.machine, searched.figures(one, plan.tokens), others)
         for line in text.splitlines():
             click.echo("\n".join(wrapped(line, width())))
     else:
-        _print_table(asked, searched, slow, more, overlap)
+        _print_table(plan, searched, slow, more, overlap)
         assert best is not None
         assert best.step is not None
-        if compiled := compiled_step(best.training, asked.machine, asked.constants):
-            words = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
-            click.echo(f"{words}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
+        if compiled := compiled_step(best.training, plan.machine, plan.constants):
+            note = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
+            click.echo(f"{note}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
         if overlap is not None and overlap[1] and why is None:
-            click.echo(f"with them: {_with_arguments(asked, *overlap)}", err=True)
+            click.echo(f"with them: {_with_arguments(plan, *overlap)}", err=True)
 
 
-def _without_offload(asked: PlanRequest) -> Candidate | None:
+def _without_offload(plan: PlanRequest) -> Candidate | None:
     """The best layout that offloads nothing, if only some that offload were searched."""
-    if asked.question.fixed.get("offload", "none") == "none":
+    if plan.question.fixed.get("offload", "none") == "none":
         return None
-    question = replace(asked.question, fixed={**asked.question.fixed, "offload": "none"})
-    return search(question, asked.machine, asked.constants).best
+    question = replace(plan.question, fixed={**plan.question.fixed, "offload": "none"})
+    return search(question, plan.machine, plan.constants).best
 
 
 def _print_table(
-    asked: PlanRequest,
+    plan: PlanRequest,
     searched: Searched,
     slow: str,
     more: int | None = None,
     overlap: tuple[Candidate, tuple[str, ...]] | None = None,
 ) -> None:
     columns = width()
-    for line in wrapped(heading(searched, asked.name, asked.model.params), columns):
+    for line in wrapped(heading(searched, plan.name, plan.model.params), columns):
         write_heading(line)
     if searched.best is None:
         hint = f", or use --gpus {more}, on which a layout fits" if more else ""
         click.echo("\n" + "\n".join(wrapped(unchecked(searched) + hint, columns)))
     click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap))
     best = searched.candidates[0]
-    figures = searched.figures(best, asked.tokens)
+    figures = searched.figures(best, plan.tokens)
     assert figures is not None
-    words = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
-    words += [f"  {line}" for line in figures_lines(figures, asked.question.gpus)]
-    words += [
-        f"  constants: {asked.source}; the range of the step time has four of five published steps; machines of one "
+    texts = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
+    texts += [f"  {line}" for line in figures_lines(figures, plan.question.gpus)]
+    texts += [
+        f"  constants: {plan.source}; the range of the step time has four of five published steps; machines of one "
         "device differ, V100 and nodes on EFA most: --calibrate fits yours",
         slow,
         without_offload(searched),
-        larger_batch(searched, asked.constants),
+        larger_batch(searched, plan.constants),
         left_out_text(searched),
         unchecked(searched) if searched.best else "",
     ]
-    for text in words:
+    for text in texts:
         for line in wrapped(text, columns) if text else []:
             click.echo(line)
 
 
-def _print_json(asked: PlanRequest, searched: Searched, command: str, more: dict[str, Any] | None = None) -> None:
-    model = {"name": asked.name, **asked.model.table(), "params": asked.model.params}
-    tables = search_tables(searched, asked.tokens, model, command, {"source": asked.source, **asdict(asked.constants)})
+def _print_json(plan: PlanRequest, searched: Searched, command: str, more: dict[str, Any] | None = None) -> None:
+    model = {"name": plan.name, **plan.model.table(), "params": plan.model.params}
+    tables = search_tables(searched, plan.tokens, model, command, {"source": plan.source, **asdict(plan.constants)})
     click.echo(json.dumps(tables | (more or {}), indent=1, allow_nan=False))
 
 
-def _write_page(html: Path | None, asked: PlanRequest, searched: Searched, command: str) -> None:
+def _write_page(html: Path | None, plan: PlanRequest, searched: Searched, command: str) -> None:
     if html is None:
         return
     from hpc_gpt.report.plan_page import write_plan_page
 
-    write_plan_page(html, searched, asked.tokens, asked.name, asked.model.params, command)
+    write_plan_page(html, searched, plan.tokens, plan.name, plan.model.params, command)
     click.echo(f"wrote {html}", err=True)
 
 
-def _largest(asked: PlanRequest, calibration: str | None, as_json: bool, html: Path | None, of_seq: bool) -> None:
+def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Path | None, of_seq: bool) -> None:
     if of_seq:
-        found, slow, name = longest(asked.question, asked.machine, asked.constants), "", asked.name
+        most, slow, name = longest(plan.question, plan.machine, plan.constants), "", plan.name
     else:
-        found = largest(asked.question, asked.model, asked.machine, asked.constants)
-        slow = _slow_largest(asked, found.searched.candidates[0])
-        name = f"{found.model.layers} x {found.model.hidden}"
-    model = found.model
-    asked = replace(asked, model=model, name=name)
-    days = "" if of_seq else _days_of_20(asked, found.searched)
-    command = _largest_command(asked, calibration, of_seq)
-    offload = asked.question.fixed["offload"]
-    _write_page(html, asked, found.searched, command)
+        most = largest(plan.question, plan.model, plan.machine, plan.constants)
+        slow = _slow_largest(plan, most.searched.candidates[0])
+        name = f"{most.model.layers} x {most.model.hidden}"
+    model = most.model
+    plan = replace(plan, model=model, name=name)
+    days = "" if of_seq else _days_of_20(plan, most.searched)
+    command = _largest_command(plan, calibration, of_seq)
+    offload = plan.question.fixed["offload"]
+    _write_page(html, plan, most.searched, command)
     if as_json:
-        next_larger = {**found.next_larger.table(), "params": found.next_larger.params} if found.next_larger else None
+        next_larger = {**most.next_larger.table(), "params": most.next_larger.params} if most.next_larger else None
         more: dict[str, Any] = {"family": FAMILY, "next_larger": next_larger}
         if of_seq:
-            more = {"longest_seq": model.seq, "next_longer": found.next_larger.seq if found.next_larger else None}
-        _print_json(asked, found.searched, command, more)
+            more = {"longest_seq": model.seq, "next_longer": most.next_larger.seq if most.next_larger else None}
+        _print_json(plan, most.searched, command, more)
         return
     how = "without offload" if offload == "none" else f"with offload {offload}"
     if of_seq:
-        longer = f"; {found.next_larger.seq:,} do not fit, or are too tight" if found.next_larger else ""
+        longer = f"; {most.next_larger.seq:,} do not fit, or are too tight" if most.next_larger else ""
         click.echo(f"longest sequence {how}: {model.seq:,} tokens{longer}\n")
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
         click.echo(f"largest {how}: {count_text(model.params)} parameters, {sizes}")
-        if found.next_larger is not None:
-            larger = found.next_larger
+        if most.next_larger is not None:
+            larger = most.next_larger
             sizes = f"{larger.layers} layers of {larger.hidden}"
             click.echo(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
         if offload == "none":
             click.echo("--offload optimizer or full finds the largest of which a part is in the host's memory")
         click.echo(f"family: {FAMILY}")
         click.echo("\n".join([*wrapped(days, width()), ""]))
-    _print_table(asked, found.searched, slow)
+    _print_table(plan, most.searched, slow)
     click.echo(f"next: {command}", err=True)
 
 
-def _days_of_20(asked: PlanRequest, searched: Searched) -> str:
+def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
     """How long 20 tokens a parameter take, at the usual batch if that fits: the search is for the smallest batch."""
-    model, tokens = asked.model, 20 * asked.model.params
-    batch = usual_batch(model.seq, asked.question.gpus)
-    fixed = {
-        name: value for name, value in asked.question.fixed.items() if name not in ("micro_batch", "micro_batches")
-    }
-    question = replace(asked.question.of(model), global_batch=batch, fixed=fixed)
-    best = search(question, asked.machine, asked.constants, keep=1).best or searched.candidates[0]
+    model, tokens = plan.model, 20 * plan.model.params
+    batch = usual_batch(model.seq, plan.question.gpus)
+    fixed = {name: value for name, value in plan.question.fixed.items() if name not in ("micro_batch", "micro_batches")}
+    question = replace(plan.question.of(model), global_batch=batch, fixed=fixed)
+    best = search(question, plan.machine, plan.constants, keep=1).best or searched.candidates[0]
     assert best.step is not None
-    last = figures_lines(figures_of(best.training, best.step, asked.machine, tokens), asked.question.gpus)[-1]
+    last = figures_lines(figures_of(best.training, best.step, plan.machine, tokens), plan.question.gpus)[-1]
     return f"20 tokens a parameter at global batch {best.training.global_batch} on {best.layout}: {last}"
 
 
-def _slow_largest(asked: PlanRequest, best: Candidate) -> str:
-    """That the largest model with offload trains far slower than the largest without; empty if it does not."""
-    if asked.question.fixed["offload"] == "none":
+def _slow_largest(plan: PlanRequest, best: Candidate) -> str:
+    """A line if the largest model with offload trains far slower than the largest without; else empty."""
+    if plan.question.fixed["offload"] == "none":
         return ""
-    question = replace(asked.question, fixed={**asked.question.fixed, "offload": "none"})
+    question = replace(plan.question, fixed={**plan.question.fixed, "offload": "none"})
     try:
-        other = largest(question, asked.model, asked.machine, asked.constants)
+        other = largest(question, plan.model, plan.machine, plan.constants)
     except LayoutError:  # none fits without
         return ""
     what = f"the largest without offload, {count_text(other.model.params)} parameters,"
     return slow_text(best, other.searched.best, what)
 
 
-def _largest_command(asked: PlanRequest, calibration: str | None, of_seq: bool) -> str:
+def _largest_command(plan: PlanRequest, calibration: str | None, of_seq: bool) -> str:
     """The `hpc-gpt plan` that shows the table again: what was asked, and the model's sizes, or the sequence."""
-    request, model, fixed = asked.request, asked.model, asked.question.fixed
+    request, model, fixed = plan.request, plan.model, plan.question.fixed
     left_out = ("layout.global_batch",) if of_seq else _OF_THE_LARGEST
     given = {key: value for key, value in request.given.items() if key not in left_out}
     if not of_seq:
         given = {f"model.{name}": getattr(model, name) for name in ("hidden", "layers", "heads")} | given
     given |= {f"layout.{name}": fixed[name] for name in ("micro_batch", "micro_batches")}
-    given |= {"engine.offload": fixed["offload"], "layout.gpus": asked.question.gpus}
+    given |= {"engine.offload": fixed["offload"], "layout.gpus": plan.question.gpus}
     if "activation_offload" in fixed:
         given["engine.activation_offload"] = fixed["activation_offload"]
-    given["train.dtype"] = asked.question.dtype
+    given["train.dtype"] = plan.question.dtype
     if of_seq:
         given["model.seq"] = model.seq
     elif not request.names_experiment:
         given |= {"model.vocab": model.vocab, "model.seq": model.seq}
-    return _plan_command(asked, given, calibration)
+    return _plan_command(plan, given, calibration)
 
 
-def _plan_command(asked: PlanRequest, given: Mapping[str, Any], calibration: str | None) -> str:
+def _plan_command(plan: PlanRequest, given: Mapping[str, Any], calibration: str | None) -> str:
     """The `hpc-gpt plan` of the request with `given` instead of its own options."""
-    request = asked.request
-    words = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
-    words += ["--row", request.row] if request.row is not None else []
-    words += ["--cluster", request.cluster] if request.cluster is not None else []
+    request = plan.request
+    command = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
+    command += ["--row", request.row] if request.row is not None else []
+    command += ["--cluster", request.cluster] if request.cluster is not None else []
     for key, value in given.items():
-        words += _option(key, value, _PLAN_FLAGS) if value is not None else []
-    words += ["--calibration", calibration] if calibration is not None else []
-    words += ["--tokens", f"{asked.tokens:.17g}"] if asked.tokens != PLANNED_TOKENS else []
-    return shlex.join(words)
+        command += _option(key, value, _PLAN_FLAGS) if value is not None else []
+    command += ["--calibration", calibration] if calibration is not None else []
+    command += ["--tokens", f"{plan.tokens:.17g}"] if plan.tokens != PLANNED_TOKENS else []
+    return shlex.join(command)
 
 
-def _submit_command(asked: PlanRequest, training: Training) -> str:
+def _submit_command(plan: PlanRequest, training: Training) -> str:
     """The `hpc-gpt submit` of a candidate, quoted for a shell.
 
     Without EXPERIMENT it gives engine and dtype, which `submit` would choose otherwise. If the engine is not that of
     the default experiment it also gives the model, so that the default of every key applies.
     """
-    request, base, planned = asked.request, asked.base, asked.experiment
-    words = ["hpc-gpt", "submit"]
+    request, base, planned = plan.request, plan.base, plan.experiment
+    command = ["hpc-gpt", "submit"]
     if request.names_experiment:
-        words.append(request.experiment)
+        command.append(request.experiment)
     if request.row is not None:
-        words += ["--row", request.row]
+        command += ["--row", request.row]
     if request.cluster is not None:
-        words += ["--cluster", request.cluster]
+        command += ["--cluster", request.cluster]
     for key, value in request.given.items():
         if not key.startswith("engine.") and key not in _GIVEN:
-            words += _option(key, value)
-    words += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
-    words += ["--cp", str(training.cp)] if training.cp > 1 else []
-    words += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
+            command += _option(key, value)
+    command += ["--gpus", str(training.gpus), "--tp", str(training.tp), "--pp", str(training.pp)]
+    command += ["--cp", str(training.cp)] if training.cp > 1 else []
+    command += ["--dp", str(training.dp), "--mbs", str(training.micro_batch), "--gbs", str(training.global_batch)]
     engine, default = engine_for(training, planned.engine), base.engine
     chosen = () if request.names_experiment else _CHOSEN
     if not request.names_experiment and engine.name != default.name and base.model.preset is not None:
-        words += ["--model", str(planned.model.preset)]
+        command += ["--model", str(planned.model.preset)]
         default = Engine()
-    elif asked.fast:  # as `submit` will have them by itself
+    elif plan.fast:  # as `submit` will have them by itself
         like = replace(default, name=engine.name, zero_stage=engine.zero_stage, loss_chunks=engine.loss_chunks)
-        fast = with_fast_settings(like, asked.model, planned.train)
+        fast = with_fast_settings(like, plan.model, planned.train)
         default = replace(default, **{each.key: getattr(fast, each.key) for each in FAST_SETTINGS})
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
         if value != getattr(default, entry.name) or (entry.name in chosen and value is not None):
-            words += _option(f"engine.{entry.name}", value)
+            command += _option(f"engine.{entry.name}", value)
     if not request.names_experiment and "train.dtype" not in request.given:
-        words += _option("train.dtype", planned.train.dtype)
-    return shlex.join(words)
+        command += _option("train.dtype", planned.train.dtype)
+    return shlex.join(command)
 
 
-def _with_arguments(asked: PlanRequest, candidate: Candidate, arguments: tuple[str, ...]) -> str:
+def _with_arguments(plan: PlanRequest, candidate: Candidate, arguments: tuple[str, ...]) -> str:
     """The `hpc-gpt submit` of a candidate with further arguments of Megatron-LM."""
-    engine = asked.experiment.engine
+    engine = plan.experiment.engine
     engine = replace(engine, megatron_args=(*engine.megatron_args, *arguments))
-    with_them = replace(asked, experiment=replace(asked.experiment, engine=engine))
+    with_them = replace(plan, experiment=replace(plan.experiment, engine=engine))
     return _submit_command(with_them, candidate.training)
 
 

@@ -93,8 +93,8 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
         click.echo(f"  {line}", err=True)
     found = load_profile(name or str(path))
     sizes = fit_small(found, count_gpus(chosen, found.gpus_per_node))
-    words = ["hpc-gpt", "doctor", *small_options(sizes), "--cluster", name or str(path)]
-    click.echo(f"next: {shlex.join(words)}", err=True)
+    command = ["hpc-gpt", "doctor", *small_options(sizes), "--cluster", name or str(path)]
+    click.echo(f"next: {shlex.join(command)}", err=True)
 
 
 def _show_table(name: str, table: Mapping[str, Any]) -> None:

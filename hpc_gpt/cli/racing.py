@@ -1,24 +1,15 @@
 """What `hpc-gpt submit --race` does: measures rows in turns in one job, or here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import click
 
-from hpc_gpt.cli.submitting import (
-    NOTHING_DONE,
-    SubmitAnswer,
-    print_lines,
-    print_start,
-    submitted_lines,
-    with_interrupts,
-)
+from hpc_gpt.cli.submit_answer import NOTHING_DONE, SubmitAnswer, print_lines, print_start, print_submitted
 from hpc_gpt.errors import ConfigError, JobFailed
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import dry_run as ask_slurm
-from hpc_gpt.launch.until import parse_until
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.race_table import race_text
 from hpc_gpt.slurm.directives import script_directives
@@ -36,7 +27,6 @@ def submit_race(
     answer: SubmitAnswer,
 ) -> None:
     """Submits a race. `sizes`: what --rounds, --steps and --top give; `others`: options that a race cannot have."""
-    dry, wait = answer.dry, answer.wait
     given = [name for name, size in sizes.items() if size is not None]
     if not race:
         raise ConfigError(f"{given[0]} is of a race", "add --race, or leave it out")
@@ -54,21 +44,19 @@ def submit_race(
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigError(f"{name} {size}: a race needs 1 or more", f"leave {name} out for its default")
-    if script and not dry:
+    if script and not answer.dry:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
-    request = replace(request, until=parse_until(()))
     rounds, steps, top = (sizes[name] or usual for name, usual in zip(sizes, (ROUNDS, STEPS, TOP), strict=True))
-    prepared, logs = prepare_race(request, not dry, rounds, steps, top), logs_folder()
-    if dry:
+    prepared, logs = prepare_race(request, not answer.dry, rounds, steps, top), logs_folder()
+    if answer.dry:
         check_race(prepared, logs, dry=True)
         answer.would(prepared.run.resolved)
         _show(prepared, script)
         return
     print_lines(prepared.lines)
     submitted = queue_race(prepared, logs)
-    answer.add(submitted.run, prepared.run.resolved, submitted.job_id, submitted.jobs, submitted.waits)
-    interrupts = with_interrupts(lambda: submitted_lines(submitted, wait), wait)
-    if wait:
+    interrupts = print_submitted(submitted, answer)
+    if answer.wait:
         failed = None
         try:
             wait_for(submitted.run, interrupts)

@@ -143,15 +143,15 @@ def _tables(
 def _next_text(request: Request) -> str:
     """The `hpc-gpt submit` that was rehearsed: this command line without the options of rehearse, and with the
     experiment that it took for want of one."""
-    words, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []
+    options, left = [], sys.argv[sys.argv.index("rehearse") + 1 :] if "rehearse" in sys.argv else []
     while left:
         word = left.pop(0)
         if word == "--keep":
             left = left[1:]
         elif word not in ("--quick", "--json") and not word.startswith("--keep="):
-            words.append(word)
+            options.append(word)
     named = [] if request.names_experiment or request.sized else small_options(request.overrides)
-    return shlex.join(["hpc-gpt", "submit", *named, *words])
+    return shlex.join(["hpc-gpt", "submit", *named, *options])
 
 
 rehearse.params = [parameter for parameter in rehearse.params if parameter.name not in _NOT_HERE]

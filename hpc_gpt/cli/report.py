@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.option_groups import removed_option
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir
 from hpc_gpt.report.tables import (
@@ -65,8 +64,6 @@ _OF_SWEEP = ("published", "seed")
     help="Sort by keys of a record; -KEY from high to low. Oldest first unless given.",
 )
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page with charts.")
-@removed_option("--audit", "hpc-gpt report SWEEP marks a published figure that does not follow from its row")
-@removed_option("--formula", "a record has TFLOPs by every formula; see hpc-gpt help record")
 @click.option(
     "--predictions",
     is_flag=True,
@@ -135,8 +132,8 @@ def _check_keys(columns: str, sort: str) -> None:
     sort_records([], _keys(sort))
 
 
-def _keys(words: str) -> list[str]:
-    return [key.strip() for key in words.split(",") if key.strip()]
+def _keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()]
 
 
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
@@ -153,7 +150,7 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
-    """What goes to stdout, piece by piece; nothing for a table without runs."""
+    """The text for stdout, piece by piece; none for a table without runs."""
     from hpc_gpt.report.published_tables import sweep_text
     from hpc_gpt.report.race_table import race_text
 

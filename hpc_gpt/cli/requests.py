@@ -30,27 +30,27 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = Fals
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
     rows = []
     with progress_as_json(as_json):
-        answers = ask_runs(chosen_runs(names), verb, lambda words: click.echo(words, err=True))
-        for asked in answers:
-            click.echo(f"{asked.run.run_id}: {asked.words}", err=asked.refused)
-            rows.append(_row(asked.run, not asked.refused, asked.words))
-            rows[-1]["attempt"] = asked.attempt.number if asked.attempt is not None else None
-        taken = [(asked, row) for asked, row in zip(answers, rows, strict=True) if not asked.refused]
+        answers = ask_runs(chosen_runs(names), verb, lambda line: click.echo(line, err=True))
+        for made in answers:
+            click.echo(f"{made.run.run_id}: {made.message}", err=made.refused)
+            rows.append(_row(made.run, not made.refused, made.message))
+            rows[-1]["attempt"] = made.attempt.number if made.attempt is not None else None
+        taken = [(made, row) for made, row in zip(answers, rows, strict=True) if not made.refused]
         if taken and not wait:
             click.echo(f"next: hpc-gpt status {' '.join(dict.fromkeys(names))}", err=True)
         good = bool(taken)
-        for asked, row in taken if wait else ():
-            happened, words = await_answer(asked, lambda words: click.echo(words, err=True))
-            click.echo(f"{asked.run.run_id}: {words}", err=not happened)
-            row |= {"happened": happened, "outcome": words}
+        for made, row in taken if wait else ():
+            happened, outcome = await_answer(made, lambda line: click.echo(line, err=True))
+            click.echo(f"{made.run.run_id}: {outcome}", err=not happened)
+            row |= {"happened": happened, "outcome": outcome}
             good = good and happened
     print_runs(verb, rows, as_json)
     if not good:
         sys.exit(1)
 
 
-def _row(run: RunFolder, asked: bool, words: str) -> dict[str, Any]:
-    return {"run": run.run_id, "folder": str(run.path), "asked": asked, "words": words, "happened": None,
+def _row(run: RunFolder, asked: bool, message: str) -> dict[str, Any]:
+    return {"run": run.run_id, "folder": str(run.path), "asked": asked, "words": message, "happened": None,
             "outcome": None}  # fmt: skip
 
 

@@ -33,5 +33,5 @@ def first_submit(*settings: str) -> str:
         own = os.environ.get("HPC_GPT_CLUSTER") or user_default()
     except UserError:
         own = None
-    words = ["hpc-gpt", "submit", "demo", *([] if own or has_sbatch() else ["--cluster", "local"])]
-    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
+    command = ["hpc-gpt", "submit", "demo", *([] if own or has_sbatch() else ["--cluster", "local"])]
+    return shlex.join([*command, *(word for setting in settings for word in ("--set", setting))])

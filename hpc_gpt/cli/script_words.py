@@ -1,7 +1,7 @@
-"""The command line of a verb that takes a job script: which words are the verb's, sbatch's, and the script's.
+"""The command line of a verb that takes a job script: what of it is the verb's, sbatch's, and the script's.
 
 `[OPTIONS] FILE [ARGS]…`: FILE is the first word that is no option, and a job script if it begins with `#!`. Before it
-stand the verb's options and sbatch's; after it the script's own words. Those of `_OF_THE_VERB` are refused there: taken
+stand the verb's options and sbatch's; after it the script's arguments. Those of `_OF_THE_VERB` are refused there: taken
 for the script's, they would queue what was not to be queued. After a first `--`, which is dropped, all is the script's.
 """
 
@@ -16,7 +16,7 @@ from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.secrets import hide_secrets
 
-# In click's context: (file, its words, sbatch's words).
+# In click's context: (file, its arguments, sbatch's options).
 META = "hpc_gpt.script"
 # What a script takes of a verb's options; all others are of an experiment.
 _TAKEN = {
@@ -37,84 +37,86 @@ class ScriptCommand(GroupedCommand):
         found = None if ctx.resilient_parsing else split(args, self.params)
         if found is None:
             return super().parse_args(ctx, args)
-        ours, asked, path, words = found
+        ours, for_sbatch, path, after_file = found
         refused = _OF_THE_VERB | _OF_ONE_VERB.get(str(self.name), set())
-        own = {name: each for each in self.params for name in each.opts if name in refused}
-        ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, words, own)), tuple(asked))
+        of_verb = {name: each for each in self.params for name in each.opts if name in refused}
+        ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, after_file, of_verb)), tuple(for_sbatch))
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[ARGS]…"]
 
 
-def _of_script(verb: str, line: Sequence[str], words: Sequence[str], own: Mapping[str, click.Parameter]) -> list[str]:
-    """The script's words of those after its file in a verb's command line, without the first `--`. ConfigError for an
-    option of the verb before that."""
-    if "--" in line[: len(line) - len(words)]:  # the options ended before the file
-        return list(words)
-    end = words.index("--") if "--" in words else len(words)
-    left, moved, kept = list(words[:end]), list[str](), list[str]()
+def _of_script(
+    verb: str, line: Sequence[str], after_file: Sequence[str], options: Mapping[str, click.Parameter]
+) -> list[str]:
+    """The script's arguments of what is after its file in a verb's command line, without the first `--`. ConfigError
+    for an option of the verb before that."""
+    if "--" in line[: len(line) - len(after_file)]:  # the options ended before the file
+        return list(after_file)
+    end = after_file.index("--") if "--" in after_file else len(after_file)
+    left, moved, kept = list(after_file[:end]), list[str](), list[str]()
     while left:
         word = left.pop(0)
         name, equals, _ = word.partition("=")
-        (moved if name in own else kept).append(word)
-        if name in own and not equals and not _is_flag(own[name]):
+        (moved if name in options else kept).append(word)
+        if name in options and not equals and not _is_flag(options[name]):
             moved += [left.pop(0) for _ in left[:1]]
     if moved:
-        *before, file = line[: len(line) - len(words)]
-        of_verb = [*before, *moved, file, *kept, *words[end:]]
-        of_script = [*before, file, "--", *words[:end], *words[end + 1 :]]
+        *before, file = line[: len(line) - len(after_file)]
+        of_verb = [*before, *moved, file, *kept, *after_file[end:]]
+        of_script = [*before, file, "--", *after_file[:end], *after_file[end + 1 :]]
         first, option, then = (hide_secrets(shlex.join(each)) for each in (of_verb, moved[:1], of_script))
         raise ConfigError(
             f"{option} is after {file}, so it would go to the script: nothing was done",
             f"{verb} {first}, or for the script: {verb} {then}",
         )
-    return [*kept, *words[end + 1 :]]
+    return [*kept, *after_file[end + 1 :]]
 
 
 def split(
-    words: Sequence[str], parameters: Sequence[click.Parameter]
+    line: Sequence[str], parameters: Sequence[click.Parameter]
 ) -> tuple[list[str], list[str], Path, list[str]] | None:
-    """(the verb's words, sbatch's, the script, the script's words); None if the line names no job script.
+    """(the verb's options, sbatch's, the script, the script's arguments); None if the line names no job script.
 
     Raises ConfigError for an option that a job script does not take.
     """
-    if not any(_may_be_script(word) for word in words):
+    if not any(_may_be_script(word) for word in line):
         return None
     from hpc_gpt.program.job_script import is_job_script
     from hpc_gpt.slurm.directives import options_of
 
-    known = options_of("sbatch")
-    kinds, letters = known
-    own = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
+    sbatch = options_of("sbatch")
+    kinds, letters = sbatch
+    of_verb = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
     ours: list[str] = []
-    asked: list[str] = []
-    left, refused = list(words), ""
+    for_sbatch: list[str] = []
+    left, refused = list(line), ""
     while left:
         word = left.pop(0)
         if word == "--" and left:
             word = left.pop(0)
         elif word.startswith("-") and len(word) > 1:
             name, equals, _ = word.partition("=") if word.startswith("--") else (word[:2], "", "")
-            long = known.named(name[2:]) if name.startswith("--") else letters.get(word[1], "")
+            long = sbatch.named(name[2:]) if name.startswith("--") else letters.get(word[1], "")
             if name in _OURS:
                 ours.append("--wait")
-            elif name in own and name in _TAKEN:
+            elif name in of_verb and name in _TAKEN:
                 ours.append(word)
-                if not equals and not _is_flag(own[name]) and left:
+                if not equals and not _is_flag(of_verb[name]) and left:
                     ours.append(left.pop(0))
             elif long in kinds:
-                asked.append(word)
+                for_sbatch.append(word)
                 if kinds[long] == "valued" and not equals and (word.startswith("--") or len(word) == 2) and left:
-                    asked.append(left.pop(0))
-            elif name in own:
+                    for_sbatch.append(left.pop(0))
+            elif name in of_verb:
                 refused = refused or name
-                if not equals and not _is_flag(own[name]) and left:
+                if not equals and not _is_flag(of_verb[name]) and left:
                     left.pop(0)
             else:
-                asked.append(word)  # sbatch knows options of plugins
+                for_sbatch.append(word)  # sbatch knows options of plugins
                 has_value = left and not equals and not left[0].startswith("-") and not is_job_script(Path(left[0]))
-                asked += [left.pop(0)] if has_value and word.startswith("--") else []
+                for_sbatch += [left.pop(0)] if has_value and word.startswith("--") else []
             continue
         path = Path(word)
         if not is_job_script(path):
@@ -122,7 +124,7 @@ def split(
         if refused:
             raise ConfigError(f"{refused} is of an experiment, and {word} is a job script, which runs as it is",
                               "leave it out; options of sbatch and --set are taken")  # fmt: skip
-        return ours, asked, path, left
+        return ours, for_sbatch, path, left
     return None
 
 

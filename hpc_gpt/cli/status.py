@@ -18,7 +18,8 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
 from hpc_gpt.watch.clean import room_of
-from hpc_gpt.watch.status import RunStatus, ask_status, by_sweep, fold, silence_note
+from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.watch.sweep_rows import by_sweep, fold
 from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value
 
 PLACE = 60
@@ -167,13 +168,13 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
             break
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
-    said = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    said += [(row.run, _words_of(job)) for row in lines for job in row.after or ()]
-    said += [(row.run, words) for row in lines if row.state != "done" for words in (row.cause, row.pace) if words]
-    return table + [plain(f"{run}: {words}") for run, words in said]
+    notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
+    notes += [(row.run, _after_text(job)) for row in lines for job in row.after or ()]
+    notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
+    return table + [plain(f"{run}: {text}") for run, text in notes]
 
 
-def _words_of(job: dict[str, Any]) -> str:
+def _after_text(job: dict[str, Any]) -> str:
     """A job of [after]."""
     code = f", exit code {job['code']}" if job["code"] else ""
     return f"after step {job['step']}: " + (f"job {job['job']} " if job["job"] else "") + f"{job['state']}{code}"

@@ -1,4 +1,4 @@
-"""hpc-gpt submit: its options and help, which load in 0.15 s. `submitting` does the work."""
+"""hpc-gpt submit: its options and help, which load in 0.15 s. `submitting`, `sweeping` and `racing` do the work."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def submit(
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
-    from hpc_gpt.cli.submitting import SubmitAnswer, submit_one, submit_sweep, with_axes
+    from hpc_gpt.cli.submit_answer import SubmitAnswer
+    from hpc_gpt.cli.submitting import submit_one
+    from hpc_gpt.cli.sweeping import submit_sweep, with_axes
+    from hpc_gpt.launch.until import parse_until
     from hpc_gpt.output import progress_as_json
 
     if as_json and script:
@@ -126,6 +129,7 @@ def submit(
     answer = SubmitAnswer(dry_run, wait)
     try:
         with progress_as_json(as_json):
+            request = replace(request, until=parse_until(until))
             if race or any(size is not None for size in sizes.values()):
                 from hpc_gpt.cli.racing import submit_race
 
@@ -133,9 +137,9 @@ def submit(
                           "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
                 submit_race(request, race, sizes, [name for name, value in others.items() if value], script, answer)
             elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
-                submit_sweep(request, until, max_parallel, skip_unfit, answer)
+                submit_sweep(request, max_parallel, skip_unfit, answer)
             else:
-                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer, winner)
+                submit_one(request, resume, branch, winner, from_start, script, yes, answer)
     finally:
         if as_json and answer.runs:
             click.echo(json.dumps(answer.to_dict(), indent=1))

@@ -29,21 +29,21 @@ def verify(run: str | None, as_json: bool) -> None:
     """
     from hpc_gpt.launch.verification import MEANS, verify_run
 
-    found = verify_run(find_run(run_or_newest(run), logs_folder()))
+    result = verify_run(find_run(run_or_newest(run), logs_folder()))
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1))
+        click.echo(json.dumps(result.to_dict(), indent=1))
     else:
         for check, means in MEANS.items():
-            differences = [one for one in found.differences if one.check == check]
+            differences = [one for one in result.differences if one.check == check]
             for one in differences:
                 click.echo(plain(f"{check:10}  {one.name}: {one.words}"))
             if differences:
                 click.echo(f"{'':10}  {means}")
-        for note in found.notes:
+        for note in result.notes:
             click.echo(plain(f"note: {note}"), err=True)
-        for check, why in found.not_checked.items():
+        for check, why in result.not_checked.items():
             click.echo(plain(f"note: {check} not compared: {why}"), err=True)
-        if not found.differences:
-            click.echo(f"{found.run}: equal to what was submitted")
-    if found.differences:
+        if not result.differences:
+            click.echo(f"{result.run}: equal to what was submitted")
+    if result.differences:
         sys.exit(1)

@@ -33,66 +33,66 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     """
     from hpc_gpt.report.why import explain
 
-    found = explain(run_or_newest(run[0] if run else None), logs_folder(), *run[1:])
+    answer = explain(run_or_newest(run[0] if run else None), logs_folder(), *run[1:])
     silence = ""
-    if found.is_open and found.own is not None:
+    if answer.is_open and answer.own is not None:
         from hpc_gpt.watch.status import ask_status
 
-        (row,), silence = ask_status([found.own], limit_s=0)
-        found = found.as_status_says(row.state, row.cause)
-    if found.unnamed_canceller is not None:
+        (row,), silence = ask_status([answer.own], limit_s=0)
+        answer = answer.as_status_says(row.state, row.cause)
+    if answer.unnamed_canceller is not None:
         from hpc_gpt.slurm.clients import who_cancelled
 
-        cluster = found.own.slurm_cluster() if found.own is not None else None
-        found = replace(found, cancelled_by=who_cancelled(found.unnamed_canceller, cluster))
+        cluster = answer.own.slurm_cluster() if answer.own is not None else None
+        answer = replace(answer, cancelled_by=who_cancelled(answer.unnamed_canceller, cluster))
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1))
+        click.echo(json.dumps(answer.to_dict(), indent=1))
     else:
-        click.echo("\n".join(_lines(found)))
-    for words in found.cannot:
-        click.echo(f"note: not read: {words}", err=True)
+        click.echo("\n".join(_lines(answer)))
+    for message in answer.cannot:
+        click.echo(f"note: not read: {message}", err=True)
     if silence:
         from hpc_gpt.watch.status import silence_note
 
         click.echo(silence_note(silence), err=True)
-    if found.ended == "unknown":
+    if answer.ended == "unknown":
         sys.exit(1)
 
 
-def _lines(found: Why) -> list[str]:
+def _lines(answer: Why) -> list[str]:
     from hpc_gpt.readers.causes import one_line
 
-    record, last, advice = found.record, found.last, meaning(found.ended)
+    record, last, advice = answer.record, answer.last, meaning(answer.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
     # Of a program of one's own only its own words say how many steps it has made of how many.
-    means = found.text if found.ended == "done" and found.text else advice.means
-    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_cause(found.ended, means)}"]
+    means = answer.text if answer.ended == "done" and answer.text else advice.means
+    lines = [f"{one_line(record.run or 'the run')}{name}: {class_and_cause(answer.ended, means)}"]
     if last is not None:
-        lines += _cause_lines(last, found)
-    elif found.text:
-        lines.append(f"cause    {found.text}")
-    if found.status:
-        lines.append(f"status   {found.status}")
-    if found.ended not in ("done", "pending", "running"):
-        lines += ["", f"to do    {found.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
-    if found.chain and not found.status:  # the status has it
-        lines.append(f"chain    {found.chain}")
-    if found.exclude:
-        lines.append(f"exclude  {found.exclude}")
-    if len(found.attempts) > (last is not None):
+        lines += _cause_lines(last, answer)
+    elif answer.text:
+        lines.append(f"cause    {answer.text}")
+    if answer.status:
+        lines.append(f"status   {answer.status}")
+    if answer.ended not in ("done", "pending", "running"):
+        lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
+    if answer.chain and not answer.status:  # the status has it
+        lines.append(f"chain    {answer.chain}")
+    if answer.exclude:
+        lines.append(f"exclude  {answer.exclude}")
+    if len(answer.attempts) > (last is not None):
         lines += ["", "attempts"]
-        lines += [f"  {each.attempt}  {class_and_cause(each.ended, each.text)}" for each in found.attempts]
+        lines += [f"  {each.attempt}  {class_and_cause(each.ended, each.text)}" for each in answer.attempts]
     return lines
 
 
-def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
+def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
     from hpc_gpt.readers.causes import one_line
     from hpc_gpt.report.why import followed
 
     lines = []
     cause, failure = last.cause, last.failure
-    if found.text and found.text != found.ended != "done":
-        lines.append(f"cause    {found.text}")
+    if answer.text and answer.text != answer.ended != "done":
+        lines.append(f"cause    {answer.text}")
     if cause.rank is not None:
         lines.append(f"rank     {cause.rank}")
     if cause.node:
@@ -101,13 +101,13 @@ def _cause_lines(last: AttemptWhy, found: Why) -> list[str]:
         lines.append(f"where    {one_line(str(failure.place))}")
     if cause.sure:
         lines.append(f"sure     {cause.sure}")
-    if found.lines:
-        width = len(str(found.lines[-1][0]))
+    if answer.lines:
+        width = len(str(answer.lines[-1][0]))
         lines.append("")
-        for number, text in found.lines:
+        for number, text in answer.lines:
             mark = ">" if failure is not None and number == failure.place.line else " "
             lines.append(f"{mark} {number:{width}} | {text}".rstrip())
-    if found.ended == "done":
+    if answer.ended == "done":
         return lines
     others = [f"{other.ended}: {one_line(other.message)} ({one_line(str(other.place))})" for other in last.others]
     lines += _listed("also", others)

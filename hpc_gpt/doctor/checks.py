@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,45 +59,45 @@ class Check:
 def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
     """Every check of what `request` would submit, or of the run that it names. `probe`: also start the ranks here."""
     logs = run.path if run is not None else logs_folder()
-    found = []
-    resolved, script, beside = None, "", None
-    notes: list[str] = []  # on lines of a job script
+    checks = []
+    resolved, script, data_beside = None, "", None
+    findings: Sequence[str] = ()  # on lines of a job script
     try:
         if run is not None:
-            resolved, script, beside = run.resolved(), read_text(run.job_script), run.data_beside
+            resolved, script, data_beside = run.resolved(), read_text(run.job_script), run.data_beside
         else:
             prepared = prepare(request, faster=True)
-            resolved, script, beside = prepared.resolved, prepared.script, prepared.data_beside
+            resolved, script, data_beside = prepared.resolved, prepared.script, prepared.data_beside
             if prepared.job_script is not None:
-                notes = [note for note in prepared.notes if note.startswith("note: ")]
-            found += [Check("config", "ok", line) for line in prepared.unread]
+                findings = prepared.job_script.findings
+            checks += [Check("config", "ok", line) for line in prepared.unread]
             for line in prepared.faster:
                 sys.stderr.write(f"{line}\n")
     except UserError as fault:
-        found.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
+        checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
-        found.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
-        found += [Check("script", "warn", note.removeprefix("note: "), "it runs as it is") for note in notes]
-    found += _check_scheduler(resolved, script, profile)
-    found += check_versions()
+        checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
+        checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
+    checks += _check_scheduler(resolved, script, profile)
+    checks += check_versions()
     if resolved is not None:
-        found += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
-        found += guarded("inputs", lambda: check_needs(resolved, beside))
-        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in found):
-            found.append(check_init(resolved))
+        checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
+        checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
+        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
+            checks.append(check_init(resolved))
     folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
-    found += check_folders(folders, shared=profile.scheduler == "slurm")
+    checks += check_folders(folders, shared=profile.scheduler == "slurm")
     if resolved is not None:
-        found += guarded("space", lambda: check_space(resolved, logs, run))
-    found += guarded("clock", lambda: check_clock(logs))
+        checks += guarded("space", lambda: check_space(resolved, logs, run))
+    checks += guarded("clock", lambda: check_clock(logs))
     if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
-        found += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
+        checks += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
     elif probe:
         hint = "a job probes the nodes of a cluster: --set job.preflight=true, or preflight = true in the profile"
-        found.append(Check("probe", "warn", "not made here", hint))
-    return found
+        checks.append(Check("probe", "warn", "not made here", hint))
+    return checks
 
 
 def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:
@@ -133,12 +133,12 @@ def check_signals(config: Mapping[str, str]) -> list[Check]:
     kill_wait, timeout, expires = (int(match[1]) for match in found if match)
     if kill_wait <= timeout or expires >= timeout + 60:
         return []
-    words = (
+    message = (
         f"cred_expire is {expires} s and KillWait {kill_wait} s is above MessageTimeout {timeout} s: Slurm can repeat "
         "an attempt's signal when the next one already runs, which then goes back to the queue once more"
     )
     hint = f"ask for cred_expire={timeout + 60} or more, or a MessageTimeout above KillWait"
-    return [Check("signals", "warn", words, hint)]
+    return [Check("signals", "warn", message, hint)]
 
 
 def _check_start(resolved: Resolved, script: str) -> Check:
@@ -180,7 +180,7 @@ def check_gpus_here(resolved: Resolved) -> list[Check]:
 
 
 def check_network(resolved: Resolved) -> Check:
-    """What gloo and NCCL will use. The nodes' interfaces are known on the nodes only: the log and a preflight say."""
+    """Reports what gloo and NCCL will use. The nodes' interfaces are known there only: the log has them."""
     given = resolved.cluster.environment
     chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
     return Check("network", "ok", describe_interfaces({**chosen, **given}))
@@ -222,8 +222,8 @@ def check_init(resolved: Resolved) -> Check:
     needed_gib = (2 * 4 * resolved.model.params + 2**30) / 2**30
     free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if needed_gib > free_gib:
-        words = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
-        return Check("weights", "warn", words, "run doctor on a machine with more memory")
+        message = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
+        return Check("weights", "warn", message, "run doctor on a machine with more memory")
     command = [sys.executable, "-m", "hpc_gpt.train.compare_init"]
     done = subprocess.run(command, input=resolved.to_json(), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -259,10 +259,10 @@ def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[C
         return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
     found = judge_space(free, one, every, str(logs))
     if not found:
-        words = f", checkpoints to come take about {show_bytes(every * 2**30)}"
+        to_come = f", checkpoints to come take about {show_bytes(every * 2**30)}"
         if runs_program(resolved) and not every:
-            words = "; what the program's own checkpoints take is not known"
-        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{words}")]
+            to_come = "; what the program's own checkpoints take is not known"
+        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{to_come}")]
     hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
     return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
 

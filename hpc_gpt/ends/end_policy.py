@@ -25,7 +25,7 @@ from hpc_gpt.runs.stored import read_stored_lines
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sized import Sized
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 
 # slurmctld repeats a signal that was not answered within MessageTimeout 60 s later (`doctor.checks.check_signals`).
 LATE_SIGNAL_S = 300.0
@@ -243,7 +243,7 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
 
 def cannot_continue(resolved: Sized) -> str:
     """Why no job of a run can follow another one; empty if one can."""
-    if why := way_of(resolved.cluster).why_not(resolved.cluster):
+    if why := requeue_of(resolved.cluster).why_not(resolved.cluster):
         return why
     return "" if can_resume(resolved.engine) else "what is offloaded to NVMe is in no checkpoint"
 

@@ -1,1 +1,1 @@
-"""From a resolved run to a job: script, forecast, submission; and what becomes of it: status, wait, stop, cancel."""
+"""From a request to a script, a run folder and a job; resuming, branching and verifying a run; a shell beside it."""

@@ -50,7 +50,7 @@ _OF_THE_JOB = (
 
 
 class Queue(Protocol):
-    """Where the jobs run."""
+    """The place that the jobs run in: Slurm's queue, or this machine."""
 
     def find(self, job: AfterJob) -> str:
         """The id of a job that was submitted before its id could be noted; empty if there is none. Raises UserError."""
@@ -59,7 +59,7 @@ class Queue(Protocol):
         """Submits it, and notes its id. Raises UserError."""
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """{id: class of ends.failures} of jobs; one that is missing has left. Raises UserError if nobody knows."""
+        """{id: class of ends.failures} of jobs; one that is missing has left. Raises UserError if that is not known."""
 
 
 class SlurmQueue:
@@ -69,9 +69,9 @@ class SlurmQueue:
         self._asks, self._answers = asks, answers
         self._ask("unset", *environment)
 
-    def _ask(self, *words: str) -> Answer:
+    def _ask(self, *question: str) -> Answer:
         try:
-            print(*words, file=self._asks, flush=True)
+            print(*question, file=self._asks, flush=True)
         except OSError:
             raise SlurmUnreachable("the job script is gone") from None
         text = ""
@@ -90,16 +90,16 @@ class SlurmQueue:
 
     def submit(self, job: AfterJob) -> None:
         answer = self._ask("sbatch", str(job.step))
-        found = _SUBMITTED.search(answer.stdout)
-        if found is None:
+        accepted = _SUBMITTED.search(answer.stdout)
+        if accepted is None:
             raise sbatch_failed(answer)
-        job.note(found[1])
+        job.note(accepted[1])
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        known = {job_id: word for job_id, (word, _) in queued_jobs(self._ask("squeue")).items()}
-        if gone := [job_id for job_id in ids if job_id not in known]:
-            known |= accounted_states(self._ask("sacct", ",".join(gone)))
-        return {job_id: job_state(word) for job_id, word in known.items()}
+        states = {job_id: word for job_id, (word, _) in queued_jobs(self._ask("squeue")).items()}
+        if gone := [job_id for job_id in ids if job_id not in states]:
+            states |= accounted_states(self._ask("sacct", ",".join(gone)))
+        return {job_id: job_state(word) for job_id, word in states.items()}
 
 
 class ProcessQueue:
@@ -158,7 +158,7 @@ class CheckpointFollower:
                     remove_over(self._run, step)
 
     def finish(self) -> None:
-        """What is due once the ranks have ended."""
+        """Starts what is due once the ranks have ended."""
         self._looked_at = 0.0
         self.look()
         if self._resolved.after.every == 0 and self._end() == "done":
@@ -189,11 +189,11 @@ class CheckpointFollower:
             self._say(step, f"it gets no job, as {len(left)} jobs have not ended (after.most is {most})")
             return
         try:
-            own = job.folder.with_name(f".{job.folder.name}")  # which one that was killed may have left
-            own.mkdir(parents=True, exist_ok=True)
+            unfinished = job.folder.with_name(f".{job.folder.name}")  # which one that was killed may have left
+            unfinished.mkdir(parents=True, exist_ok=True)
             script = render_after_job(self._resolved, self._run, job, checkpoint)
-            (own / job.script.name).write_text(script, encoding="utf-8")
-            own.rename(job.folder)
+            (unfinished / job.script.name).write_text(script, encoding="utf-8")
+            unfinished.rename(job.folder)
         except OSError as fault:
             if is_disk_full(fault):
                 raise  # it is due again at the next look
@@ -223,10 +223,10 @@ class CheckpointFollower:
         except (UserError, OSError) as fault:
             by_hand = "sbatch" if self._resolved.cluster.scheduler == "slurm" else "bash"
             self._tried_at = time.monotonic()
-            before, words = self._faults.get(job.step), _words(fault)
-            if words != before:
-                self._faults[job.step] = words
-                self._say(job.step, f"{words}; it is tried again, or you: {by_hand} {quote(str(job.script))}")
+            last, cause = self._faults.get(job.step), _fault_text(fault)
+            if cause != last:
+                self._faults[job.step] = cause
+                self._say(job.step, f"{cause}; it is tried again, or you: {by_hand} {quote(str(job.script))}")
 
     def _unfinished(self) -> list[AfterJob]:
         """The jobs that count in `most`."""
@@ -237,22 +237,22 @@ class CheckpointFollower:
         open_jobs = [job for job in list_after(self._run.path) if not job.has_left]
         for job in [job for job in open_jobs if job.is_over]:
             note_left(self._run, job)
-        asked = {str(noted["job_id"]): job for job in open_jobs if not job.is_over and (noted := job.noted())}
-        if not asked or time.monotonic() < self._asked_at + wait_s:
+        open_by_id = {str(noted["job_id"]): job for job in open_jobs if not job.is_over and (noted := job.noted())}
+        if not open_by_id or time.monotonic() < self._asked_at + wait_s:
             return
         self._asked_at = time.monotonic()
         try:
-            states = self._queue.states(list(asked))
+            states = self._queue.states(list(open_by_id))
         except UserError:
             return
-        for job_id, job in asked.items():
+        for job_id, job in open_by_id.items():
             state = states.get(job_id, "running" if job.runs_here() else "unknown")
             if state not in ("pending", "running") and not job.is_over:
                 self._say(job.step, f"its job {job_id} has left the queue without an end: {state}")
                 note_left(self._run, job, state)
 
-    def _say(self, step: int, words: str) -> None:
-        print(f"after: step {step}: {words}", file=sys.stderr, flush=True)
+    def _say(self, step: int, message: str) -> None:
+        print(f"after: step {step}: {message}", file=sys.stderr, flush=True)
 
 
 def _dropped() -> list[str]:
@@ -275,7 +275,7 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
     if resolved.cluster.scheduler == "slurm":
         queue = SlurmQueue(sys.stdout, sys.stdin, _dropped())
     follower: CheckpointFollower | None = None
-    said = ""
+    last_fault = ""
     while True:
         alone = is_alone()
         over = alone or attempt.ranks_ended.exists()
@@ -289,12 +289,12 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
         except (UserError, OSError) as fault:  # a disk that is full may have space later
             if alone or ((over or follower is None) and not is_disk_full(fault)):
                 raise
-            if said != (said := _words(fault)):
-                print(f"after: {said}", file=sys.stderr, flush=True)
+            if last_fault != (last_fault := _fault_text(fault)):
+                print(f"after: {last_fault}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
 
 
-def _words(fault: BaseException) -> str:
+def _fault_text(fault: BaseException) -> str:
     if isinstance(fault, OSError) and fault.filename is not None:
         return f"cannot use {fault.filename}: {fault.strerror}"
     return hide_secrets(plain(" ".join(str(fault).split()) or type(fault).__name__, " "))[:400]
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             follow_checkpoints(run, run.attempt(int(arguments[1])), int(arguments[2]) if arguments[2:] else None)
     except Exception as fault:  # a traceback in the log would be taken for the training's
-        print(f"after: {_words(fault)}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"after: {_fault_text(fault)}; the run goes on without it", file=sys.stderr, flush=True)
     return 0
 
 

@@ -49,7 +49,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     check_resumable(settings)
     parent, point = branch_of(run, step)
     length = changed_length(settings, until, request.given)
-    given = {**_stays(run, settings, request.given), **request.given}
+    given = {**_kept_tokenizer(run, settings, request.given), **request.given}
     resolved = descend(settings, given, profile or settings.cluster, point.step, length, branch=True)
     check_resumable(resolved)
     check_stream(run, resolved, point.step)
@@ -60,28 +60,27 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     title = f"Branches from run {run.run_id} after step {point.step}."
     inputs = ForecastInputs(until, earlier_runs, "job.signal_lead_s" in request.given, run, point.step)
     prepared = prepare_child(run, resolved, title, inputs, profile, request.template, request.force)
-    words = until.words(resolved.batch, resolved.model.seq)
     notes = (
         *branch_lines(settings, resolved, run, point.step),
         *(f"note: {note}" for note in point.notes),
-        *([f"until: {words}"] if words else []),
+        *until.notes(resolved.batch, resolved.model.seq),
         *prepared.notes,
         f"branches from {run.run_id} after step {point.step}, as {resolved.layout}",
     )
-    beside = None if "data.path" in request.given else run.data_beside
+    data_beside = None if "data.path" in request.given else run.data_beside
     hold = CheckpointHold(owner, point.step, lambda: _is_live(owner))
-    return NewRun(replace(prepared, data_beside=beside, hold=hold), parent, notes)
+    return NewRun(replace(prepared, data_beside=data_beside, hold=hold), parent, notes)
 
 
-def _stays(run: RunFolder, settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
+def _kept_tokenizer(run: RunFolder, settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer's file that the run found beside its experiment, by its whole path, if `data.path` is given: then
     nothing is looked for there any more."""
     if "data.path" not in given:
         return {}
     from hpc_gpt.tokens.run_data import located  # needs numpy
 
-    found = located(settings, run.data_beside).data.tokenizer
-    return {} if found == settings.data.tokenizer else {"data.tokenizer": found}
+    path = located(settings, run.data_beside).data.tokenizer
+    return {} if path == settings.data.tokenizer else {"data.tokenizer": path}
 
 
 def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.sized import Sized
-from hpc_gpt.slurm.requeue import way_of, ways
+from hpc_gpt.slurm.requeue import requeue_of, requeues
 from hpc_gpt.words import Line, counted, show_duration
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class _Figures:
     save_is_measured: bool
 
 
-def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, now: float | None = None) -> Forecast:
+def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, now: float | None = None) -> Forecast:
     """The forecast of a run.
 
     `lead_is_given`: the user has set the signal's lead, which stays. Raises ConfigError, with the numbers, if the run
@@ -166,17 +166,17 @@ def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, no
     its budget is too small for one job.
     """
     train, job = resolved.train, resolved.job
-    steps = train.steps - known.done
+    steps = train.steps - facts.done
     if steps <= 0:
         raise ConfigError(
-            f"train.steps is {train.steps}, but the newest checkpoint is of step {known.done}",
-            f"give more than {counted(known.done, 'step')}, "
-            f"{known.done * resolved.batch.global_batch * resolved.model.seq:,} tokens",
+            f"train.steps is {train.steps}, but the newest checkpoint is of step {facts.done}",
+            f"give more than {counted(facts.done, 'step')}, "
+            f"{facts.done * resolved.batch.global_batch * resolved.model.seq:,} tokens",
         )
-    figures = _figures(resolved, known)
+    figures = _figures(resolved, facts)
     if figures is None:
-        _check_budget(resolved, known, None, job.signal_lead_s or 0)
-        why = f", and {known.no_prediction}" if known.no_prediction else ""
+        _check_budget(resolved, facts, None, job.signal_lead_s or 0)
+        why = f", and {facts.no_prediction}" if facts.no_prediction else ""
         return Forecast(
             (
                 "not known: jobs, GPU-hours and the end",
@@ -184,8 +184,8 @@ def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, no
                 "  known after the first job, or after submit --until steps=20 with the same options",
             )
         )
-    lead_s, lead_words = _lead(resolved, figures, lead_is_given)
-    _check_budget(resolved, known, _slower(figures, -1), lead_s)
+    lead_s, lead_lines = _lead(resolved, figures, lead_is_given)
+    _check_budget(resolved, facts, _slower(figures, -1), lead_s)
     total, least, most = (
         chain_length(steps, _slower(figures, sign), gpus_of(resolved), limit_s(job.time), lead_s) for sign in (0, -1, 1)
     )
@@ -193,7 +193,7 @@ def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, no
         raise _too_short_for_a_step(resolved, _slower(figures, -1), lead_s)
     total = total or least
     if least.jobs > 1 and (why := cannot_continue(resolved)):
-        able = [f'"{name}"' for name, way in ways().items() if not way.why_not(resolved.cluster)]
+        able = [f'"{name}"' for name, requeue in requeues().items() if not requeue.why_not(resolved.cluster)]
         chain = f"set chain = {' or '.join(able)} in the profile"
         other = chain if can_resume(resolved.engine) else "offload to the host's memory"
         raise ConfigError(
@@ -201,20 +201,20 @@ def make_forecast(resolved: Sized, known: ForecastFacts, lead_is_given: bool, no
             f"use --time {time_limit_text(least.total_s)} or more, or {other}",
         )
     lines = [_sum_line(resolved, total, least, most, time.time() if now is None else now)]
-    lines += [f"  {line}" for line in (*figures.lines, *lead_words, *_warnings(resolved, known, figures, total))]
+    lines += [f"  {line}" for line in (*figures.lines, *lead_lines, *_warnings(resolved, facts, figures, total))]
     return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
-def _figures(resolved: Sized, known: ForecastFacts) -> _Figures | None:
+def _figures(resolved: Sized, facts: ForecastFacts) -> _Figures | None:
     """Every figure from the best source; None without a step time."""
-    train, alike, parent = resolved.train, known.alike, known.parent
+    train, alike, parent = resolved.train, facts.alike, facts.parent
     runs = [run for run in (alike, parent) if run is not None]
     band = 0.0
     if alike is not None:
         step_s = alike.step_s
         why = f"measured: median of {counted(alike.steps, 'step')} of run {alike.run}"
-    elif known.predicted is not None:
-        step_s, band = float(known.predicted["step_s"]), float(known.predicted["band"])
+    elif facts.predicted is not None:
+        step_s, band = float(facts.predicted["step_s"]), float(facts.predicted["band"])
         why = f"predicted: give or take {band:.0%}; no run of these settings has measured it"
     elif parent is not None:
         step_s, band = parent.step_s * parent.gpus / resolved.gpus, _GUESS_BAND
@@ -264,18 +264,19 @@ def _slower(figures: _Figures, sign: int) -> Pace:
 
 def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
     """(the signal's lead in seconds, a line on it): what a measured save needs, else at least the profile's lead."""
-    own, needed, limit = resolved.job.signal_lead_s or 0, signal_lead_s(_slower(figures, 1)), limit_s(resolved.job.time)
+    lead, limit = resolved.job.signal_lead_s or 0, limit_s(resolved.job.time)
+    needed = signal_lead_s(_slower(figures, 1))
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
-        return own, []  # the job has no limit, so no signal
+        return lead, []  # the job has no limit, so no signal
     why = f"two steps, what is due between them, two saves and {LEAVE_S:.0f} s"
     if is_given:
-        short = f"; {why} are {needed} s: the last save may be lost" if own < needed else ""
-        return own, [f"{'warning: ' if short else ''}signal {own} s ahead of the limit, as given{short}"]
+        short = f"; {why} are {needed} s: the last save may be lost" if lead < needed else ""
+        return lead, [f"{'warning: ' if short else ''}signal {lead} s ahead of the limit, as given{short}"]
     if not figures.save_is_measured and limit is not None:
-        needed = min(needed, max(own, limit // 4))  # an assumption may take no more of a job
-    if figures.save_is_measured or needed > own:
+        needed = min(needed, max(lead, limit // 4))  # an assumption may take no more of a job
+    if figures.save_is_measured or needed > lead:
         return needed, [f"signal {needed} s ahead of the limit: {why}"]
-    return own, [f"signal {own} s ahead of the limit, as the profile says; no save is measured"]
+    return lead, [f"signal {lead} s ahead of the limit, as the profile says; no save is measured"]
 
 
 def _too_short_for_a_step(resolved: Sized, pace: Pace, lead_s: int) -> ConfigError:
@@ -288,16 +289,16 @@ def _too_short_for_a_step(resolved: Sized, pace: Pace, lead_s: int) -> ConfigErr
     )
 
 
-def _check_budget(resolved: Sized, known: ForecastFacts, pace: Pace | None, lead_s: int) -> None:
+def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead_s: int) -> None:
     """ConfigError for a budget that is too small for one step. The last `lead_s` of a job are for saving."""
     budget = resolved.job.max_gpu_hours
     if budget is None:
         return
     gpus = gpus_of(resolved)
-    seconds = max(0.0, budget - known.spent) * 3600 / gpus
+    seconds = max(0.0, budget - facts.spent) * 3600 / gpus
     needed = (pace.start_s + pace.step_s if pace else 0.0) + lead_s
     if seconds <= needed:
-        left = f", of which {known.spent:.3g} are spent," if known.spent else ""
+        left = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
         parts = f"{show_duration(pace.start_s)} to start, {show_duration(pace.step_s)} for a step, and " if pace else ""
         raise ConfigError(
             f"job.max_gpu_hours = {budget:g}{left} are {show_duration(seconds)} on {counted(gpus, 'GPU')}, but a job "
@@ -306,47 +307,47 @@ def _check_budget(resolved: Sized, known: ForecastFacts, pace: Pace | None, lead
         )
 
 
-def _warnings(resolved: Sized, known: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
-    said = []
+def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
+    lines = []
     train, budget = resolved.train, resolved.job.max_gpu_hours
-    if budget is not None and total.gpu_hours > budget - known.spent:
-        at = known.done + int((train.steps - known.done) * (budget - known.spent) / total.gpu_hours)
-        spent = f", of which {known.spent:.3g} are spent," if known.spent else ""
-        said.append(
+    if budget is not None and total.gpu_hours > budget - facts.spent:
+        at = facts.done + int((train.steps - facts.done) * (budget - facts.spent) / total.gpu_hours)
+        spent = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
+        lines.append(
             f"warning: --max-gpu-hours {budget:g}{spent} is less than that: it ends as budget, saved, near step {at:,} "
             f"of {train.steps:,}"
         )
     elif budget is not None:
-        said.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
+        lines.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
     if train.minutes is not None and figures.pace.train_s(train.steps) > 60 * train.minutes:
-        said.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
+        lines.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
     if total.jobs > 1 and not figures.pace.save_every:
-        said.append(
+        lines.append(
             f"warning: no train.save_minutes or train.save_every: a job that fails loses {show_duration(total.job_s)}"
         )
-    if total.jobs > _MOST_AT_ONCE and way_of(resolved.cluster).at_once:
-        said.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
+    if total.jobs > _MOST_AT_ONCE and requeue_of(resolved.cluster).at_once:
+        lines.append(f"{_MOST_AT_ONCE} jobs are submitted at once; each later one by the last job")
     if resolved.cluster.scheduler == "slurm" and limit_s(resolved.job.time) is None:
-        said.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
-    return said
+        lines.append("no --time: the partition's limit holds, which is not known here; the forecast assumes one job")
+    return lines
 
 
 def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
-    how = way_of(resolved.cluster).words
+    follows = requeue_of(resolved.cluster).follows
     jobs = counted(total.jobs, "job")
     if least.jobs != (most.jobs if most else None):
         jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
-    if (time_words := resolved.job.time) and limit_s(resolved.job.time) is not None:
-        jobs += f" of {time_words}"
-    words = f"{jobs}{how if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
+    if (time_limit := resolved.job.time) and limit_s(resolved.job.time) is not None:
+        jobs += f" of {time_limit}"
+    line = f"{jobs}{follows if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
     if resolved.cluster.scheduler == "slurm":
-        words += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
+        line += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
     bound = ""
     if resolved.train.until_loss is not None:
         bound = f"; that is all {resolved.train.steps:,} steps, fewer if the loss is reached before"
     waits = ", waits in the queue not counted" if resolved.cluster.scheduler == "slurm" else ""
-    return f"{words}, done by {end}{waits}{bound}"
+    return f"{line}, done by {end}{waits}{bound}"
 
 
 def time_limit_text(seconds: float) -> str:

@@ -44,7 +44,7 @@ _NODES = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=\d* GRES=(\S*)")
 
 
 class AllocatedNode(NamedTuple):
-    """What the allocation has of a node."""
+    """A node of the allocation, with the CPUs and GPUs that the allocation has there."""
 
     name: str
     cpus: int
@@ -59,7 +59,7 @@ class Allocation:
     nodes: tuple[AllocatedNode, ...]
     end: float | None
 
-    def place(self, resolved: Resolved, script: str) -> list[AllocatedNode]:
+    def fitting_nodes(self, resolved: Resolved, script: str) -> list[AllocatedNode]:
         """The nodes that the run with that job.sh takes, after a look at the time that is left. Raises ConfigError."""
         if resolved.cluster.scheduler != "slurm":
             raise ConfigError(
@@ -94,9 +94,9 @@ class Allocation:
             )
         return fit[:wanted]
 
-    def words(self, resolved: Resolved, script: str) -> str:
-        """Where the run would run, and until when. Raises ConfigError as `place`."""
-        nodes = some([node.name for node in self.place(resolved, script)], 8)
+    def where_text(self, resolved: Resolved, script: str) -> str:
+        """The text on where the run would run, and until when. Raises ConfigError as `fitting_nodes`."""
+        nodes = some([node.name for node in self.fitting_nodes(resolved, script)], 8)
         until = "which has no time limit"
         if self.end is not None:
             lead_s, now = resolved.job.signal_lead_s, time.time()
@@ -157,9 +157,9 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
 
     The first Ctrl-C saves and stops, the second cancels, the third kills; SIGTERM (`hpc-gpt cancel`) and SIGHUP (the
     allocation or the terminal is gone) give KILL_WAIT_S to save. Raises JobFailed, KeyboardInterrupt, RunFolderError as
-    `wait_for`; ConfigError as `place`.
+    `wait_for`; ConfigError as `fitting_nodes`.
     """
-    nodes = allocation.place(resolved, read_text(run.job_script))
+    nodes = allocation.fitting_nodes(resolved, read_text(run.job_script))
     with locked(run):
         supervisor = _Supervisor(allocation, run, resolved)
         supervisor.start(_environment(supervisor.start_id, allocation, nodes, run, resolved))
@@ -177,19 +177,19 @@ def run_in(allocation: Allocation, run: RunFolder, resolved: Resolved) -> None:
 def _environment(
     start: str, allocation: Allocation, nodes: Sequence[AllocatedNode], run: RunFolder, resolved: Resolved
 ) -> dict[str, str]:
-    """What sbatch would give job.sh on these nodes, and nothing of salloc's request or of a step around this command,
-    whose CPUs and GPUs the ranks share."""
+    """The variables that sbatch would give job.sh on these nodes; none of salloc's request, nor of a step around this
+    command, whose CPUs and GPUs the ranks share."""
     names, ranks = ",".join(node.name for node in nodes), resolved.ranks_per_node
     share = min(node.cpus for node in nodes) // ranks
     cpus = min(cpus_per_task(resolved) or share, share)
-    own = {"JOB_ID": allocation.job_id, "JOBID": allocation.job_id, "JOB_NAME": resolved.job.name or resolved.name}
-    own |= {"JOB_NODELIST": names, "NODELIST": names, "SUBMIT_DIR": os.getcwd(), "OVERLAP": "1"}
-    own |= dict.fromkeys(("JOB_NUM_NODES", "NNODES"), str(len(nodes)))
-    own |= dict.fromkeys(("NTASKS", "NPROCS"), str(ranks * len(nodes)))
-    own |= {"NTASKS_PER_NODE": str(ranks), "CPUS_PER_TASK": str(cpus)}
+    values = {"JOB_ID": allocation.job_id, "JOBID": allocation.job_id, "JOB_NAME": resolved.job.name or resolved.name}
+    values |= {"JOB_NODELIST": names, "NODELIST": names, "SUBMIT_DIR": os.getcwd(), "OVERLAP": "1"}
+    values |= dict.fromkeys(("JOB_NUM_NODES", "NNODES"), str(len(nodes)))
+    values |= dict.fromkeys(("NTASKS", "NPROCS"), str(ranks * len(nodes)))
+    values |= {"NTASKS_PER_NODE": str(ranks), "CPUS_PER_TASK": str(cpus)}
     times = f"(x{len(nodes)})" if len(nodes) > 1 else ""
-    own |= {"TASKS_PER_NODE": f"{ranks}{times}", "JOB_CPUS_PER_NODE": f"{cpus * ranks}{times}"}
-    variables = {f"SLURM_{name}": text for name, text in own.items()} | job_python(resolved)
+    values |= {"TASKS_PER_NODE": f"{ranks}{times}", "JOB_CPUS_PER_NODE": f"{cpus * ranks}{times}"}
+    variables = {f"SLURM_{name}": text for name, text in values.items()} | job_python(resolved)
     return submission_environment(os.environ, variables | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_START": start})
 
 
@@ -236,9 +236,9 @@ class _Supervisor:
                     self._look()
             time.sleep(_POLL_S)
         if (attempt := self.attempt()) is not None and not attempt.ended():
-            words = f"job.sh ended with exit code {self._process.returncode} and wrote no end"
+            cause = f"job.sh ended with exit code {self._process.returncode} and wrote no end"
             ended = "cancelled" if self.run.is_cancelled(self.start_id) else "error"
-            attempt.write_ended(ended, words, int(attempt.last_metrics().get("step") or 0))
+            attempt.write_ended(ended, cause, int(attempt.last_metrics().get("step") or 0))
         if follower is not None:
             follower.join(_ASK_S)
 
@@ -250,7 +250,7 @@ class _Supervisor:
         self.interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self.interrupts == 1:
             sys.stderr.write("\nCtrl-C: the run is asked to save and stop; once more cancels\n")
-            ask_runs([self.run], "stop", lambda words: sys.stderr.write(f"{words}\n"))
+            ask_runs([self.run], "stop", lambda line: sys.stderr.write(f"{line}\n"))
             return
         if number == signal.SIGINT:
             self.run.mark_cancelled(self.start_id)
@@ -271,7 +271,7 @@ class _Supervisor:
         """Signals every process of the run's steps, again after _LOOK_S: ranks that start do not listen yet."""
         command = ["squeue", "--steps", f"--jobs={self.allocation.job_id}", "--noheader", "--format=%i %j"]
         listed = [line.split() for line in ask(command, timeout_s=_ASK_S).stdout.splitlines()]
-        steps = [step for step, *words in listed if words == [self.start_id]]
+        steps = [step for step, *names in listed if names == [self.start_id]]
         if steps:
             ask(["scancel", f"--signal={name}", *steps], timeout_s=_ASK_S)
         elif name == "KILL" and self._process is not None:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,11 @@ class PlanRequest:
 
     @property
     def stand_in_note(self) -> str:
-        """Whose nodes are planned for if the user has chosen none."""
+        """The note on the nodes that are planned for if the user has chosen no cluster; else empty."""
         if not self.stands_in:
             return ""
-        words = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
-        return f"{words}; --cluster plans for another, and hpc-gpt profile list names them"
+        stand_in = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
+        return f"{stand_in}; --cluster plans for another, and hpc-gpt profile list names them"
 
 
 def read_plan_request(
@@ -90,21 +90,10 @@ def read_plan_request(
     _refuse_unplanned(overrides.items())
     if why is not None:
         overrides |= _layout_of(why, overrides)
-    profile = choose_profile(request, queueing=False)
-    stands_in = request.cluster is None and user_default() is None and profile.device is None
-    if stands_in:
-        profile = load_profile(STAND_IN)
-    under: dict[str, Any] = {}
-    if not request.names_experiment:
-        own = read_experiment(DEFAULT_EXPERIMENT).tables
-        # The search for the largest model starts from one.
-        under = {"model": own["model"]} if largest else {}
-    if largest and not request.names_experiment and overrides.get("train.dtype") is None:
-        overrides["train.dtype"] = "bf16" if "bf16" in machine_of(profile).peak_tflops else "fp16"
-    if largest and not request.names_experiment and compiles(profile, overrides):
-        overrides["engine.compile"] = "block"  # as the model that is found will be, without an experiment
-    file = requested_file(request, profile, under)
-    fast = (file.path is DEFAULTS or (largest and not request.names_experiment)) and is_fast(profile, request.overrides)
+    profile, stands_in = _planned_nodes(request)
+    of_largest = largest and not request.names_experiment
+    file = requested_file(request, profile, _start_of_largest(profile, overrides) if of_largest else None)
+    fast = (file.path is DEFAULTS or of_largest) and is_fast(profile, request.overrides)
     # A plan does not depend on the run's length and warm-up.
     experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
     stated: dict[str, Any] = {}
@@ -114,72 +103,98 @@ def read_plan_request(
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     model = resolve_shape(experiment.model)
     if largest and not model.is_gpt2:
-        raise ConfigError(
-            "the largest model is searched among GPT-2's shapes, but the model is of another kind",
-            "name no --model, or one such as gpt2",
-        )
+        kind = "the largest model is searched among GPT-2's shapes, but the model is of another kind"
+        raise ConfigError(kind, "name no --model, or one such as gpt2")
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
     is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
-    if is_usual:
-        # Layouts are compared at one global batch for any model of that sequence.
-        batch_of_all = replace(experiment.layout, global_batch=usual_batch(model.seq, asked_gpus(experiment, profile)))
-        experiment = replace(experiment, layout=batch_of_all)
+    if is_usual:  # layouts are compared at one global batch for any model of that sequence
+        batch = usual_batch(model.seq, asked_gpus(experiment, profile))
+        experiment = replace(experiment, layout=replace(experiment.layout, global_batch=batch))
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}
     if request.names_experiment:
         holds.add("engine.name")
     engines = searched_engines(profile)
     if largest or longest:
-        # The smallest batch unless one is given: one sample in a pass, one pass in a step.
-        sizes = {"micro_batch": 1, "micro_batches": 1}
-        batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or size for name, size in sizes.items()}
-        experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
-        if "engine.offload" not in holds:
-            experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
-            holds.add("engine.activation_offload")
-        holds = holds - {"layout.global_batch"} | {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
+        experiment, holds = _at_smallest_batch(experiment, overrides, holds)
     question = question_of(experiment, profile, holds, engines, fast)
     if stated:
-        traits = {name: {**fields, **stated} for name, fields in question.traits.items()}
-        question = replace(question, traits=traits)
+        question = replace(question, traits={name: {**own, **stated} for name, own in question.traits.items()})
     if is_usual and question.global_batch is not None:
         question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
     check_reach(machine, question.gpus)
     check_dtype(question.dtype, machine)
     check_matmul(question.matmul, machine)
-    if any(request.overrides.get(f"model.{key}") is not None for key in ("hidden", "layers", "heads")):
-        name = f"{model.layers} x {model.hidden}"
-    else:
-        of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
-        name = experiment.model.preset or of_file or experiment.name
+    name = _shown_name(experiment, model, request.overrides)
     if not (largest or longest):
         check_possible(question, experiment, profile, name)
-    fitted = profile
-    if calibration is not None:
-        fitted = load_profile(calibration)
-        if fitted.calibration is None:
-            raise ConfigError(
-                f"profile {fitted.name} has no [calibration]",
-                f"hpc-gpt plan --calibrate RECORDS --cluster {fitted.name} writes one",
-            )
-    source = "data sheets" if fitted.calibration is None else f"calibration of {fitted.name}"
+    constants, source = _constants(profile if calibration is None else load_profile(calibration), calibration)
     return PlanRequest(
-        request, name, base, experiment, model, machine, constants_of(fitted), source, question, tokens, profile,
-        stands_in, like is not None, fast,
+        request, name, base, experiment, model, machine, constants, source, question, tokens, profile, stands_in,
+        like is not None, fast,
     )  # fmt: skip
 
 
-def search_plan(asked: PlanRequest, must_fit: bool) -> Searched:
-    """What fits; LayoutError with the nearest if nothing does and `must_fit`."""
-    searched = search(asked.question, asked.machine, asked.constants)
+def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
+    """(the profile whose nodes are planned for, whether it stands in for one that the user has not chosen)."""
+    profile = choose_profile(request, queueing=False)
+    stands_in = request.cluster is None and user_default() is None and profile.device is None
+    return load_profile(STAND_IN) if stands_in else profile, stands_in
+
+
+def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dict[str, Any]:
+    """The tables from which the search for the largest model starts without an EXPERIMENT; `overrides` get what the
+    model that is found will have."""
+    if overrides.get("train.dtype") is None:
+        overrides["train.dtype"] = "bf16" if "bf16" in machine_of(profile).peak_tflops else "fp16"
+    if compiles(profile, overrides):
+        overrides["engine.compile"] = "block"
+    return {"model": read_experiment(DEFAULT_EXPERIMENT).tables["model"]}
+
+
+def _at_smallest_batch(
+    experiment: Experiment, overrides: Mapping[str, Any], holds: set[str]
+) -> tuple[Experiment, set[str]]:
+    """(the experiment with one sample in a pass and one pass in a step, unless others are given, and without offload;
+    the keys that the search holds)."""
+    batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or 1 for name in ("micro_batch", "micro_batches")}
+    experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
+    held = {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
+    if "engine.offload" not in holds:
+        experiment = replace(experiment, engine=replace(experiment.engine, offload="none"))
+        held.add("engine.activation_offload")
+    return experiment, holds - {"layout.global_batch"} | held
+
+
+def _shown_name(experiment: Experiment, model: ModelShape, overrides: Mapping[str, Any]) -> str:
+    """What the model is called: by its sizes if the user gives some, else by its preset, its file or the experiment."""
+    if any(overrides.get(f"model.{key}") is not None for key in ("hidden", "layers", "heads")):
+        return f"{model.layers} x {model.hidden}"
+    of_file = experiment.model.hf and model_name(Path(experiment.model.hf))
+    return experiment.model.preset or of_file or experiment.name
+
+
+def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Constants, str]:
+    """(the planner's constants for a profile, where they are from). ConfigError if `calibration` names one without."""
+    if profile.calibration is None and calibration is not None:
+        raise ConfigError(
+            f"profile {profile.name} has no [calibration]",
+            f"hpc-gpt plan --calibrate RECORDS --cluster {profile.name} writes one",
+        )
+    return constants_of(profile), "data sheets" if profile.calibration is None else f"calibration of {profile.name}"
+
+
+def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
+    """The layouts that fit; LayoutError with the nearest one if none does and `must_fit`."""
+    searched = search(plan.question, plan.machine, plan.constants)
     if searched.candidates or not must_fit:
         return searched
     nearest = searched.too_large[0]
-    fixed = [name for name in (*AXES, "offload") if name in asked.question.fixed]
+    fixed = [name for name in (*AXES, "offload") if name in plan.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
-    more = fewest_gpus(asked.question, asked.machine)
+    more = fewest_gpus(plan.question, plan.machine)
     raise LayoutError(
-        f"{asked.name} does not fit on {asked.question.gpus} {asked.machine.device}: the nearest, {nearest.layout} on "
+        f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
         f"{engine_text(nearest.training)}, needs {needs(nearest)}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
     )

@@ -37,7 +37,7 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sized import Sized
-from hpc_gpt.settings.smoke import shrink, sizes_beside
+from hpc_gpt.settings.smoke import SmallExperiment, shrink, sizes_beside
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
         return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs, faster)
     except UserError as fault:
         if not (request.names_experiment or request.sized or file.path is DEFAULTS):
-            fault.hint += f"; no EXPERIMENT is named, so it is {request.experiment}; demo is a small one"
+            none_named = f"no EXPERIMENT is named, so it is the default, {request.experiment}; demo is a small one"
+            fault.hint = f"{fault.hint}; {none_named}" if fault.hint else none_named
         raise
 
 
@@ -89,15 +90,13 @@ def prepare_row(
     """The run of a file, or of a row of it: each stage decides keys of the experiment, and the last resolves it."""
     # 1. What is asked for.
     until = request.until or Until()
-    steps_elsewhere = request.smoke or (until.steps or until.tokens) is not None
-    experiment = load_row(file, request.overrides, row, steps_elsewhere)
+    experiment = load_row(file, request.overrides, row, request.smoke or (until.steps or until.tokens) is not None)
     given = keys_given(file, request.overrides, row)
-    facts = engine_named(experiment.engine.name)
-    if facts.starts_script(experiment.command):
+    if engine_named(experiment.engine.name).starts_script(experiment.command):
         from hpc_gpt.launch.prepare_script import prepare_file
 
         return replace(prepare_file(request, profile, experiment, given), text=file.text, file=file.path)
-    _check_asked(request, facts, until)
+    _check_asked(request, engine_named(experiment.engine.name), until)
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
     meant_for, batch = of_full_size(request, profile), ""
     if file.path is DEFAULTS:
@@ -107,49 +106,52 @@ def prepare_row(
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
-    small, searched, inputs, notes = None, None, None, list[str]()
+    small, inputs, notes, faster = None, None, list[str](), faster and not request.smoke  # nobody waits for five steps
+    searched = search_layouts(sized, profile, given) if faster else None
     if request.smoke:
-        from hpc_gpt.runs.provenance import list_gpus
-
-        small = shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
+        small = _shrunk(experiment, sized, profile)
     else:
-        searched = search_layouts(sized, profile, given) if faster else None
         keys, planned = plan_open(sized, profile, given, searched)
         experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
         notes += [*planned, *length]
-        if request.until is not None:
-            inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given)
-    # 4. Resolved, with the signal's lead by its forecast. A run on this machine may be tried, and a smoke run only
-    # shows that it starts.
-    refuse = not (request.force or request.smoke or profile.scheduler == "local")
-    own = None if file.path is DEFAULTS else file
-    last = small.experiment if small is not None else experiment
-    profile = profile if small is None else replace(profile, stage=None)
+        inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given) if request.until is not None else None
+    # 4. Resolved, with the signal's lead by its forecast. A trial here, or a smoke run, need not be predicted to fit.
+    may_not_fit = request.force or request.smoke or profile.scheduler == "local"
+    last, profile = (experiment, profile) if small is None else (small.experiment, replace(profile, stage=None))
     prepared = finish(
-        last, profile, file=own, sweep=file.name, row=row, refuse=refuse, template=request.template, inputs=inputs
+        last, profile, file=file, row=row, refuse=not may_not_fit, template=request.template, inputs=inputs
     )
     # 5. What its user is to know of it.
-    resolved = prepared.resolved
+    resolved, unread = prepared.resolved, unread_of(experiment, sized.model.seq)
     if small is not None:
-        notes += [f"smoke: {experiment.name}"]
-        notes += [f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes)]
-    if own is None:
+        lines = (*sizes_beside(sized, resolved), *small.notes)
+        notes += [f"smoke: {experiment.name}", *(f"  {line}" for line in lines)]
+    if file.path is DEFAULTS:
         notes.insert(0, defaults_note(request, meant_for, experiment.train, resolved, batch))
     elif not request.names_experiment:
-        where = f"{counted(resolved.gpus, 'GPU')} of {profile.name}"
-        name = request.experiment if row is None else f"{request.experiment} --row {row}"
-        notes.insert(0, f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}")
-    unread = unread_of(experiment, sized.model.seq)
-    faster = faster and small is None  # nobody waits for five steps
+        notes.insert(0, _taken_note(request, row, resolved))
     notes += [f"note: {line}" for line in (*_cautions(resolved, request.smoke, given), *unread)]
     return replace(
         prepared,
         notes=(*notes, *prepared.notes),
-        file=own.path if own is not None else None,
+        file=None if file.path is DEFAULTS else file.path,
         data_beside=folder_beside(file, resolved, request.overrides, row),
         unread=unread,
         faster=faster_notes(prepared.prediction, resolved, given, searched) if faster else (),
     )
+
+
+def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile) -> SmallExperiment:
+    from hpc_gpt.runs.provenance import list_gpus  # loads much that a job script does not need
+
+    return shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
+
+
+def _taken_note(request: Request, row: str | None, resolved: Resolved) -> str:
+    """The line on the file that is taken without an EXPERIMENT."""
+    name = request.experiment if row is None else f"{request.experiment} --row {row}"
+    where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
+    return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
 
 
 def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
@@ -247,8 +249,7 @@ def lengthen(
     """
     length = length_settings(until, sized, on_line)
     whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
-    words = until.words(sized.batch, sized.model.seq)
-    return with_keys(whole, _automatic_saves(whole, given)), (*([f"until: {words}"] if words else []), *cut)
+    return with_keys(whole, _automatic_saves(whole, given)), (*until.notes(sized.batch, sized.model.seq), *cut)
 
 
 def finish(
@@ -257,35 +258,32 @@ def finish(
     title: str = NO_EXPERIMENT,
     *,
     file: ExperimentFile | None = None,
-    sweep: str | None = None,
     row: str | None = None,
     refuse: bool = False,
     template: Path | None = None,
     inputs: ForecastInputs | None = None,
-    planner: ClusterProfile | None = None,
-    data_from: int = 0,
 ) -> PreparedRun:
     """The run of an experiment: its prediction, with `inputs` the forecast of its job chain, which decides the signal's
     lead, then its settings and its script. Nothing changes these.
 
-    `file` has the experiment's text; without a file it is the settings' text under a `title`. `row` is one of its rows,
-    or of those of a `sweep` without a file. `planner`: the profile with the planner's keys, if `profile` lacks them.
-    `refuse`: LayoutError if it is predicted not to fit. `data_from`: the step of a branch to other data. Raises
-    LayoutError, ConfigError and RenderError as `resolve` and `render_script` do.
+    `file` has the experiment's text, and the `row`; without one, or with DEFAULTS, it is the settings' text under a
+    `title`. `refuse`: LayoutError if it is predicted not to fit. Raises LayoutError, ConfigError and RenderError as
+    `resolve` and `render_script` do.
     """
     sized = size_run(experiment, profile)
     check_products(sized)
-    prediction, forecast = predict(sized, planner or profile, refuse), None
+    planner, data_from = (inputs.planner or profile, inputs.data_from) if inputs is not None else (profile, 0)
+    prediction, forecast = predict(sized, planner, refuse), None
     if inputs is not None and wants_forecast(sized, inputs.until):
         forecast = forecast_chain(replace(sized, data_from=data_from), prediction, inputs)
         if forecast.lead_s is not None:
             experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
-    sweep = (file.name if file is not None else sweep) if row is not None else None
+    sweep = file.name if file is not None and row is not None else None
     resolved = resolve(experiment, profile, sweep, row, data_from=data_from)
     return PreparedRun(
         resolved,
         render_script(resolved, template),
-        file.text if file is not None else experiment_text(resolved, title),
+        file.text if file is not None and file.path is not DEFAULTS else experiment_text(resolved, title),
         short_of_time(resolved, inputs.earlier) if inputs is not None else (),
         prediction,
         forecast,

@@ -34,7 +34,7 @@ from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, 
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
 from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
 from hpc_gpt.tables import close_matches
 from hpc_gpt.typed_tables import check_tables
@@ -58,68 +58,69 @@ def prepare_file(
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
-    asked = ScriptRequest(Path(command.script), command.args)
+    call = ScriptRequest(Path(command.script), command.args)
     ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
-    return prepare_script(whole, profile, asked, experiment.name)
+    return prepare_script(whole, profile, call, experiment.name)
 
 
 def prepare_script(
-    request: Request, profile: ClusterProfile, asked: ScriptRequest, name: str | None = None
+    request: Request, profile: ClusterProfile, call: ScriptRequest, name: str | None = None
 ) -> PreparedRun:
     """The run of a script. Raises ConfigError."""
-    script = read_job_script(asked.path)
+    script = read_job_script(call.path)
     tables = _keys(request.overrides)
-    job, own = tables["job"], tables.pop("profile")
-    checked = check_tables({**own, "name": profile.name}, ClusterProfile, "--set")
-    profile = replace(profile, **{key: getattr(checked, key) for key in own})
+    job, of_profile = tables["job"], tables.pop("profile")
+    checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
+    profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
     here = profile.scheduler == "local"
     by_variable = [] if here else options_of_variables(os.environ)
-    words = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *asked.words]
-    options = list(read_options(words))
+    on_line = [*by_variable, *_sbatch_options(job, request.overrides), *job.get("sbatch", ()), *call.options]
+    options = list(read_options(on_line))
     check_options(options, "the command line")
     left_out = [*script.left_out, *(option for option in options if option not in without_waits(options))]
     options = without_waits(options)
     if not (script.options or options):
         if (line := submits_itself(script)) is not None:
             raise ConfigError(
-                f"{asked.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
+                f"{call.path} submits a job itself, in line {line.line}: {line.text}; no #SBATCH line is its own",
                 "name the script that it submits, or start it with bash",
             )
         raise ConfigError(
-            f"{asked.path} has no #SBATCH lines, and the command line no options of sbatch",
+            f"{call.path} has no #SBATCH lines, and the command line no options of sbatch",
             "if it is a job script, give its size: hpc-gpt submit --nodes=1 …",
         )
     no_profile = request.cluster is None and user_default() is None
     added = [] if here or no_profile else _added_by(profile, last_values(script.options, options))
-    found = last_values(list(read_options(added)), script.options, options)
-    sizes = sizes_of(found)
+    values = last_values(list(read_options(added)), script.options, options)
+    sizes = sizes_of(values)
     chain = profile.chain
     for option in (*script.options, *options):
         chain = profile.chain if option.name == "requeue" else "none" if option.name == "no-requeue" else chain
-    title = found.get("job-name") or asked.path.name
-    if "job-name" not in found:
+    title = values.get("job-name") or call.path.name
+    if "job-name" not in values:
         options.append(Option("job-name", title, (f"--job-name={title}",)))
-    found = {**found, "job-name": title}
-    words = [word for option in options for word in option.words]
-    experiment = _experiment(name or folder_name(without_suffix(title)), tables, found, sizes, asked)
-    lead = _lead(experiment.job, profile, found.get("time"))
+    values = {**values, "job-name": title}
+    on_line = [word for option in options for word in option.argv]
+    experiment = _experiment(name or folder_name(without_suffix(title)), tables, values, sizes, call)
+    lead = _lead(experiment.job, profile, values.get("time"))
     experiment = with_keys(experiment, {"job.signal_lead_s": lead})
-    resolved = _resolve(experiment, replace(profile, chain=chain), sizes, found, script)
-    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", way_of(resolved.cluster).flag]
+    resolved = _resolve(experiment, replace(profile, chain=chain), sizes, values, script)
+    owned = ["--output=%x-%j.out", "--error=%x-%j.out", "--open-mode=append", requeue_of(resolved.cluster).flag]
     directives = [*map(quote_directive, added), *script.directives]
-    directives += [" ".join(map(quote_directive, option.words)) for option in options]  # an option a line
-    directives += owned if here or found.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
-    text = render_job_script(resolved, script.data, asked.arguments, directives)
-    array = _array(found.get("array"))
+    directives += [" ".join(map(quote_directive, option.argv)) for option in options]  # an option a line
+    directives += owned if here or values.get("signal") or lead is None else [*owned, f"--signal=B:USR2@{lead}"]
+    text = render_job_script(resolved, script.data, call.arguments, directives)
+    array = _array(values.get("array"))
+    findings = _findings(script, resolved, call.arguments, left_out)
     return PreparedRun(
         resolved,
         text,
-        experiment_text(resolved, f"Of {asked.path.name}, which runs as it is."),
-        (*_notes(script, resolved, added, asked.arguments), *map(_left_out, left_out)),
+        experiment_text(resolved, f"Of {call.path.name}, which runs as it is."),
+        (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
-        job_script=SbatchRequest(tuple(words), tuple(array), _provenance(script)),
+        job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
     )
 
 
@@ -133,63 +134,63 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "profile": {},
         **{name: {} for name in AROUND},
     }
-    known = [entry.name for entry in fields(ClusterProfile)]
+    of_profile = [entry.name for entry in fields(ClusterProfile)]
     for key, value in overrides.items():
-        table, dot, own = key.partition(".")
+        table, dot, name = key.partition(".")
         if key in _SIZES or value is None:
             continue
-        if not dot and key in known:
+        if not dot and key in of_profile:
             tables["profile"][key] = value
         elif table in _TABLES or key in _OF_TRAIN:
-            tables[table][own] = value
+            tables[table][name] = value
         else:
             raise ConfigError(
                 f"{key} is not for a job script, which runs as it is",
-                close_matches(key, known)
+                close_matches(key, of_profile)
                 or "--set takes keys of [job], [command], [notify], [after], [track], train.steps, and the profile's",
             )
-    for own in ("run", "per", "setup", "resume", "snapshot", "link"):
-        if own in tables["command"]:
-            raise ConfigError(f"command.{own} is not for a job script, which runs as it is", "leave it out")
+    for name in ("run", "per", "setup", "resume", "snapshot", "link"):
+        if name in tables["command"]:
+            raise ConfigError(f"command.{name} is not for a job script, which runs as it is", "leave it out")
     return tables
 
 
 def _sbatch_options(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
     """The options of sbatch that keys of [job] and [layout] are."""
-    words = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
-    words += ["--exclusive"] if job.get("exclusive") else []
-    return words + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
+    options = [f"--{option}={job[key]}" for key, option in _OPTION_OF.items() if key in job]
+    options += ["--exclusive"] if job.get("exclusive") else []
+    return options + [f"--{name}={overrides[key]}" for key, name in _SIZES.items() if overrides.get(key) is not None]
 
 
-def _added_by(profile: ClusterProfile, found: Mapping[str, str | None]) -> list[str]:
+def _added_by(profile: ClusterProfile, given: Mapping[str, str | None]) -> list[str]:
     """The options of a profile that neither the script nor the command line gives."""
-    words = []
+    options = []
     for name in (*OF_SITE, "exclusive"):
         value = getattr(profile, name)
-        if value and not {name, *_SAME.get(name, ())} & set(found):
-            words.append(f"--{name}" if value is True else f"--{name}={value}")
+        if value and not {name, *_SAME.get(name, ())} & set(given):
+            options.append(f"--{name}" if value is True else f"--{name}={value}")
     for option in without_waits(read_options(profile.sbatch)):
-        if option.name not in found:
-            words += option.words
-    return words
+        if option.name not in given:
+            options += option.argv
+    return options
 
 
 def _experiment(
-    name: str, keys: Mapping[str, Any], found: Mapping[str, str | None], sizes: Sizes, asked: ScriptRequest
+    name: str, keys: Mapping[str, Any], values: Mapping[str, str | None], sizes: Sizes, call: ScriptRequest
 ) -> Experiment:
     """The experiment that is kept of it. What Slurm alone decides is not checked here."""
     job, command = keys["job"], keys["command"]
-    texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := found.get(option))}
-    own = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
-    folder = Path(found.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
-    arguments = hide_secrets(shlex.join(asked.arguments))
-    hidden = list(asked.arguments) if arguments == shlex.join(asked.arguments) else [arguments]
-    where = {"script": str(asked.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
-    tables = {"command": {**command, **where}, "job": {**texts, **own}, "train": {"steps": 0, **keys["train"]}}
+    texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := values.get(option))}
+    of_chain = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
+    folder = Path(values.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
+    arguments = hide_secrets(shlex.join(call.arguments))
+    hidden = list(call.arguments) if arguments == shlex.join(call.arguments) else [arguments]
+    where = {"script": str(call.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
+    tables = {"command": {**command, **where}, "job": {**texts, **of_chain}, "train": {"steps": 0, **keys["train"]}}
     tables |= {table: keys[table] for table in AROUND}
-    checked = check_tables({"name": name, **tables}, Experiment, asked.path.name)
+    checked = check_tables({"name": name, **tables}, Experiment, call.path.name)
     layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
-    job_kept = replace(checked.job, exclusive="exclusive" in found or None)
+    job_kept = replace(checked.job, exclusive="exclusive" in values or None)
     return replace(checked, engine=Engine(name="command"), layout=layout, job=job_kept)
 
 
@@ -197,10 +198,10 @@ def _resolve(
     experiment: Experiment,
     profile: ClusterProfile,
     sizes: Sizes,
-    found: Mapping[str, str | None],
+    values: Mapping[str, str | None],
     script: JobScript,
 ) -> Resolved:
-    """Of the profile count only what the chain needs: not its modules, its variables, nor its nodes' size."""
+    """The settings of the run. Of the profile only what the chain needs counts, not its modules or variables."""
     bare = ClusterProfile(
         name=profile.name,
         scheduler=profile.scheduler,
@@ -215,7 +216,7 @@ def _resolve(
     )
     if profile.scheduler == "local" and sizes.nodes > 1:
         raise ConfigError(f"the script asks for {sizes.nodes} nodes, and this is one machine", "add --nodes=1")
-    given = {key: found.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
+    given = {key: values.get(key.replace("_", "-")) for key in ("signal", "output", "error", "open_mode")}
     return resolve(experiment, bare, script=ScriptFacts(script.body_hash, sizes.tasks, **given))
 
 
@@ -237,24 +238,31 @@ def _array(text: str | None) -> list[int]:
     return numbers
 
 
-def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
-    notes = [f"note: {script.path.name}: {finding}" for finding in scan(script)]
+def _findings(
+    script: JobScript, resolved: Resolved, arguments: Sequence[str], left_out: Sequence[Option]
+) -> tuple[str, ...]:
+    """The notes on lines of the script, and on the command line, for the user."""
+    findings = [f"{script.path.name}: {finding}" for finding in scan(script)]
     for option in script.options:
         folder = os.path.dirname(option.value or "") if option.name in ("output", "error") else ""
         if folder and "%" not in folder and not Path(resolved.program.workdir, folder).is_dir():
             where = f"{folder}, the folder of --{option.name}, is not there"
-            notes.append(
-                f"note: {where}: by plain sbatch the job would die at once; the run has the output in its own log"
+            findings.append(
+                f"{where}: by plain sbatch the job would die at once; the run has the output in its own log"
             )
-    own = [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]
-    if own:
-        notes.append(f"note: {own[0]} is after {script.path.name}, so it goes to the script")
-    if added:
-        notes.append(f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}")
+    if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
+        findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
+    findings += [f"{option.argv[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
+    return tuple(findings)
+
+
+def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
+    """What the profile adds to the script, and what the job chain goes by."""
+    notes = [f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}"] if added else []
     pattern = resolved.program.checkpoints
     if pattern is not None:
         notes.append(f"the chain goes by its checkpoints, {pattern}")
-    elif not way_of(resolved.cluster).why_not(resolved.cluster):
+    elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
             "the chain goes by the steps in its output; without such lines by its exit code alone, and then continues "
             f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"
@@ -262,12 +270,8 @@ def _notes(script: JobScript, resolved: Resolved, added: Sequence[str], argument
     return tuple(notes)
 
 
-def _left_out(option: Option) -> str:
-    return f"note: {option.words[0]} is left out: the run needs sbatch's answer at once"
-
-
 def _provenance(script: JobScript) -> dict[str, Any]:
-    """Of the script and the folder that it runs in, which is not copied: the commit, and what differs from it."""
+    """The table of the script and of its folder, which is not copied: its commit, and the files that differ from it."""
     folder = Path.cwd()
     sha, changed = git_state(folder, ".")
     table: dict[str, Any] = {"path": str(script.path.absolute()), "body": script.body_hash, "folder": str(folder)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.forecast import Forecast
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SbatchRequest:
     """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
-    line as they are, the elements of its array; and what provenance.json has of the script."""
+    line as they are, the elements of its array; what provenance.json has of the script; and `findings`, on what sbatch
+    or the job chain does otherwise than its text says."""
 
-    words: tuple[str, ...]
+    options: tuple[str, ...]
     array: tuple[int, ...]
     provenance: Mapping[str, Any]
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,5 +66,5 @@ class PreparedRun:
     @property
     def jobs(self) -> int:
         """The number of jobs to submit at once."""
-        at_once = way_of(self.resolved.cluster).at_once
+        at_once = requeue_of(self.resolved.cluster).at_once
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1

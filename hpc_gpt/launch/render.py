@@ -229,6 +229,3 @@ def _innermost_line(fault: BaseException, template: Path | None) -> str:
             where = f"{file}:{step.tb_lineno}"
         step = step.tb_next
     return where
-
-
-# --- directives

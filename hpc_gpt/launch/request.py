@@ -31,7 +31,7 @@ from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.words import counted
 
-# Of a batch that nobody gave; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
+# The most tokens of the default batch; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
 _USUAL_TOKENS = 2**22
 # In place of a file's path, if no EXPERIMENT is given and the default of every key applies.
 DEFAULTS = Path("the defaults")
@@ -39,11 +39,11 @@ DEFAULTS = Path("the defaults")
 
 @dataclass(frozen=True)
 class ScriptRequest:
-    """A job script of the command line: its file, its arguments, and the options for sbatch before it."""
+    """A job script of the command line: its file, its arguments, and the `options` for sbatch before it."""
 
     path: Path
     arguments: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def completed(overrides: Mapping[str, Any], names_experiment: bool) -> dict[str, Any]:
     """The overrides with those that follow from them."""
-    found = dict(overrides)
-    has_model = {"model.preset", "model.hf", "model.hidden"} & set(found)
-    if not names_experiment and found.get("train.init") and not has_model:
-        found["model.hf"] = found["train.init"]  # which gives the shape, as no EXPERIMENT does
-    return dict.fromkeys(gives_way(found)) | found
+    keys = dict(overrides)
+    has_model = {"model.preset", "model.hf", "model.hidden"} & set(keys)
+    if not names_experiment and keys.get("train.init") and not has_model:
+        keys["model.hf"] = keys["train.init"]  # which gives the shape, as no EXPERIMENT does
+    return dict.fromkeys(gives_way(keys)) | keys
 
 
 def with_small(request: Request, profile: ClusterProfile) -> Request:
@@ -116,31 +116,31 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
     file = read_experiment(request.experiment)
     if request.names_experiment or request.experiment != DEFAULT_EXPERIMENT:
         return file
-    asked = request.overrides
-    sizes = [asked.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
+    overrides = request.overrides
+    sizes = [overrides.get(f"model.{name}") for name in ("hidden", "layers", "heads")]
     of_file = None
-    if asked.get("model.hf"):
+    if overrides.get("model.hf"):
         from hpc_gpt.weights.config import model_name  # of published weights alone
 
-        of_file = model_name(Path(str(asked["model.hf"])))
-    name = asked.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
-    engine, own = asked.get("engine.name"), file.tables["engine"]["name"]
-    if name is None and engine in (None, own):
+        of_file = model_name(Path(str(overrides["model.hf"])))
+    name = overrides.get("model.preset") or of_file or (None if None in sizes else f"{sizes[1]}x{sizes[0]}")
+    engine, usual = overrides.get("engine.name"), file.tables["engine"]["name"]
+    if name is None and engine in (None, usual):
         return file
     if name is None and "model" not in (under or {}):
         raise ConfigError(
-            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {own}, and with {engine} the defaults name no model",
+            f"no EXPERIMENT: {DEFAULT_EXPERIMENT} is of engine {usual}, and with {engine} the defaults name no model",
             "add --model, for example --model gpt2, or name an EXPERIMENT",
         )
     if request.row is not None or request.sweep:
-        words = "--sweep" if request.row is None else f"--row {request.row}"
+        option = "--sweep" if request.row is None else f"--row {request.row}"
         raise ConfigError(
-            f"{words} is of an EXPERIMENT, and with --model there is none", f"name it, as {DEFAULT_EXPERIMENT}"
+            f"{option} is of an EXPERIMENT, and with --model there is none", f"name it, as {DEFAULT_EXPERIMENT}"
         )
     tables = {"name": str(name or "default"), **(under or {})}
-    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in asked:
+    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:
         tables["train"] = {"dtype": "fp16"}
-    if compiles(of_full_size(request, profile), asked):
+    if compiles(of_full_size(request, profile), overrides):
         tables["engine"] = {**tables.get("engine", {}), "compile": "block"}
     return ExperimentFile(DEFAULTS, "", tables, None, ((DEFAULTS, tables),))
 
@@ -240,7 +240,7 @@ def _compiled_text(engine: Engine) -> str:
     if engine.compile == "none":
         return ""
     others = [each.key for each in FAST_SETTINGS if each.key != "compile" and getattr(engine, each.key) == each.value]
-    return "".join(f"{words}, " for words in (f"compiled by {engine.compile}", *others))
+    return "".join(f"{setting}, " for setting in (f"compiled by {engine.compile}", *others))
 
 
 def choose_profile(request: Request, queueing: bool) -> ClusterProfile:

@@ -50,7 +50,7 @@ from hpc_gpt.settings.resolve import experiment_of, experiment_tables
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.slurm.clients import check_reachable
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.watch.status import await_lost, read_own_status
 from hpc_gpt.words import counted
 
@@ -114,14 +114,14 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     prepared, parent = prepare_resumption(
         run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
     )
-    words = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
-    return NewRun(prepared, parent, (*prepared.notes, f"{words}, as {prepared.resolved.layout}"))
+    what = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
+    return NewRun(prepared, parent, (*prepared.notes, f"{what}, as {prepared.resolved.layout}"))
 
 
 def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
     """The profile of a new run that continues one with these settings; None for its own."""
     profile = load_profile(request.cluster) if request.cluster is not None else None
-    if request.here and not way_of(settings.cluster).why_not(settings.cluster):
+    if request.here and not requeue_of(settings.cluster).why_not(settings.cluster):
         # Its job.sh would requeue the allocation.
         profile = replace(profile or settings.cluster, chain="none")
     return profile
@@ -139,10 +139,10 @@ def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool)
             f"{run.run_id} is of a job script, which is started again as it was kept: {named} would be another run",
             f"submit a new run; of options {', '.join(_OPTIONS_ON_RESUME)} may change",
         )
-    words = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
+    options = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
     resolved, _ = check_resumption(run, dry)
-    note = f"starts the script of {run.run_id} again{f', with {join(words)}' if words else ''}"
-    return SameRun(run, resolved, (note,), folder=script.get("folder") or ".", options=tuple(words))
+    note = f"starts the script of {run.run_id} again{f', with {join(options)}' if options else ''}"
+    return SameRun(run, resolved, (note,), folder=script.get("folder") or ".", options=tuple(options))
 
 
 def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
@@ -153,7 +153,7 @@ def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
         where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
     notes = [f"note: {note}" for note in (point.notes if point else ())]
     lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")
-    jobs = forecast.jobs if forecast and way_of(resolved.cluster).at_once else 1
+    jobs = forecast.jobs if forecast and requeue_of(resolved.cluster).at_once else 1
     return SameRun(run, resolved, lines, where, jobs)
 
 
@@ -259,8 +259,7 @@ def prepare_resumption(
         check_unfinished(run, resolved, point.step)
         _check_rates(run, settings, resolved, point.step)
         title = f"Resumes run {run.run_id} after step {point.step}."
-    words = until.words(resolved.batch, resolved.model.seq)
-    notes = [*(f"note: {note}" for note in point.notes), *([f"until: {words}"] if words else [])]
+    notes = [*(f"note: {note}" for note in point.notes), *until.notes(resolved.batch, resolved.model.seq)]
     if parent is None:
         try:
             check_weights_of(run.path, resolved)
@@ -292,20 +291,13 @@ def prepare_child(
     force: bool,
 ) -> PreparedRun:
     """The new run of settings that descend from those of `run`; the rest is as in `prepare_resumption`."""
-    here = profile or run.resolved().cluster
+    planner = profile or run.resolved().cluster
     if profile is None:
         with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
-            here = load_profile(here.name, of_a_run=True)
-    return finish(
-        experiment_of(resolved),
-        resolved.cluster,
-        title,
-        refuse=not force,
-        template=template,
-        inputs=inputs,
-        planner=here,
-        data_from=resolved.data_from,
-    )
+            planner = load_profile(planner.name, of_a_run=True)
+    inputs = replace(inputs, planner=planner, data_from=resolved.data_from)
+    experiment = experiment_of(resolved)
+    return finish(experiment, resolved.cluster, title, refuse=not force, template=template, inputs=inputs)
 
 
 def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
@@ -356,14 +348,14 @@ def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings
     return forecast_chain(resolved, prediction, inputs)
 
 
-def resume_run(run: RunFolder, jobs: int = 1) -> SubmittedRun:
+def resume_run(run: RunFolder) -> SubmittedRun:
     """Submits a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
     if the run is done, or its engine cannot resume; DataError.
     """
     resolved, _ = check_resumption(run)
-    return start_run(run, resolved, jobs)
+    return start_run(run, resolved)
 
 
 def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:

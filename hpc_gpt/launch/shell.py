@@ -16,6 +16,7 @@ from hpc_gpt.launch.here import allocation_of
 from hpc_gpt.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import Container
+from hpc_gpt.slurm.clients import NoAnswer, ask
 from hpc_gpt.slurm.environment import submission_environment, without_choice
 from hpc_gpt.watch.control import nothing_to
 from hpc_gpt.watch.status import NO_ANSWER, read_own_status
@@ -23,10 +24,12 @@ from hpc_gpt.words import show_duration, some
 
 # The program for bash -c: its arguments are a rank, the rank's process, and the command.
 _ENTER = "enter.sh"
+# To a node that is dead srun may wait for ever, so a step that does nothing is tried first.
+_STARTS_S = 20.0
 
 
 class Entry(NamedTuple):
-    """What to execute, with which variables; and a note for the user, empty if all is well."""
+    """A command to execute, its variables, and a note for the user, empty if all is well."""
 
     command: list[str]
     environment: dict[str, str]
@@ -34,20 +37,21 @@ class Entry(NamedTuple):
 
 
 def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[str], terminal: bool) -> Entry:
-    """The way to the node of a rank, rank 0 unless one or its `node` is named. Without a command it is a shell.
-    `terminal`: it has the user's.
+    """The command that runs `command`, a shell without one, on the node of a rank: rank 0 unless one or its `node` is
+    named. `terminal`: it has the user's.
 
-    Raises ConfigError if nothing of the run is running, or there is no such rank; SlurmUnreachable, RunFolderError.
+    Raises ConfigError if nothing of the run is running, or there is no such rank; SlurmUnreachable if Slurm or the node
+    of a silent rank does not answer; RunFolderError.
     """
     status, resolved = read_own_status(run), run.resolved()
     if status.cause == NO_ANSWER:
         raise SlurmUnreachable(f"run {run.run_id}: {NO_ANSWER}", "try again when slurmctld is up")
     if status.is_over:
-        words = f"run {run.run_id}: {nothing_to('look into', status)}"
-        raise ConfigError(words, f"hpc-gpt logs {run.run_id} has what it printed")
+        message = f"run {run.run_id}: {nothing_to('look into', status)}"
+        raise ConfigError(message, f"hpc-gpt logs {run.run_id} has what it printed")
     if status.state != "running":
-        words = f"run {run.run_id}: nothing to look into, it is {status.state}"
-        raise ConfigError(words, "hpc-gpt status says why it waits")
+        message = f"run {run.run_id}: nothing to look into, it is {status.state}"
+        raise ConfigError(message, "hpc-gpt status says why it waits")
     last = _choose(run, node, rank)
     silent_s = time.time() - last.time
     note = f"rank {last.rank} on {last.host} has written no heartbeat for {show_duration(silent_s)}: it may be dead"
@@ -59,13 +63,23 @@ def enter(run: RunFolder, node: str | None, rank: int | None, command: Sequence[
         return Entry(inside, dict(os.environ), note)
     cluster = run.slurm_cluster()
     allocation = allocation_of(job_id, cluster)
-    place = next((each for each in allocation.nodes if each.name == last.host), None)
-    if place is None:
+    allocated = next((each for each in allocation.nodes if each.name == last.host), None)
+    if allocated is None:
         raise ConfigError(f"job {job_id} has no node {last.host} any more", f"hpc-gpt status {run.run_id}")
-    srun = ["srun", f"--jobid={allocation.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}"]
-    srun += [f"--cpus-per-task={place.cpus}", f"--chdir={run.path}", *([f"--clusters={cluster}"] if cluster else [])]
-    srun += [f"--gres=gpu:{place.gpus}"] * bool(place.gpus) + ["--pty"] * terminal
+    srun = ["srun", f"--jobid={allocation.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={last.host}"]
+    srun += [f"--clusters={cluster}"] if cluster else []
     environment = submission_environment(without_choice(os.environ), {})
+    if note:
+        try:
+            answer = ask([*srun, "true"], environment, timeout_s=_STARTS_S)
+            why = answer.sentence.partition("; ")[0] if answer.code else ""
+        except NoAnswer:
+            why = f"srun gave no answer in {_STARTS_S:.0f} s"
+        if why:
+            message = f"{note}, and no step starts on its node: {why}"
+            raise SlurmUnreachable(message, f"hpc-gpt logs {run.run_id} has what the rank printed")
+    srun += [f"--cpus-per-task={allocated.cpus}", f"--chdir={run.path}"]
+    srun += [f"--gres=gpu:{allocated.gpus}"] * bool(allocated.gpus) + ["--pty"] * terminal
     return Entry([*srun, *_contained(resolved.cluster.container, run, inside)], environment, note)
 
 
@@ -74,16 +88,16 @@ def _choose(run: RunFolder, node: str | None, rank: int | None) -> RankHeartbeat
     if not heartbeats:
         raise ConfigError(f"no rank of run {run.run_id} has begun", f"hpc-gpt logs -f {run.run_id} shows its start")
     ordered = [heartbeats[number] for number in sorted(heartbeats)]
-    found = [last for last in ordered if node in (None, last.host) and rank in (None, last.rank)]
-    if not found:
+    named = [last for last in ordered if node in (None, last.host) and rank in (None, last.rank)]
+    if not named:
         nodes = list(dict.fromkeys(last.host for last in ordered))
-        asked = f"no rank on node {node}" if rank is None else f"no rank {rank}"
-        raise ConfigError(f"run {run.run_id} has {asked}", f"it has ranks 0 to {max(heartbeats)} on {some(nodes, 8)}")
-    return found[0]
+        missing = f"no rank on node {node}" if rank is None else f"no rank {rank}"
+        raise ConfigError(f"run {run.run_id} has {missing}", f"it has ranks 0 to {max(heartbeats)} on {some(nodes, 8)}")
+    return named[0]
 
 
 def _contained(container: Container | None, run: RunFolder, inside: Sequence[str]) -> list[str]:
-    """The words in the container that the ranks are in, as templates/slurm/python.sh.j2 has it."""
+    """The command line in the container that the ranks are in, as templates/slurm/python.sh.j2 has it."""
     if container is None:
         return [*inside]
     if container.kind == "apptainer":

@@ -17,9 +17,17 @@ from hpc_gpt.network import check_open_files
 from hpc_gpt.preflight.verdict import preflight_limit_s
 from hpc_gpt.program.work_folder import WORK_KEY, describe_copy, snapshot_of
 from hpc_gpt.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
-from hpc_gpt.runs.lineage import Parent
+from hpc_gpt.runs.lineage import RESUMED_FROM, Parent
 from hpc_gpt.runs.provenance import collect, stage_sum, weights_of
-from hpc_gpt.runs.run_folder import DATA_BESIDE, EXPERIMENT_FILE, RunFolder, SharedFile, check_writable, create_run
+from hpc_gpt.runs.run_folder import (
+    DATA_BESIDE,
+    EXPERIMENT_FILE,
+    PREDICTED,
+    RunFolder,
+    SharedFile,
+    check_writable,
+    create_run,
+)
 from hpc_gpt.runs.snapshot import check_path, take_snapshot
 from hpc_gpt.runs.unpack import CODE_KEY
 from hpc_gpt.secrets import hide_secrets
@@ -29,7 +37,7 @@ from hpc_gpt.settings.sized import run_rows, runs_program
 from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.slurm.clients import check_output_path, check_reachable, has_sbatch
 from hpc_gpt.slurm.directives import script_directives
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
 from hpc_gpt.tokens.description import describe_data
 from hpc_gpt.tokens.run_data import ensure_data, located
@@ -38,7 +46,7 @@ from hpc_gpt.words import Line, counted, show_bytes
 
 
 def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tuple[str, str]]:
-    """(subject, what of it) of a run that is prepared, for its user to read before it is submitted. `here`: it would
+    """(label, text) of a run that is prepared, for its user to read before it is submitted. `here`: it would
     run in the user's allocation."""
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
@@ -57,27 +65,27 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
 
 
 def _command(prepared: PreparedRun, here: bool) -> str:
-    """What would submit it, as text."""
+    """The command that would submit it, as text."""
     run = prepared.resolved
     if here:
         return "bash job.sh, with HPC_GPT_RUN, in this allocation"
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     if prepared.job_script is not None:
-        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.words)])} … job.sh RUN"
-    chained = way_of(run.cluster).shown
+        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.options)])} … job.sh RUN"
+    chained = requeue_of(run.cluster).shown
     command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 
 
 def data_lines(prepared: PreparedRun) -> list[Line]:
-    """What a run takes along and reads, as lines after its submission."""
+    """The lines on what a run copies and reads, for the user after its submission."""
     run = prepared.resolved
     return [*(Line("copy", text) for text in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
 
 
 def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
-    """What a run reads, whose relative paths are looked up in the folder `beside` first."""
+    """The lines on a run's data, whose relative paths are looked up in the folder `beside` first."""
     return describe_data(located(resolved, beside))
 
 
@@ -144,9 +152,9 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) 
     """
     provenance = check_submission([prepared], logs, begins=parent is None)
     waits = check_start(prepared.resolved, prepared.script)
-    words = prepared.job_script.words if prepared.job_script is not None else ()
+    options = prepared.job_script.options if prepared.job_script is not None else ()
     run = write_run(prepared, logs, provenance, parent=parent)
-    return replace(start_run(run, prepared.resolved, prepared.jobs, words), waits=waits)
+    return replace(start_run(run, prepared.resolved, prepared.jobs, options), waits=waits)
 
 
 def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
@@ -161,7 +169,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     if cluster.scheduler == "slurm":
         check_output_path(logs)
         for row in rows:
-            way_of(row.resolved.cluster).check(row.resolved)
+            requeue_of(row.resolved.cluster).check(row.resolved)
         if not dry:
             check_reachable()
     for folder in {logs / row.resolved.slug for row in rows}:
@@ -181,7 +189,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 
 
 def check_inputs(
-    resolved: Resolved, beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
+    resolved: Resolved, data_beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
 ) -> Path | None:
     """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
     from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
@@ -200,7 +208,7 @@ def check_inputs(
     snapshot_of(resolved)
     if begins and resolved.train.init is not None:
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
-    return ensure_data(resolved, make, beside)
+    return ensure_data(resolved, make, data_beside)
 
 
 def write_run(
@@ -216,38 +224,35 @@ def write_run(
     resolved = prepared.resolved
     if prepared.file is not None:
         provenance = {**provenance, EXPERIMENT_FILE: os.path.abspath(prepared.file)}
-    beside: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
+    of_run: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
-        beside |= weights_of(resolved)
-    beside |= stage_sum(resolved)
+        of_run |= weights_of(resolved)
+    of_run |= stage_sum(resolved)
     if prepared.job_script is not None:
-        beside |= prepared.job_script.provenance
+        of_run |= prepared.job_script.provenance
     if (work := snapshot_of(resolved)) is not None:
-        beside[WORK_KEY] = work.sha256
-    return create_run(
-        logs,
-        resolved,
-        prepared.script,
-        prepared.text if text is None else None,
-        engine_named(resolved.engine.name).config_files(resolved),
-        {**provenance, **beside, **prepared.provenance},
-        resumed_from=parent.note if parent is not None else None,
-        sweep=sweep,
-        predicted=prepared.prediction.tables if prepared.prediction else None,
-        archives=[each for each in (take_snapshot(), work, prepared.hold, text) if each is not None],
-    )
+        of_run[WORK_KEY] = work.sha256
+    tables = {
+        **engine_named(resolved.engine.name).config_files(resolved),
+        "provenance.json": {**provenance, **of_run, **prepared.provenance},
+        RESUMED_FROM: parent.note if parent is not None else None,
+        "sweep.json": sweep,
+        PREDICTED: prepared.prediction.tables if prepared.prediction else None,
+    }
+    archives = [each for each in (take_snapshot(), work, prepared.hold, text) if each is not None]
+    return create_run(logs, resolved, prepared.script, prepared.text if text is None else None, tables, archives)
 
 
-def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> SubmittedRun:
+def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> SubmittedRun:
     """Submits a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
-    script of the user's own with `words` on sbatch's command line.
+    script of the user's own with `options` on sbatch's command line.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.slurm.executor import submit_to_slurm
 
-        ids = submit_to_slurm(run, resolved, jobs, words)
+        ids = submit_to_slurm(run, resolved, jobs, options)
         return SubmittedRun(run, "slurm", ids[0], tuple(ids))
     from hpc_gpt.launch.local.controller import start_here
 
@@ -258,7 +263,7 @@ def check_start(resolved: Resolved, script: str) -> str:
     """Why Slurm cannot start a job now, empty if it can. Raises NeverStarts, SlurmUnreachable; JobRefused for jobs of
     `[after]` that it would refuse for good.
 
-    What sbatch itself refuses of the run is left to it: the run's folder notes its words.
+    What sbatch itself refuses of the run is left to it: the run's folder notes its message.
     """
     if resolved.cluster.scheduler != "slurm":
         return ""
@@ -282,7 +287,7 @@ def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
     try:
         check_reachable()  # sbatch itself would retry for 18 s
         start = ask_start(resolved, script)
-        words = ask_after(resolved) if resolved.after.is_asked else ""
-        return replace(start, answer=f"{start.answer}\n{words}") if words else start
+        of_after = ask_after(resolved) if resolved.after.is_asked else ""
+        return replace(start, answer=f"{start.answer}\n{of_after}") if of_after else start
     except SlurmUnreachable as fault:
         return ExpectedStart(f"{fault}: it was not asked; the script is as it would be submitted")

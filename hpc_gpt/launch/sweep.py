@@ -21,13 +21,7 @@ from hpc_gpt.launch.prepare import earlier_runs, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import array_script
 from hpc_gpt.launch.request import Request, choose_profile, requested_file
-from hpc_gpt.launch.submission import (
-    SubmittedRun,
-    check_start,
-    check_submission,
-    start_run,
-    write_run,
-)
+from hpc_gpt.launch.submission import SubmittedRun, check_start, check_submission, start_run, write_run
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
 from hpc_gpt.settings.resolved import folder_name
@@ -230,14 +224,14 @@ def _queue(
 def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSweep, list[PreparedRun]]:
     """Writes a run folder for each element of an array of a job script, and gives its rows. On this machine the
     elements get Slurm's variables of the array. Raises as write_sweep."""
-    asked, resolved = prepared.job_script, prepared.resolved
-    assert asked is not None
+    script, resolved = prepared.job_script, prepared.resolved
+    assert script is not None
     provenance = check_submission([prepared], logs)
     sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
-    own = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(asked.array)}
-    rows = [replace(prepared, resolved=resolved.as_row(resolved.name, str(number))) for number in asked.array]
+    variables = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(script.array)}
+    rows = [replace(prepared, resolved=resolved.as_row(resolved.name, str(number))) for number in script.array]
     here = resolved.cluster.scheduler == "local"
-    notes = [{"array": {**own, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if here else {} for row in rows]
+    notes = [{"array": {**variables, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if here else {} for row in rows]
     _write_rows(sweep, rows, logs, provenance, notes)
     return sweep, rows
 
@@ -247,8 +241,8 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
     as submit_run."""
     from hpc_gpt.slurm.executor import ARRAY_OUTPUT, submit_own
 
-    asked, resolved = prepared.job_script, prepared.resolved
-    assert asked is not None
+    script, resolved = prepared.job_script, prepared.resolved
+    assert script is not None
     waits = check_start(resolved, prepared.script)
     sweep, rows = write_script_array(prepared, logs)
     numbers = [str(row.resolved.row) for row in rows]
@@ -258,7 +252,7 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
         refuse_runs(sweep.runs, str(fault))
         raise
     by_element = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
-    job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, asked.words)
+    job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, script.options)
     sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
     return sweep
 

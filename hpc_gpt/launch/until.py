@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.layout import Batch
 from hpc_gpt.settings.sized import Sized, runs_program
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.words import counted
 
 if TYPE_CHECKING:
@@ -42,39 +43,39 @@ class Until:
                 raise ConfigError(f"{self.tokens:g} tokens are {steps:g} steps of {batch.global_batch} x {seq}", _FORMS)
         return ({} if steps is None else {"steps": steps}) | ({} if self.loss is None else {"until_loss": self.loss})
 
-    def words(self, batch: Batch, seq: int) -> str:
-        """The meaning of the settings, as text for the user."""
-        said = []
-        each = batch.global_batch * seq
+    def notes(self, batch: Batch, seq: int) -> list[str]:
+        """The line on what the settings mean; none without one."""
+        parts = []
+        of_step = batch.global_batch * seq
         if self.tokens is not None:
-            said.append(
-                f"{self.tokens:,} tokens are {-(-self.tokens // each):,} steps of {batch.global_batch} x {seq} = "
-                f"{each:,} tokens each"
+            parts.append(
+                f"{self.tokens:,} tokens are {-(-self.tokens // of_step):,} steps of {batch.global_batch} x {seq} = "
+                f"{of_step:,} tokens each"
             )
         elif self.steps is not None:
-            said.append(f"{counted(self.steps, 'step')}, {self.steps * each:,} tokens")
+            parts.append(f"{counted(self.steps, 'step')}, {self.steps * of_step:,} tokens")
         if self.loss is not None:
-            said.append(f"until the loss is {self.loss:g} or less")
-        return ", ".join(said)
+            parts.append(f"until the loss is {self.loss:g} or less")
+        return [f"until: {', '.join(parts)}"] if parts else []
 
 
 def parse_until(texts: Sequence[str]) -> Until:
     """The `Until` of the --until options. ConfigError for a text of another form, or two that contradict."""
-    found: dict[str, float] = {}
+    given: dict[str, float] = {}
     for text in texts:
         name, equals, raw = (part.strip() for part in text.partition("="))
         if not equals or name not in ("tokens", "steps", "loss"):
             raise ConfigError(f"--until {text!r} is none of tokens=, steps= and loss=", f"for example {_FORMS}")
-        if name in found:
+        if name in given:
             raise ConfigError(f"--until {name}= is given twice", "leave one out")
-        found[name] = _number(name, raw)
-    if {"tokens", "steps"} <= set(found):
+        given[name] = _number(name, raw)
+    if {"tokens", "steps"} <= set(given):
         raise ConfigError(
-            f"--until steps={found['steps']:.0f} and tokens={found['tokens']:g} both say when to end",
+            f"--until steps={given['steps']:.0f} and tokens={given['tokens']:g} both say when to end",
             "give one of the two",
         )
-    steps, tokens = (None if name not in found else int(found[name]) for name in ("steps", "tokens"))
-    return Until(steps, tokens, found.get("loss"))
+    steps, tokens = (None if name not in given else int(given[name]) for name in ("steps", "tokens"))
+    return Until(steps, tokens, given.get("loss"))
 
 
 def _number(name: str, raw: str) -> float:
@@ -99,9 +100,9 @@ def length_settings(until: Until, resolved: Sized, given: Mapping[str, Any]) -> 
     for key, value in settings.items():
         other = given.get(f"train.{key}")
         if other is not None and other != value:
-            asked = "tokens" if key == "steps" and until.tokens is not None else {"until_loss": "loss"}.get(key, key)
+            name = "tokens" if key == "steps" and until.tokens is not None else {"until_loss": "loss"}.get(key, key)
             raise ConfigError(
-                f"--until {asked}={getattr(until, asked):g} means train.{key} = {value:g}, but the command line also "
+                f"--until {name}={getattr(until, name):g} means train.{key} = {value:g}, but the command line also "
                 f"gives train.{key} = {other}",
                 "leave one out",
             )
@@ -116,7 +117,8 @@ class ForecastInputs:
     """What the forecast of a run's job chain depends on, besides the run's settings.
 
     `parent` is the run that it resumes from, after step `done`; `spent` GPU-hours of its budget are used.
-    `lead_is_given`: the user has set the signal's lead, which stays.
+    `lead_is_given`: the user has set the signal's lead, which stays. `planner`: the profile with the planner's keys, if
+    the run's own lacks them. `data_from`: the step of a branch to other data.
     """
 
     until: Until
@@ -125,13 +127,15 @@ class ForecastInputs:
     parent: RunFolder | None = None
     done: int = 0
     spent: float = 0.0
+    planner: ClusterProfile | None = None
+    data_from: int = 0
 
 
 def wants_forecast(resolved: Sized, until: Until) -> bool:
     """Whether the user wants a forecast, or all jobs of the chain are submitted at once and must be counted."""
     if runs_program(resolved):
-        return False  # nobody knows how many steps it takes, or how long
-    counted = resolved.cluster.scheduler == "slurm" and way_of(resolved.cluster).at_once
+        return False  # neither its steps nor their time is known
+    counted = resolved.cluster.scheduler == "slurm" and requeue_of(resolved.cluster).at_once
     return until != Until() or resolved.job.max_gpu_hours is not None or counted
 
 
@@ -169,7 +173,7 @@ def short_of_time(resolved: Sized, earlier: Callable[[], PastTimings]) -> tuple[
     needed = (alike.start_s or 0.0) + _FEW_STEPS * alike.step_s if alike else 0.0
     if 2 * left >= limit and left >= needed:
         return ()
-    words = f"warning: job.signal_lead_s = {lead} leaves a job {left} s of its {limit} s until it is to save"
+    warning = f"warning: job.signal_lead_s = {lead} leaves a job {left} s of its {limit} s until it is to save"
     if alike and left < needed:
-        words += f", and a start and {_FEW_STEPS} steps took {needed:.3g} s in run {alike.run}"
-    return (f"{words}; give more --time, or a smaller job.signal_lead_s",)
+        warning += f", and a start and {_FEW_STEPS} steps took {needed:.3g} s in run {alike.run}"
+    return (f"{warning}; give more --time, or a smaller job.signal_lead_s",)

@@ -95,14 +95,14 @@ def verify_run(run: RunFolder) -> Verification:
         "settings": lambda: _settings(run),
         "checkpoint": lambda: _checkpoint(run),
     }
-    found: list[Difference] = []
+    differences: list[Difference] = []
     not_checked: dict[str, str] = {}
     for name, check in checks.items():
         try:
-            found += check()
+            differences += check()
         except (UserError, OSError, LookupError) as fault:
             not_checked[name] = str(fault)
-    return Verification(run.run_id, tuple(found), not_checked, tuple(notes))
+    return Verification(run.run_id, tuple(differences), not_checked, tuple(notes))
 
 
 def _code(run: Path) -> Iterator[Difference]:
@@ -133,8 +133,8 @@ def _work(run: Path) -> Iterator[Difference]:
 def _files(check: str, submitted: Mapping[str, bytes], now: Mapping[str, bytes]) -> Iterator[Difference]:
     for name in sorted(submitted.keys() | now.keys()):
         if submitted.get(name) != now.get(name):
-            words = "changed" if name in submitted and name in now else "removed" if name in submitted else "added"
-            yield Difference(check, name, words)
+            how = "changed" if name in submitted and name in now else "removed" if name in submitted else "added"
+            yield Difference(check, name, how)
 
 
 def _versions(run: Path) -> Iterator[Difference]:
@@ -191,8 +191,8 @@ def _data(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
     path = data_path(resolved)
     now = open_samples(resolved).identity
     if now != then:
-        words = f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read"
-        yield Difference("data", str(path or resolved.data.source), words)
+        how = f"SHA-256 {now[:12]}…, but {str(then)[:12]}… was read"
+        yield Difference("data", str(path or resolved.data.source), how)
 
 
 def _init(run: RunFolder, resolved: Resolved, notes: list[str]) -> Iterator[Difference]:

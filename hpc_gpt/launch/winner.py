@@ -51,9 +51,10 @@ class Winner:
         """The run that it gives, with the race in its provenance. ConfigError for another training than the race's."""
         ours, theirs = _decides(prepared.resolved), _decides(self.race.resolved())
         if differ := [key for key in ours if ours[key] != theirs[key]]:
-            words = ", ".join(f"{key} {theirs[key]}, not {ours[key]}" for key in differ)
+            others = ", ".join(f"{key} {theirs[key]}, not {ours[key]}" for key in differ)
             raise ConfigError(
-                f"race {self.race.run_id} measured another training: {words}", "race this experiment: submit --race"
+                f"race {self.race.run_id} measured another training: {others}",
+                "race this experiment: submit --race",
             )
         note = {"winner": {"race": self.race.run_id, "row": self.row}}
         return replace(prepared, provenance=note, notes=(self.line, *prepared.notes))

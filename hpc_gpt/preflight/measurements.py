@@ -189,25 +189,25 @@ def run_transfers(
     buffer = torch.ones((mib or (64 if device.type == "cuda" else 1)) * _MIB // 4, device=device)
     other = torch.empty_like(buffer)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    for own in transfers:
+    for transfer in transfers:
         begun()
-        if own.kind == "pair":
-            peer = own.ranks[0] if own.ranks[1] == rank else own.ranks[1]
+        if transfer.kind == "pair":
+            peer = transfer.ranks[0] if transfer.ranks[1] == rank else transfer.ranks[1]
             swap = [dist.P2POp(dist.isend, buffer, peer), dist.P2POp(dist.irecv, other, peer)]
             work = functools.partial(_swap, swap)
             name, moved = "pair_gb_s", 1.0
         else:
-            count = len(own.ranks)
-            if own.ranks not in groups:
-                groups[own.ranks] = dist.new_group(
-                    list(own.ranks), timeout=timedelta(seconds=PATIENCE_S), use_local_synchronization=True
+            count = len(transfer.ranks)
+            if transfer.ranks not in groups:
+                groups[transfer.ranks] = dist.new_group(
+                    list(transfer.ranks), timeout=timedelta(seconds=PATIENCE_S), use_local_synchronization=True
                 )
-            work = functools.partial(dist.all_reduce, buffer, group=groups[own.ranks])
+            work = functools.partial(dist.all_reduce, buffer, group=groups[transfer.ranks])
             name, moved = "all_reduce_gb_s", 2 * (count - 1) / count
-            if own.kind == "gather":
+            if transfer.kind == "gather":
                 part = other[: other.numel() // count]
                 whole = other[: part.numel() * count]
-                work = functools.partial(_ALL_GATHER, whole, part.clone(), group=groups[own.ranks])
+                work = functools.partial(_ALL_GATHER, whole, part.clone(), group=groups[transfer.ranks])
                 name, moved = "all_gather_gb_s", (count - 1) / count
         rate = four_digits(moved * buffer.nbytes / _timed(device, work) / 1e9)
         buffer.fill_(1.0)

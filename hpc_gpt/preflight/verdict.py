@@ -99,7 +99,7 @@ class Finding:
 
 @dataclass
 class NodeReport:
-    """What a node's ranks have sent: by local rank, the fields of all its lines (preflight/verdict.py).
+    """The lines that a node's ranks have sent: by local rank, the fields of all of them.
 
     `skew_s`: seconds that its clock is ahead of the judge's. `seen`: whether its file on the shared disk can be seen.
     """
@@ -213,22 +213,22 @@ def choose_nodes(nodes: Sequence[str], bad: Iterable[str], needed: int) -> list[
 
 def _broken(reports: Mapping[str, NodeReport], ranks_per_node: int) -> list[Finding]:
     """Nodes that were silent, or on which a probe failed; if most of them, the set-up is at fault."""
-    found = {}
+    causes = {}
     for name, report in reports.items():
         silent = ranks_per_node - report.answered
         if report.failed:
             rank, why = min(report.failed.items())
-            found[name] = f"rank {rank} on it failed: {why}"
+            causes[name] = f"rank {rank} on it failed: {why}"
         elif silent:
             missing = f"{silent} of its {ranks_per_node} ranks gave no figures in time"
-            found[name] = missing if report.sent else "it did not answer"
+            causes[name] = missing if report.sent else "it did not answer"
     errors = " ".join(error for report in reports.values() for error in report.failed.values())
-    of_setup = len(reports) == len(found) and any(name in errors for name in _SETUP_ERRORS)
-    if found and (of_setup or 2 * len(found) > len(reports) > 1):
-        first = next(iter(found))
-        text = f"{len(found)} of {len(reports)} nodes cannot be probed; {first}: {found[first]}"
+    of_setup = len(reports) == len(causes) and any(name in errors for name in _SETUP_ERRORS)
+    if causes and (of_setup or 2 * len(causes) > len(reports) > 1):
+        first = next(iter(causes))
+        text = f"{len(causes)} of {len(reports)} nodes cannot be probed; {first}: {causes[first]}"
         return [Finding("probe", text, None, "user_error" if of_setup else "error")]
-    return [Finding("probe", text, name) for name, text in found.items()]
+    return [Finding("probe", text, name) for name, text in causes.items()]
 
 
 def _versions(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -262,9 +262,9 @@ def _skewed(reports: Mapping[str, NodeReport]) -> list[Finding]:
     return findings
 
 
-def _of_node(what: str, words: str, node: str, bad: bool, figure: float, usual: float, unit: str) -> Finding:
+def _of_node(what: str, text: str, node: str, bad: bool, figure: float, usual: float, unit: str) -> Finding:
     """A finding on a bad node, or a warning on one."""
-    return Finding(what, words if bad else f"{node}: {words}", node if bad else None, None, figure, usual, unit)
+    return Finding(what, text if bad else f"{node}: {text}", node if bad else None, None, figure, usual, unit)
 
 
 def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -298,8 +298,8 @@ def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
             if (rate := report.worst(figure)) is not None and all(_is_judged(each, figure) for each in report.figures)
         }
         for name, own, peers in _slow(rates):
-            words = f"{text.format(own)}, median of its peers {peers:g}"
-            findings.append(_of_node(what, words, name, bad, own, peers, unit))
+            message = f"{text.format(own)}, median of its peers {peers:g}"
+            findings.append(_of_node(what, message, name, bad, own, peers, unit))
     return findings
 
 

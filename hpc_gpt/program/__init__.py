@@ -1,1 +1,1 @@
-"""A job script of the user's own, which runs as it is."""
+"""A supervised program of the user's own, and a job script of the user's own, which runs as it is."""

@@ -130,7 +130,7 @@ def read_job_script(path: Path) -> JobScript:
         raise ConfigError(f"{path} has line breaks of DOS, which sbatch does not take", f"dos2unix {path}")
     lines = data.decode(errors="surrogateescape").split("\n")
     head = len(list(itertools.takewhile(lambda line: not is_command(line), lines)))
-    directives, words = [], []
+    directives, every_word = [], []
     for number, line in enumerate(lines[:head], 1):
         for pattern, what, hint in _OTHERS:
             if pattern.match(line):
@@ -138,16 +138,16 @@ def read_job_script(path: Path) -> JobScript:
         if line.startswith(DIRECTIVE):
             text = line.removeprefix(DIRECTIVE).strip()
             try:
-                found = split_directive(text)
+                words_here = split_directive(text)
             except ValueError:
                 raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
-            words += found
-            every = list(read_options(found))
+            every_word += words_here
+            every = list(read_options(words_here))
             kept = without_waits(every)
             if "#" in text or kept != every:
-                text = " ".join(quote_directive(word) for option in kept for word in option.words)
+                text = " ".join(quote_directive(word) for option in kept for word in option.argv)
             directives += [text] if text else []
-    options = tuple(read_options(words))
+    options = tuple(read_options(every_word))
     check_options(options, str(path))
     body = list(_body(lines, head))
     late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
@@ -236,31 +236,31 @@ def check_options(options: Sequence[Option], where: str) -> None:
 
 def scan(script: JobScript) -> list[Caution]:
     """The lines of the body that are worth a look, with what they mean under the chain."""
-    found = []
+    notes = []
     lines = script.data.decode(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if number in script.late:
             means = f"sbatch does not read it: it is after the first command, which is in line {script.stops}"
-            found.append(Caution(number, f"{text:.60}", means))
+            notes.append(Caution(number, f"{text:.60}", means))
         if not text or (text.startswith("#") and number > 1):
             continue
         shown = hide_secrets(text)
         if shown != text:
-            found.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
+            notes.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
         bare = _SAID.sub("", line.partition(" #")[0])
-        found += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
+        notes += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
         if _SUBMITS.search(bare):
             before = "\n".join(lines[max(0, number - _GUARD_LINES) : number])
-            words = _SUBMITS.split(bare, maxsplit=1)[1]
-            again = script.path.name in words or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", words)
+            arguments = _SUBMITS.split(bare, maxsplit=1)[1]
+            again = script.path.name in arguments or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", arguments)
             means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
-            found.append(Caution(number, f"{shown:.60}", means))
+            notes.append(Caution(number, f"{shown:.60}", means))
     for each in redirected("\n".join(lines)):
         where = each.target or "files of torchrun's own"
         means = f"its output goes to {where}, past the run's log; why and status read it there if they find it"
-        found.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
-    return sorted(found, key=lambda caution: caution.line)
+        notes.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
+    return sorted(notes, key=lambda caution: caution.line)
 
 
 def submits_itself(script: JobScript) -> Caution | None:
@@ -294,28 +294,20 @@ def without_suffix(name: str) -> str:
 _SITE = tuple(key for key in OF_SITE if key != "time")
 
 
-@dataclass(frozen=True)
-class InitFiles:
-    """The texts of the two files of a script, and the experiment's name."""
-
-    name: str
-    experiment: str
-    profile: str
-
-
-def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
-    """The files for `folder` of the script at a path. Raises ConfigError."""
+def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, str]:
+    """(the experiment's name, the text of its file, that of its profile) for `folder` and the script at a path. Raises
+    ConfigError."""
     if not script.is_file():
         raise ConfigError(f"{script}: no such file" if not script.exists() else f"{script} is no file", "name a script")
     if not is_job_script(script):
         raise ConfigError(f"{script} does not begin with #!, as a job script does", "name the script that sbatch takes")
     read = read_job_script(script)
-    found = last_values(read.options)
+    values = last_values(read.options)
     name = name or folder_name(without_suffix(script.name))
-    job = {key: found[option] for key, option in OF_JOB.items() if key not in _SITE and found.get(option)}
-    sizes = sizes_of(found)
-    layout = {"nodes": sizes.nodes} if found.get("nodes") else {}
-    beside = os.path.relpath(script.absolute(), folder.absolute())
+    job = {key: values[option] for key, option in OF_JOB.items() if key not in _SITE and values.get(option)}
+    sizes = sizes_of(values)
+    layout = {"nodes": sizes.nodes} if values.get("nodes") else {}
+    relative = os.path.relpath(script.absolute(), folder.absolute())
     experiment = [
         f"# {plain(script.name)} runs as it is, with its own directives; the keys below are as options after them.",
         "# hpc-gpt help keys explains every key.",
@@ -326,7 +318,7 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
         'name = "command"',
         "",
         "[command]",
-        f"script = {toml_value(beside)}",
+        f"script = {toml_value(relative)}",
         "args = []",
         '# checkpoints = "out/step-*"  # by which the job chain sees progress',
         "",
@@ -335,18 +327,18 @@ def init_files(script: Path, name: str | None, folder: Path) -> InitFiles:
         *_table("layout", layout),
         *_table("job", job),
     ]
-    site: dict[str, Any] = {option: found[option] for option in _SITE if found.get(option)}
+    site: dict[str, Any] = {option: values[option] for option in _SITE if values.get(option)}
     if sizes.gpus:
         site |= {"gpus_per_node": sizes.gpus}
-        site |= {"gpu_flag": "gres" if "gpu" in (found.get("gres") or "") else "gpus-per-node"}
-    if "exclusive" in found and found["exclusive"] is None:
+        site |= {"gpu_flag": "gres" if "gpu" in (values.get("gres") or "") else "gpus-per-node"}
+    if "exclusive" in values and values["exclusive"] is None:
         site["exclusive"] = True
-    if "no-requeue" in found:
+    if "no-requeue" in values:
         site["chain"] = "none"
     lines = [f"# The site of {plain(script.name)}. hpc-gpt help profile explains every key."]
     lines += [line for line in _table("", site) if line]
     lines.append("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up")
-    return InitFiles(name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n")
+    return name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n"
 
 
 def _table(name: str, keys: Mapping[str, Any]) -> list[str]:

@@ -90,17 +90,17 @@ class LastLines:
 
         SIGTERM is what torchrun itself sends to the others.
         """
-        found: dict[str, str] = {}
+        row_values: dict[str, str] = {}
         for line in self._kept:
             if "Root Cause (first observed failure)" in line:
-                found = {}
-            elif (row := _WORKER.search(line)) and row["key"] not in found:
-                found[row["key"]] = row["value"]
-        code = int(found["exitcode"]) if re.fullmatch(r"-\d+", found.get("exitcode", "")) else 0
-        if code >= 0 or code == -signal.SIGTERM or not found.get("rank", "").isdigit():
+                row_values = {}
+            elif (row := _WORKER.search(line)) and row["key"] not in row_values:
+                row_values[row["key"]] = row["value"]
+        code = int(row_values["exitcode"]) if re.fullmatch(r"-\d+", row_values.get("exitcode", "")) else 0
+        if code >= 0 or code == -signal.SIGTERM or not row_values.get("rank", "").isdigit():
             return None
-        host = found.get("host", "localhost")
-        return ExitStatus(found["rank"], platform.node() if host == "localhost" else host, code)
+        host = row_values.get("host", "localhost")
+        return ExitStatus(row_values["rank"], platform.node() if host == "localhost" else host, code)
 
     def stacks(self) -> str:
         """What the program's own faulthandler wrote last; empty if it wrote nothing."""
@@ -232,8 +232,8 @@ class ForeignLog:
             if not self._at_fault:
                 self._at_fault = True
                 with contextlib.suppress(OSError):
-                    words = f"hpc-gpt could not follow a line of the program: {fault_words(fault)}"
-                    print(f"note: {words}; it runs on, and steps may be missing", file=sys.stderr, flush=True)
+                    message = f"hpc-gpt could not follow a line of the program: {fault_words(fault)}"
+                    print(f"note: {message}; it runs on, and steps may be missing", file=sys.stderr, flush=True)
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -300,7 +300,7 @@ class ForeignLog:
         if tokens and step_s:
             rate = tokens / step_s
         skipped = int(row.get("skipped") or 0)
-        found = {
+        line = {
             "step": step,
             **{name: row.get(name) for name in ("loss", "loss_eval", "grad_norm", "lr")},
             "step_s": None if step_s is None else round(step_s, 6),
@@ -312,7 +312,7 @@ class ForeignLog:
             "save_s": None,
             "time": round(time.time(), 3),
         }
-        return json.dumps(found) + "\n"
+        return json.dumps(line) + "\n"
 
 
 class ForeignHeartbeat(Heartbeat):

@@ -110,11 +110,11 @@ class ForeignRank:
         return int(self._attempt.last_metrics().get("step") or 0)
 
     def prepare(self) -> ProgramStart:
-        """What is to be started. Raises UserError."""
+        """The program to start. Raises UserError."""
         raise NotImplementedError
 
     def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
-        """What a program that hangs is doing, after which it is ended."""
+        """The stacks of a program that hangs; the caller ends it after that."""
         raise NotImplementedError
 
     def ask_to_end(self, stop: Stop) -> None:
@@ -238,7 +238,7 @@ class ForeignRank:
         return Stop(str(found["reason"]), bool(found["save"])) if found else None
 
     def reason(self) -> str | None:
-        """What this task is asked to end for; None for nothing."""
+        """The reason for which this task is asked to end; None if it is not."""
         asked = set(self._signals.raised)
         if self._place.rank == 0:
             asked |= self._inbox.look() | limits_reached(
@@ -321,7 +321,7 @@ class ForeignRank:
                 heart.enter(SAVING)
 
     def _leaving(self, start: ProgramStart) -> None:
-        """To be called when the program is asked to end, or has ended."""
+        """Notes that the program is asked to end, or has ended."""
         if start.heart.phase != LEAVING:
             start.heart.enter(LEAVING)
         if self._hangs:  # the watchdog's thread ends this process

@@ -139,7 +139,7 @@ class ScriptWatch:
             return False
 
     def _trained_elsewhere(self) -> End | None:
-        """That a script on this machine queued a job in place of training: some do so if SLURM_JOB_ID is not set."""
+        """The end of a script here that queued a job in place of training: some do if SLURM_JOB_ID is not set."""
         if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
             return None
         found = None

@@ -100,10 +100,10 @@ def take_work(folder: str) -> WorkArchive:
     sizes = {name: os.lstat(root / name).st_size for name in names}
     if sum(sizes.values()) > _MOST_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
-        words = ", ".join(f"{name} {sizes[name] / 2**20:.1f} MiB" for name in largest)
+        shown = ", ".join(f"{name} {sizes[name] / 2**20:.1f} MiB" for name in largest)
         raise ConfigError(
             f"command.workdir {folder} has {sum(sizes.values()) / 2**20:.0f} MiB, above the {_MOST_BYTES >> 20} MiB "
-            f"that a run keeps of it; the largest: {words}",
+            f"that a run keeps of it; the largest: {shown}",
             "name what is no code in .gitignore, or set command.snapshot = false to run in the folder itself",
         )
     buffer = io.BytesIO()
@@ -205,16 +205,16 @@ def unpack_work(run: Path) -> Path:
     try:
         content = _content(run)
         if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, hashlib.sha256(content).hexdigest()):
-            words = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
-            raise RunFolderError(words, "submit the experiment again, or put the archive back")
+            cause = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
+            raise RunFolderError(cause, "submit the experiment again, or put the archive back")
         with aside(folder) as own, tarfile.open(fileobj=io.BytesIO(content)) as tar:
             own.mkdir()
             tar.extractall(own, filter="tar")
             own.rename(folder)
     except (OSError, EOFError, tarfile.TarError) as fault:
         if not folder.is_dir():
-            words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-            raise RunFolderError(f"cannot unpack {run / WORK_ARCHIVE}: {words}", "is the disk full?") from None
+            cause = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+            raise RunFolderError(f"cannot unpack {run / WORK_ARCHIVE}: {cause}", "is the disk full?") from None
     return folder
 
 

@@ -60,13 +60,13 @@ class RequestFault(ValueError):
     """A refusal with the command's whole message."""
 
 
-def main(folder: str, name: str, *words: str) -> None:
+def main(folder: str, name: str, *line: str) -> None:
     with open("/proc/self/comm", "w") as comm:  # by which others know a srun
         comm.write(name)
     try:
         if name not in ANSWERED:
             raise not_rehearsed(name, name)
-        options, arguments = parse_options(name, words)
+        options, arguments = parse_options(name, line)
         if name == "srun":
             sys.exit(_srun(Path(folder), options, arguments))
         with locked_state(Path(folder)) as state:
@@ -85,9 +85,9 @@ def not_rehearsed(command: str, what: str) -> RequestFault:
     )
 
 
-def parse_options(command: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def parse_options(command: str, line: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """(long name -> value or "", the arguments after the options) of a command line. Raises RequestFault."""
-    options, arguments = read_call(words, _OPTIONS[command])
+    options, arguments = read_call(line, _OPTIONS[command])
     for name in options:
         if name in _NOT_REHEARSED.get(command, ()) or name not in _OPTIONS[command].kinds:
             raise not_rehearsed(command, f"{command} --{name}")
@@ -122,8 +122,7 @@ def read_time(command: str, text: str) -> float:
 def _srun(folder: Path, options: Mapping[str, str], command: Sequence[str]) -> int:
     """Runs the ranks of a step, each in a session of its own as under slurmstepd; returns srun's exit code.
 
-    SIGTERM, SIGINT and SIGHUP end the step, the other signals are forwarded to the ranks.
-    """
+    SIGTERM, SIGINT and SIGHUP end the step, the other signals are forwarded to the ranks."""
     got: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: got.append(number))
@@ -139,29 +138,17 @@ def _srun(folder: Path, options: Mapping[str, str], command: Sequence[str]) -> i
         environments = _environments(state, job, *places(job, options))
         name, seen, kill_wait_s = f"{job.id}.{len(job.steps)}", len(job.to_ranks), state.kill_wait_s
         job.steps.append(len(environments))
-    if shutil.which(command[0]) is None:
-        line = f"slurmstepd: error: execve(): {command[0]}: No such file or directory"
-        command = ["/bin/sh", "-c", 'echo "$0" >&2; exit 2', line]
-    ranks = [
-        subprocess.Popen(
-            command, env=each, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
-        )
-        for each in environments
-    ]
+    ranks = _start_ranks(command, environments)
     on = [environment["SLURMD_NODENAME"] for environment in environments]
-    kills = options.get("kill-on-bad-exit", "0") in ("", "1")
-    codes: dict[int, int] = {}
-    is_ending, kill_at = False, math.inf
+    codes, is_ending, kill_at = dict[int, int](), False, math.inf
 
     def pass_on(numbers: Sequence[int], why: str | None = None) -> None:
-        """Signals the ranks; with `why` slurmstepd says that the step ends."""
         nonlocal is_ending
-        if why is not None:
+        if why is not None:  # slurmstepd says that the step ends
             is_ending = True
             _say(cancelled_line(f"STEP {name} ON {on[0]}", why))
-        for rank, process in enumerate(ranks):
-            if rank not in codes:
-                signal_session(process.pid, *numbers)
+        for process in (process for rank, process in enumerate(ranks) if rank not in codes):
+            signal_session(process.pid, *numbers)
 
     while len(codes) < len(ranks):
         time.sleep(_POLL_S)
@@ -173,12 +160,13 @@ def _srun(folder: Path, options: Mapping[str, str], command: Sequence[str]) -> i
             if code:
                 how = signal.strsignal(-code) if code < 0 else f"Exited with exit code {code}"
                 _say(f"srun: error: {on[rank]}: task {rank}: {how}\n")
-                own_end = f"srun: launch/slurm: _step_signal: Terminating StepId={name}\n" if kills else ""
+                if options.get("kill-on-bad-exit", "0") in ("", "1"):
+                    own_end = f"srun: launch/slurm: _step_signal: Terminating StepId={name}\n"
         with locked_state(folder) as state:
-            asked = state.jobs[job.id].to_ranks
-        for numbers, why in asked[seen:]:
+            to_ranks = state.jobs[job.id].to_ranks
+        for numbers, why in to_ranks[seen:]:
             pass_on(numbers, why)
-        seen = len(asked)
+        seen = len(to_ranks)
         while got:
             if (forwarded := got.pop(0)) in (signal.SIGUSR1, signal.SIGUSR2):
                 pass_on([forwarded])
@@ -191,6 +179,18 @@ def _srun(folder: Path, options: Mapping[str, str], command: Sequence[str]) -> i
         if time.time() >= kill_at:
             pass_on([signal.SIGKILL])
     return max(codes.values())
+
+
+def _start_ranks(command: Sequence[str], environments: Sequence[dict[str, str]]) -> list[subprocess.Popen[bytes]]:
+    if shutil.which(command[0]) is None:
+        line = f"slurmstepd: error: execve(): {command[0]}: No such file or directory"
+        command = ["/bin/sh", "-c", 'echo "$0" >&2; exit 2', line]
+    return [
+        subprocess.Popen(
+            command, env=each, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+        )
+        for each in environments
+    ]
 
 
 def _say(line: str) -> None:
@@ -266,8 +266,8 @@ def _sbatch(state: SlurmState, line: Mapping[str, str], arguments: Sequence[str]
         raise RequestFault(f"sbatch: error: Unable to open file {file}")
     script = file.read_bytes()
     directives = script_directives(script.decode("utf-8", "surrogateescape"))
-    words = [word for directive in directives for word in split_directive(directive)]
-    options = {"job-name": file.name, **parse_options("sbatch", words)[0], **line}
+    in_script = [word for directive in directives for word in split_directive(directive)]
+    options = {"job-name": file.name, **parse_options("sbatch", in_script)[0], **line}
     if not options.get("array", "0").isdecimal():
         raise not_rehearsed("sbatch", f"sbatch --array={options['array']}")
     nodes, limit = sizes_of(options).nodes, limit_s(options.get("time"))

@@ -50,7 +50,7 @@ def main(folder: str) -> None:
 
 
 class Controller:
-    """Of the jobs, runs the first that is not over. `batch`: the process of its script; `output`: the script's file."""
+    """Runs the first of the jobs that is not over. `batch`: the process of its script; `output`: the script's file."""
 
     batch: subprocess.Popen[bytes]
     output: Path
@@ -96,7 +96,7 @@ class Controller:
             self.output.write_bytes(b"")
         with open(self.output, "ab") as out:
             self.batch = subprocess.Popen(
-                job.words,
+                job.argv,
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -39,7 +39,7 @@ _IDS = 20000
 class RehearsedJob:
     """One job. Times are seconds since 1970.
 
-    `options`: those of sbatch by long name. `words`: its script and arguments. `exclude`: hosts that it may not get.
+    `options`: those of sbatch by long name. `argv`: its script and arguments. `exclude`: hosts that it may not get.
     `steps`: the number of ranks of each. `to_ranks`: signals that its sruns are to pass on, with the end of
     slurmstepd's line if they end the step. `why`: the end of Slurm's line, if the controller is to end its processes.
     `becomes`: what a COMPLETING job's start is accounted as. `again`: whether it then waits again. `accounted`: what
@@ -49,7 +49,7 @@ class RehearsedJob:
     id: int
     options: Mapping[str, str]
     limit_s: float
-    words: list[str]
+    argv: list[str]
     submit_folder: str
     environment: Mapping[str, str]
     eligible: float
@@ -182,7 +182,7 @@ class LocalSlurm:
             (commands / name).chmod(0o700)
         nowhere = self.folder / "no-slurm.conf"
         nowhere.touch()
-        own = {
+        variables = {
             MARK: str(self.folder),
             "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "TMPDIR": str(self.folder / "tmp"),
@@ -191,8 +191,8 @@ class LocalSlurm:
             "HPC_GPT_STATE": str(self.folder / "user-state"),
             **(also or {}),
         }
-        self.environment = {**os.environ, **own}
-        state = SlurmState([f"node{number}" for number in range(1, nodes + 1)], gpus, own, **waits)
+        self.environment = {**os.environ, **variables}
+        state = SlurmState([f"node{number}" for number in range(1, nodes + 1)], gpus, variables, **waits)
         (self.folder / "state").write_bytes(pickle.dumps(state))
         self.controller = subprocess.Popen(
             _python("controller", str(self.folder)),

@@ -184,7 +184,7 @@ def elements_of(prepared: PreparedRun) -> dict[str, PreparedRun]:
         return {"": prepared}
     found = {}
     for number in script.array:
-        one = replace(script, array=(number,), words=(*script.words, f"--array={number}"))
+        one = replace(script, array=(number,), options=(*script.options, f"--array={number}"))
         found[f"element {number}: "] = replace(prepared, job_script=one)
     return found
 
@@ -216,10 +216,10 @@ def rehearse(
     Runs are written to `keep`, or to a folder that is removed. `report` is called with each stage as it happens, `wait`
     with what is waited for. However the rehearsal ends, nothing is left running.
     """
-    outcome, words = RehearsalOutcome(missing=list(small.missing)), ""
+    outcome, element_text = RehearsalOutcome(missing=list(small.missing)), ""
 
     def note(stage: Stage) -> None:
-        outcome.stages.append(replace(stage, evidence=words + stage.evidence))
+        outcome.stages.append(replace(stage, evidence=element_text + stage.evidence))
         report(outcome.stages[-1])
 
     began = time.monotonic()
@@ -246,13 +246,13 @@ def rehearse(
         logs = keep.resolve() if keep is not None else slurm.folder / "logs"
         try:
             for element, one in elements_of(prepared).items():
-                words = element
+                element_text = element
                 life = RunRehearsal(one, small.gpus, slurm, logs, note, wait, began)
                 if not is_script:
                     life.say("script", *_check_script(real.script))
                 life.rehearse(quick)
         except RehearsalFailed as fault:
-            outcome.cause, outcome.log = f"{words}{fault.stage}: {fault}", fault.log
+            outcome.cause, outcome.log = f"{element_text}{fault.stage}: {fault}", fault.log
         except UserError as fault:
             note(Stage("submitted", str(fault), time.monotonic() - began, ok=False))
             outcome.cause, outcome.log = f"submitted: {fault}", [f"hint: {fault.hint}"] if fault.hint else []

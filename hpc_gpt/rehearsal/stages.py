@@ -26,7 +26,7 @@ from hpc_gpt.runs.lineage import newest_step
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.watch.control import ask_runs
 from hpc_gpt.watch.status import read_status
 from hpc_gpt.words import class_and_cause, counted
@@ -165,7 +165,7 @@ class RunRehearsal:
         self.say("saved", f"attempt {attempt.number} ended {expected} after step {step}, which is saved", step == saved)
         job = self._job_of(attempt)
         how = ""
-        if way_of(self.resolved.cluster).why_not(self.resolved.cluster):
+        if requeue_of(self.resolved.cluster).why_not(self.resolved.cluster):
             self._until("ended", "the job's end", lambda: self._job_of(attempt).is_over)
             resume_run(run)
             how = " by submit --resume, as the profile's chain is none"
@@ -232,7 +232,7 @@ class RunRehearsal:
             self.say("signal", f"{ahead} the time limit (brought forward)")
             # A handler may requeue the job itself, whatever the profile's chain.
             self._ends("ended", first, ("walltime", "requeued", "done"))
-            continues = not way_of(self.resolved.cluster).why_not(self.resolved.cluster)
+            continues = not requeue_of(self.resolved.cluster).why_not(self.resolved.cluster)
             how = first.ended().get("ended")
             comes_back = how == "requeued" or (how == "walltime" and continues)
             if comes_back and not quick:
@@ -249,7 +249,7 @@ class RunRehearsal:
     def _begins(self, stage: str, run: RunFolder, attempt: Attempt) -> bool:
         """Waits until the attempt shows how far it is; False if the script has ended by itself, with exit code 0."""
         command = self.resolved.program
-        before = max((max(steps_of(each), default=0) for each in run.attempts()[: attempt.number - 1]), default=0)
+        last_step = max((max(steps_of(each), default=0) for each in run.attempts()[: attempt.number - 1]), default=0)
         saved = saved_step(run, command)
         until: float | None = None
 
@@ -258,7 +258,7 @@ class RunRehearsal:
             if attempt.log.exists() and until is None:
                 until = time.monotonic() + _UNSEEN_S
             if command.checkpoints is not None:
-                return saved_step(run, command) > saved and bool(steps_of(attempt) or not before)
+                return saved_step(run, command) > saved and bool(steps_of(attempt) or not last_step)
             return bool(steps_of(attempt)) or (until is not None and time.monotonic() > until)
 
         self._until(stage, f"what attempt {attempt.number} shows", lambda: attempt.ended() or shows())
@@ -266,10 +266,10 @@ class RunRehearsal:
             self._ends("finished", attempt, ("done",))
             return False
         steps, newest = steps_of(attempt), saved_step(run, command)
-        words = f"its first step is {min(steps)}" if steps else "no step in its output so far"
-        words += f", the attempt before came to {before}" if before else ""
-        words += f"; the newest checkpoint is of step {newest}" if newest else ""
-        self.say(stage, f"on {' '.join(self._job_of(attempt).nodes)}, {words}")
+        evidence = f"its first step is {min(steps)}" if steps else "no step in its output so far"
+        evidence += f", the attempt before came to {last_step}" if last_step else ""
+        evidence += f"; the newest checkpoint is of step {newest}" if newest else ""
+        self.say(stage, f"on {' '.join(self._job_of(attempt).nodes)}, {evidence}")
         return True
 
     def _ends(self, stage: str, attempt: Attempt, expected: tuple[str, ...]) -> None:
@@ -376,7 +376,7 @@ class RunRehearsal:
 
         def folder_of(job: RehearsedJob) -> str:
             named = job.environment.get("HPC_GPT_RUN") or os.path.join(
-                *job.words[1:2] or "/", job.options.get("array", "")
+                *job.argv[1:2] or "/", job.options.get("array", "")
             )
             return os.path.realpath(named)
 

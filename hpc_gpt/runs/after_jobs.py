@@ -162,7 +162,7 @@ def hold_back(run: Path, step: int, followed: bool = False) -> bool:
 
 
 def forget_over(run: Path) -> None:
-    """To be called before a run resumes, perhaps from one of these checkpoints."""
+    """Forgets which checkpoints go: the run resumes, perhaps from one of them."""
     for note in (run / AFTER / "over").glob("*"):
         note.unlink(missing_ok=True)
 

@@ -18,14 +18,7 @@ from pathlib import Path
 
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import write_once
-from hpc_gpt.runs.checkpoints import (
-    COMPLETE,
-    DELETING,
-    checkpoint_folder_name,
-    has_all_bytes,
-    list_complete,
-    set_aside,
-)
+from hpc_gpt.runs.checkpoints import COMPLETE, DELETING, checkpoint_folder_name, has_all_bytes, list_complete, set_aside
 from hpc_gpt.runs.lock import holder_in, process_holder, text_of
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.snapshot import read_archive

@@ -102,9 +102,9 @@ def write_heartbeat(folder: Path, heartbeat: RankHeartbeat) -> None:
         os.close(number)
 
 
-def _short(words: str) -> str:
+def _short(text: str) -> str:
     """The text cut and in ASCII, so that all texts fit in the line."""
-    return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in words[:120])
+    return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in text[:120])
 
 
 def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:

@@ -224,11 +224,11 @@ def descend(
         )
     _check_preset(parent, changes)
     tables: dict[str, Any] = experiment_tables(parent)
-    asked = {key.removeprefix("layout."): value for key, value in changes.items() if key.startswith("layout.")}
-    batch = asked.get("global_batch")
+    layout_changes = {key.removeprefix("layout."): value for key, value in changes.items() if key.startswith("layout.")}
+    batch = layout_changes.get("global_batch")
     if batch is not None and batch != parent.batch.global_batch:
         _refuse_batch(parent, batch, step)
-    tables["layout"] = _layout(parent, asked, profile)
+    tables["layout"] = _layout(parent, layout_changes, profile)
     _leave_site(tables["job"], parent, profile)
     if tables["train"]["optimizer_mode"] == ("fused" if parent.engine.offload == "none" else "host"):
         tables["train"]["optimizer_mode"] = None  # it follows from where the states are
@@ -285,12 +285,12 @@ def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
     return table
 
 
-def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
+def _layout(parent: Resolved, changes: Mapping[str, Any], profile: ClusterProfile) -> dict[str, Any]:
     """The [layout] of the new run: what was asked for, else the parent's sizes."""
     old = parent.layout
-    tp, pp, cp = (asked.get(axis) or getattr(old, axis) for axis in ("tp", "pp", "cp"))
+    tp, pp, cp = (changes.get(axis) or getattr(old, axis) for axis in ("tp", "pp", "cp"))
     others = tp * cp * pp
-    gpus, nodes, dp = asked.get("gpus"), asked.get("nodes"), asked.get("dp")
+    gpus, nodes, dp = changes.get("gpus"), changes.get("nodes"), changes.get("dp")
     if gpus is None and nodes is None:
         gpus = others * dp if dp else parent.gpus
         if gpus == parent.gpus and profile == parent.cluster:
@@ -301,7 +301,7 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
             f"{product} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
             f"give --gpus, a multiple of {others}",
         )
-    micro_batch = asked.get("micro_batch") or (None if "micro_batches" in asked else parent.batch.micro_batch)
+    micro_batch = changes.get("micro_batch") or (None if "micro_batches" in changes else parent.batch.micro_batch)
     ranks = gpus if gpus is not None else (nodes or 0) * profile.gpus_per_node
     _check_batch(parent.batch.global_batch, micro_batch, dp or ranks // others)
     across = bool(parent.ranks_per_node % old.tp) and tp == old.tp
@@ -314,10 +314,10 @@ def _layout(parent: Resolved, asked: Mapping[str, Any], profile: ClusterProfile)
         "dp": dp,
         "global_batch": parent.batch.global_batch,
         "micro_batch": micro_batch,
-        "micro_batches": asked.get("micro_batches"),
-        "allow_tp_across_nodes": asked.get("allow_tp_across_nodes", across),
+        "micro_batches": changes.get("micro_batches"),
+        "allow_tp_across_nodes": changes.get("allow_tp_across_nodes", across),
     }
-    return {**asked, **sizes}
+    return {**changes, **sizes}
 
 
 def _check_batch(global_batch: int, micro_batch: int | None, dp: int) -> None:

@@ -84,18 +84,18 @@ def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder],
     text = text_of(taker)
     for _ in range(_TRIES):
         write_once(path, text)
-        found = _read(path)
-        if found == text:
+        held = _read(path)
+        if held == text:
             return
-        if not found:
+        if not held:
             continue
-        other = _holder(found)
+        other = _holder(held)
         if other != taker and (other is None or not is_gone(other)):
             raise _locked_by(run, other, path)
-        claim = path.with_name(f"{path.name}.{zlib.crc32(found.encode()):08x}")
+        claim = path.with_name(f"{path.name}.{zlib.crc32(held.encode()):08x}")
         _take(run, claim, taker, is_gone)
         try:
-            if _read(path) == found:
+            if _read(path) == held:
                 replace_whole(path, text)
                 return
         finally:
@@ -106,9 +106,9 @@ def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder],
 
 def check_free(run: RunFolder) -> None:
     """RunLocked if a process trains the run, or may do so; of a Slurm job its state says it."""
-    found = _read(lock_path(run))
-    other = _holder(found)
-    if found and (other is None or (not other.slurm_job and not other.is_gone())):
+    held = _read(lock_path(run))
+    other = _holder(held)
+    if held and (other is None or (not other.slurm_job and not other.is_gone())):
         raise _locked_by(run, other, lock_path(run))
 
 
@@ -144,7 +144,7 @@ def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> 
 
 
 def text_of(taker: Holder) -> str:
-    """What the file of a lock has of its holder."""
+    """The text of a lock's file for its holder."""
     return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
 
 

@@ -87,7 +87,7 @@ def stage_sum(resolved: Resolved) -> dict[str, str]:
 
 @functools.cache
 def _sha256(path: str) -> str:
-    """Of a file. Cached, as all rows of a sweep are for one cluster."""
+    """The SHA-256 of a file. Cached, as all rows of a sweep are for one cluster."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -114,8 +114,8 @@ def init_config_of(runs: Iterable[Path]) -> tuple[InitConfig | None, str]:
     with contextlib.suppress(UserError, OSError):
         if hashlib.sha256((path / CONFIG).read_bytes()).hexdigest() == init.get("config"):
             return init_config_in(path), ""
-    words = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
-    return InitConfig(init.get("architecture")), f"{words}positions and {GENERATION} are not passed on"
+    lost = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
+    return InitConfig(init.get("architecture")), f"{lost}positions and {GENERATION} are not passed on"
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:

@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpc_gpt.errors import OsErrorAs, RunFolderError
@@ -120,7 +119,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def visit_folder(run: RunFolder, visit: Visit) -> RunFolder:
-    return RunFolder(Path(run.path / visit.place))

@@ -23,15 +23,15 @@ ON_CPU = "the ranks ran on CPU"
 
 
 class Flag(str):
-    """What looks wrong, in words, and its kind: which of the things that others treat apart, "" for none of them."""
+    """A text on what looks wrong, with its kind for those that others treat apart; "" for any other."""
 
     __slots__ = ("kind",)
     kind: str
 
-    def __new__(cls, words: str, kind: str = "") -> Flag:
-        """The flag of these words; one that has a kind keeps it, unless another is given."""
-        flag = super().__new__(cls, words)
-        flag.kind = kind or getattr(words, "kind", "")
+    def __new__(cls, text: str, kind: str = "") -> Flag:
+        """The flag of a text; one that has a kind keeps it, unless another is given."""
+        flag = super().__new__(cls, text)
+        flag.kind = kind or getattr(text, "kind", "")
         return flag
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -232,7 +232,7 @@ class Record:
 
     @property
     def units(self) -> str | None:
-        """Of which of the device's units mfu and hfu are shares: those of FP8 products, else the dtype's."""
+        """The device's units of which mfu and hfu are shares: those of FP8 products, else the dtype's."""
         return units_of(self.dtype, self.matmul)
 
     def to_tables(self) -> dict[str, Any]:

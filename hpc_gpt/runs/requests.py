@@ -68,9 +68,9 @@ def open_requests(attempt: Attempt) -> list[RunRequest]:
     return sorted(request for request in found if f"{request.verb}-{request.number}.done.json" not in names)
 
 
-def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, words: str = "") -> None:
+def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, message: str = "") -> None:
     """Writes rank 0's answer to a request. RunFolderError if the disk refuses."""
-    what = {"step": step, "done": done, "words": words, "time": time.time()}
+    what = {"step": step, "done": done, "words": message, "time": time.time()}
     write_once(request.answer_path(attempt), json.dumps(what) + "\n")
 
 

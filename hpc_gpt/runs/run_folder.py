@@ -281,7 +281,7 @@ class RunFolder:
         return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
 
     def asked_to_end(self, job_id: str | None) -> str:
-        """The class of state.ENDED that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
+        """The class of `ends.failures` that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
         if self.is_cancelled(job_id):
             return "cancelled"
         return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
@@ -363,23 +363,17 @@ def create_run(
     resolved: Resolved,
     script: str,
     experiment_text: str | None,
-    config_files: Mapping[str, Any],
-    provenance: Mapping[str, Any] | None = None,
-    resumed_from: Mapping[str, Any] | None = None,
-    sweep: Mapping[str, Any] | None = None,
-    predicted: Mapping[str, Any] | None = None,
+    tables: Mapping[str, Any],
     archives: Sequence[Placed] = (),
 ) -> RunFolder:
-    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts; no file for None. Of a
-    sweep's run `archives` has the experiment's text.
+    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts: `tables` by the names of
+    their JSON files, no file for None; `archives` are placed there, of a sweep's run also the experiment's text.
 
     The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be written; what was
     written is then removed.
     """
     parts = {EXPERIMENT: experiment_text} if experiment_text is not None else {}
-    notes = {**config_files, "provenance.json": provenance, "resumed_from.json": resumed_from}
-    notes |= {"sweep.json": sweep, PREDICTED: predicted}
-    parts |= {name: json.dumps(note, indent=1) + "\n" for name, note in notes.items() if note is not None}
+    parts |= {name: json.dumps(table, indent=1) + "\n" for name, table in tables.items() if table is not None}
     parts["job.sh"] = script
     run = RunFolder(claim_folder(logs / resolved.slug))
     try:

@@ -119,8 +119,8 @@ def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, st
 def check_path(folder: Path) -> None:
     """RunFolderError if PYTHONPATH cannot hold the path of a folder."""
     if ":" in str(folder.absolute()):
-        words = f"PYTHONPATH cannot carry the colon of {folder.absolute()}"
-        raise RunFolderError(words, "set HPC_GPT_LOGS to a path without a colon")
+        message = f"PYTHONPATH cannot carry the colon of {folder.absolute()}"
+        raise RunFolderError(message, "set HPC_GPT_LOGS to a path without a colon")
 
 
 def ready_code(run: Path) -> Path:

@@ -43,8 +43,8 @@ def read_code_archive(run: Path) -> tuple[str, dict[str, bytes]]:
             members = [entry for entry in opened if entry.isfile() and _is_inside(entry.name)]
             files = {entry.name: file.read() for entry in members if (file := opened.extractfile(entry))}
     except (OSError, EOFError, tarfile.TarError, ValueError) as fault:
-        words = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
-        raise UnpackFault(f"cannot read {run / CODE_ARCHIVE}: {words}") from None
+        cause = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+        raise UnpackFault(f"cannot read {run / CODE_ARCHIVE}: {cause}") from None
     return hashlib.sha256(tar).hexdigest(), files
 
 

@@ -1,1 +1,1 @@
-"""Slurm: its options, and its command lines as sbatch reads them."""
+"""Slurm: its clients, options and directives, hosts, reasons, and whether a job can start."""

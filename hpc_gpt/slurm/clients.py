@@ -55,7 +55,7 @@ class Answer:
     stderr: str
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The client's message, without its name at the start of the lines."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         return "\n".join(re.sub(r"^(sbatch|squeue|scontrol|scancel|sacct): ", "", line) for line in lines)
@@ -65,7 +65,7 @@ class Answer:
         """The message on one line, without `error:`."""
         return "; ".join(
             re.sub(r"^(error|fatal|allocation failure): ", "", line).strip()
-            for line in self.words.splitlines()
+            for line in self.message.splitlines()
             if line.strip()
         )
 

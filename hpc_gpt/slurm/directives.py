@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 
 # Names with their letters: options with a value, with an optional value, without a value.
 _BOTH = (
@@ -177,7 +177,7 @@ def check_after(resolved: Resolved) -> None:
 
 
 def after_options(resolved: Resolved) -> list[str]:
-    """What a job of `[after]` asks Slurm for."""
+    """The options of sbatch for a job of `[after]`."""
     account = resolved.job.account
     return [*([f"--account={account}"] if account is not None else []), *resolved.after.sbatch]
 
@@ -201,7 +201,7 @@ def sbatch_directives(resolved: Resolved) -> list[str]:
     lines += [text for key, text in texts.items() if key in _LATER]
     if job.exclusive:
         lines.append("--exclusive")
-    lines += [way_of(profile).flag, "--open-mode=append"]
+    lines += [requeue_of(profile).flag, "--open-mode=append"]
     # Without job.time the partition's limit holds, and Slurm sends the signal ahead of that.
     if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
         lines.append(f"--signal=USR2@{job.signal_lead_s}")

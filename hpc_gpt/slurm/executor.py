@@ -17,7 +17,7 @@ from hpc_gpt.slurm.clients import NoAnswer, ask, patience_s, sbatch_failed, scan
 from hpc_gpt.slurm.directives import options_of, script_directives
 from hpc_gpt.slurm.environment import CHOOSE_CLUSTER, OF_ONE_JOB, job_python, submission_environment, without_choice
 from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost, is_lost
-from hpc_gpt.slurm.requeue import way_of
+from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.sbatch_words import chosen_clusters, read_call
 
 ARRAY_SCRIPT = "array.sh"
@@ -73,7 +73,7 @@ class ScriptExecutor(SlurmExecutor):
         if lost:
             return self._look_for({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
         if answer.code != 0:
-            self._note({**entry, "refused": answer.words})
+            self._note({**entry, "refused": answer.message})
             refusal = sbatch_failed(answer)
             kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
             refusal.hint += f"; {kept} kept, marked refused: {self.first.path}"
@@ -90,31 +90,31 @@ class ScriptExecutor(SlurmExecutor):
         return job_id
 
     def _sent(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
-        """By what a job is found whose sbatch gave no answer: its command, and the clusters that may have it."""
-        options, words = read_call(self.command[1:], options_of("sbatch"))
+        """The keys that find a job whose sbatch gave no answer: its command, and the clusters that may have it."""
+        options, script = read_call(self.command[1:], options_of("sbatch"))
         chosen = cluster or options.get("clusters") or next(filter(None, map(environment.get, CHOOSE_CLUSTER)), None)
         if chosen is None:
-            text = Path(words[0]).read_text(encoding="utf-8", errors="replace")
+            text = Path(script[0]).read_text(encoding="utf-8", errors="replace")
             chosen = chosen_clusters(script_directives(text))
-        return {"script": " ".join(words), "clusters": chosen}
+        return {"script": " ".join(script), "clusters": chosen}
 
     def _look_for(self, entry: Mapping[str, Any]) -> str:
         """The id of a job whose sbatch got no answer. SlurmUnreachable if it is not found in time: it may be queued."""
         self._note(entry)  # first: what follows may be killed
-        until, found = time.monotonic() + _TIMES * patience_s(), ""
-        while not found and time.monotonic() < until:
+        until, job_id = time.monotonic() + _TIMES * patience_s(), ""
+        while not job_id and time.monotonic() < until:
             time.sleep(_POLL_S)
             with contextlib.suppress(SlurmUnreachable), ask_for_lost(entry) as client:
                 if (answer := client.answer(until - time.monotonic())) is not None:
                     ids = [add_found(run, run.submissions()[-1], answer) for run in self.runs.values()]
-                    found = next(filter(None, ids), "").partition("_")[0]
-        if not found:
+                    job_id = next(filter(None, ids), "").partition("_")[0]
+        if not job_id:
             name = self.first.run_id if len(self.runs) == 1 else self.first.sweep_id or self.first.run_id
             raise SlurmUnreachable(
                 f"sbatch sent the job and got no answer ({entry['lost']}): it may be queued",
                 f"do not submit it again: hpc-gpt status {name} finds it once Slurm answers",
             )
-        return found
+        return job_id
 
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
         for element, run in self.runs.items():
@@ -136,14 +136,14 @@ def submit_own(
     output: str,
     resolved: Resolved,
     runs: Mapping[str, RunFolder],
-    words: Sequence[str],
+    options: Sequence[str],
     later: Sequence[str] = (),
 ) -> str:
-    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the options
-    `words` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
+    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the
+    `options` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
     with a link to each, the interpreter, and the options for `later` jobs of the chain. `output` is a pattern in it."""
     path = f"{_no_pattern(folder)}/{output}"
-    flags = [*words, way_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
+    flags = [*options, requeue_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
     script = next(iter(runs.values())).job_script
     command = ["sbatch", *flags, str(script), str(folder), *([python or "", *later] if python or later else [])]
@@ -151,25 +151,25 @@ def submit_own(
     return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
 
 
-def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, words: Sequence[str] = ()) -> list[str]:
+def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> list[str]:
     """Submits the run's job.sh, as a chain of so many jobs, and returns the ids of those that Slurm accepted.
 
-    `words` are further options of sbatch, for a script of the user's own.
+    `options` are further ones of sbatch, for a script of the user's own.
 
     Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
     """
     output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
     if resolved.script is not None:
-        later = words if job_ids(run) else ()  # job.sh has those of the first submission
+        later = options if job_ids(run) else ()  # job.sh has those of the first submission
         if run.sweep_id is None:
-            return [submit_own(run.path, output, resolved, {"": run}, words, later)]
+            return [submit_own(run.path, output, resolved, {"": run}, options, later)]
         folder = run.path.parent / run.sweep_id / "1"  # of its array
-        only = [*words, f"--array={resolved.row}"]
+        only = [*options, f"--array={resolved.row}"]
         return [submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)]
-    way = way_of(resolved.cluster)
-    flags = [f"--output={_no_pattern(run.path)}/{output}", *way.flags(resolved, run.run_id)]
+    requeue = requeue_of(resolved.cluster)
+    flags = [f"--output={_no_pattern(run.path)}/{output}", *requeue.flags(resolved, run.run_id)]
     executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
-    if not way.at_once:
+    if not requeue.at_once:
         return [executor.submit_script()]
     accepted: list[str] = []
     for number in range(1, jobs + 1):

@@ -25,34 +25,34 @@ _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?"
 
 @dataclass(frozen=True)
 class Option:
-    """An option by its long name; `value` is None without one, `words` are those of the command line."""
+    """An option by its long name; `value` is None without one, `argv` is what the command line has of it."""
 
     name: str
     value: str | None
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
 
-def read_options(words: Sequence[str]) -> Iterator[Option]:
-    """The options of sbatch in words, which are options alone; a word that is none has an empty name.
+def read_options(line: Sequence[str]) -> Iterator[Option]:
+    """The options of sbatch in a line of options alone; a word that is none has an empty name.
 
     The word after an option that this version does not know, as a plugin's, is its value.
     """
-    return _read(list(words), options_of("sbatch"))
+    return _read(list(line), options_of("sbatch"))
 
 
-def read_call(words: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
+def read_call(line: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
     """({long name: value or ""}, the arguments after the options) of a call of one of Slurm's commands.
 
     >>> read_call(["-n4", "-K", "--nodes=2", "bash", "-l"], options_of("srun"))
     ({'ntasks': '4', 'kill-on-bad-exit': '', 'nodes': '2'}, ['bash', '-l'])
     """
-    left = list(words)
-    found: dict[str, str] = {}
+    left = list(line)
+    values: dict[str, str] = {}
     for option in _read(left, known):
         if not option.name:
-            return found, left if option.value == "--" else [*option.words, *left]
-        found[option.name] = option.value or ""
-    return found, []
+            return values, left if option.value == "--" else [*option.argv, *left]
+        values[option.name] = option.value or ""
+    return values, []
 
 
 def _read(left: list[str], known: Options) -> Iterator[Option]:
@@ -104,19 +104,19 @@ def options_of_variables(environment: Mapping[str, str]) -> list[str]:
     ['--requeue', '--time=9']
     """
     kinds = options_of("sbatch").kinds
-    found = []
+    options = []
     for variable, value in sorted(environment.items()):
         if variable.startswith("SBATCH_") and not (variable == "SBATCH_CLUSTERS" and "SLURM_CLUSTERS" in environment):
             name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
             name = _OTHER_NAMES.get(name, name)
             if kinds.get(name) == "plain" or (kinds.get(name) == "optional" and not value):
-                found.append(f"--{name}")
+                options.append(f"--{name}")
             elif name in kinds:
                 wait = environment.get("SBATCH_WAIT4SWITCH") if name == "switches" else None
-                found.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
+                options.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
     if clusters := environment.get("SLURM_CLUSTERS"):  # as sbatch reads it, before its own
-        found.append(f"--clusters={clusters}")
-    return found
+        options.append(f"--clusters={clusters}")
+    return options
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def sizes_of(options: Mapping[str, str | None]) -> Sizes:
     sockets = _count(options.get("sockets-per-node")) or _count(options.get("extra-node-info"))
     tasks_here = per_node or -(-(tasks or nodes) // nodes)
     per_gpu = _count(options.get("ntasks-per-gpu")) or _count(options.get("ntasks-per-tres"))
-    asked = (
+    gpus = (
         _gpus(options.get("gpus-per-node")),
         _gpus_of_tres(options.get("gres")),
         _gpus_of_tres(options.get("tres-per-node")),
@@ -152,7 +152,7 @@ def sizes_of(options: Mapping[str, str | None]) -> Sizes:
         _gpus_of_tres(options.get("tres-per-task")) * tasks_here,
         -(-tasks_here // per_gpu) if per_gpu and tasks else 0,
     )
-    return Sizes(nodes, tasks, next(filter(None, asked), 0))
+    return Sizes(nodes, tasks, next(filter(None, gpus), 0))
 
 
 def _count(text: str | None) -> int:
@@ -161,7 +161,7 @@ def _count(text: str | None) -> int:
 
 
 def _gpus(text: str | None) -> int:
-    """Of `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
+    """The GPUs in `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
 
     >>> _gpus("4090:4"), _gpus("1g.5gb"), _gpus("a100:2,v100:1"), _gpus("a100:4(S:0-1)"), _gpus(None)
     (4, 1, 3, 4, 0)
@@ -171,7 +171,7 @@ def _gpus(text: str | None) -> int:
 
 
 def _gpus_of_tres(text: str | None) -> int:
-    """Of `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
+    """The GPUs in `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
     found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?:[:=]([^,]+))?(?=$|,)", text or "")
     return sum(_gpus(each.replace("=", ":") or "1") for each in found)
 
@@ -232,7 +232,7 @@ def split_directive(line: str) -> list[str]:
     >>> split_directive(r"--comment='a # \b' -n4  # four")
     ['--comment=a # b', '-n4']
     """
-    words: list[str] = []
+    parts: list[str] = []
     place, inside = 0, False
     while place < len(line) and line[place] != "#":
         if line[place].isspace():
@@ -246,6 +246,6 @@ def split_directive(line: str) -> list[str]:
         text = found["escaped"] or found[0]
         if found["quote"]:
             text = re.sub(r"\\(.)", r"\1", found["quoted"])
-        words[-1:] = [words[-1] + text] if inside else [*words[-1:], text]
+        parts[-1:] = [parts[-1] + text] if inside else [*parts[-1:], text]
         place, inside = found.end(), True
-    return words
+    return parts

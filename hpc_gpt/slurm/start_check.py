@@ -16,13 +16,7 @@ from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import Answer, ask, gpus_in, has_sbatch, sbatch_failed
-from hpc_gpt.slurm.directives import (
-    after_options,
-    allocated_nodes,
-    cpus_per_task,
-    quote_directive,
-    script_directives,
-)
+from hpc_gpt.slurm.directives import after_options, allocated_nodes, cpus_per_task, quote_directive, script_directives
 from hpc_gpt.slurm.environment import submission_environment
 from hpc_gpt.slurm.sbatch_words import chosen_clusters
 from hpc_gpt.words import clock, counted, some
@@ -70,11 +64,11 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
     if too_long := _above_time_limit(resolved, partitions):
         raise _never(resolved, too_long)
     if answer.code == 0:
-        return ExpectedStart(answer.words, _closed(partitions) or _later(answer.words, time.time()))
+        return ExpectedStart(answer.message, _closed(partitions) or _later(answer.message, time.time()))
     if _NO_NODES.search(answer.stderr):
-        return ExpectedStart(answer.words, _nodes_to_come(resolved, partitions, answer, clusters))
+        return ExpectedStart(answer.message, _nodes_to_come(resolved, partitions, answer, clusters))
     if _NOT_NOW.search(answer.stderr):
-        return ExpectedStart(answer.words, answer.sentence)
+        return ExpectedStart(answer.message, answer.sentence)
     raise sbatch_failed(answer)
 
 
@@ -100,9 +94,9 @@ def _never(resolved: Resolved, why: str) -> NeverStarts:
     )
 
 
-def _later(words: str, now: float) -> str:
-    found = _STARTS.search(words)
-    begin = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) if found else now
+def _later(message: str, now: float) -> str:
+    start = _STARTS.search(message)
+    begin = time.mktime(time.strptime(start[1], "%Y-%m-%dT%H:%M:%S")) if start else now
     return f"Slurm expects to start it at {clock(begin, now)}" if begin > now + _SOON_S else ""
 
 
@@ -196,7 +190,7 @@ def _nodes_to_come(
         elif len(fit) < wanted:
             never = never or f"it asks for {_too_many(name, wanted, own, fit, resolved)}"
         elif away:
-            return _away_words(name, wanted, fit, away)
+            return _away_text(name, wanted, fit, away)
     raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence)
 
 
@@ -228,7 +222,7 @@ def _size(resolved: Resolved) -> str:
     return size + (f" with {feature}" if feature else "")
 
 
-def _away_words(partition: str, wanted: int, fit: Sequence[_Node], away: Sequence[_Node]) -> str:
+def _away_text(partition: str, wanted: int, fit: Sequence[_Node], away: Sequence[_Node]) -> str:
     """Words on nodes that take no job: how many, in which states, and what the administrators noted."""
     states = ", ".join(f"{n} {state}" for state, n in Counter(node.state.rstrip("*~#!%$@^-") for node in away).items())
     notes = [f"{node.name}: {node.reason}" for node in away if node.reason not in ("none", "")]
@@ -288,11 +282,11 @@ def reason_text(reason: str) -> str:
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
     name = reason.partition(",")[0]
-    words = _REASONS.get(reason) or _REASONS.get(name) or _limit_words(name)
-    return f"{words} ({reason})" if words else reason
+    meaning = _REASONS.get(reason) or _REASONS.get(name) or _limit_text(name)
+    return f"{meaning} ({reason})" if meaning else reason
 
 
-def _limit_words(name: str) -> str:
+def _limit_text(name: str) -> str:
     found = _LIMIT.fullmatch(name)
     if not found:
         return ""

@@ -49,7 +49,7 @@ IsSound = Callable[[Path], bool]
 
 @dataclass(frozen=True)
 class CleanRules:
-    """What is to stay: the newest `keep` sound checkpoints, and all of a run that ended in the last `older_s`."""
+    """The rules: the newest `keep` sound checkpoints stay, and all of a run that ended in the last `older_s`."""
 
     keep: int = 1
     older_s: float = 0.0
@@ -79,7 +79,7 @@ class RunRoom:
 
     @property
     def bytes(self) -> int:
-        """What would be free, or is."""
+        """The bytes that are free after the removal."""
         return sum(piece.bytes for piece in self.goes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def _fault_of(room: RunRoom) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as fault:
-        words = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
-        room.refused = room.fault = words
+        cause = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
+        room.refused = room.fault = cause
 
 
 def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
@@ -166,7 +166,7 @@ def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Seq
 
 
 def _caches(run: RunFolder) -> list[Path]:
-    """What `report` keeps of a run's logs."""
+    """The files that `report` keeps of a run's logs."""
     from hpc_gpt.readers.logs.kept import kept_of  # needs numpy
 
     logs = [path for attempt in run.attempts() for path in (attempt.metrics, *attempt.logs)]

@@ -33,12 +33,12 @@ from hpc_gpt.watch.status import (
     RunStatus,
     ask_status,
     await_lost,
-    count_states,
     read_folders,
     read_own_status,
     read_status,
     silence_note,
 )
+from hpc_gpt.watch.sweep_rows import count_states
 
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
@@ -53,14 +53,14 @@ _STATUS_S = 15.0
 
 @dataclass(frozen=True)
 class ControlRequest:
-    """A request that was made of a run; `words` describe it, or say why nothing was asked (`refused`).
+    """A request that was made of a run; `message` describes it, or says why nothing was asked (`refused`).
 
     `attempt` and `request` are None if it is for the next start of the run's job.
     """
 
     run: RunFolder
     verb: str
-    words: str
+    message: str
     refused: bool = False
     attempt: Attempt | None = None
     request: RunRequest | None = None
@@ -87,24 +87,23 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | Non
     if status.state not in LIVE and not no_answer:
         return ControlRequest(run, verb, nothing_to(verb, status), refused=True)
     if status.moved_from and status.state != "pending":
-        words = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
-        return ControlRequest(run, verb, f"{words}: move it back, or use hpc-gpt cancel", refused=True)
+        message = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
+        return ControlRequest(run, verb, f"{message}: move it back, or use hpc-gpt cancel", refused=True)
     try:
-        if words := _impossible(run, verb):
-            return ControlRequest(run, verb, words, refused=True)
+        if why := _impossible(run, verb):
+            return ControlRequest(run, verb, why, refused=True)
     except UserError as fault:
         return ControlRequest(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
     attempts = run.attempts()
-    open_ = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
+    running = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
     if verb == "stop":
         # If the attempt dies before it sees the request, no other attempt is to follow.
         _mark(run, status)
-    if open_ is not None:
-        request = written or write_request(open_, verb)
+    if running is not None:
+        request = written or write_request(running, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
-        return ControlRequest(
-            run, verb, f"asked to {does(run.resolved(), verb)}{doubt}", attempt=open_, request=request
-        )
+        message = f"asked to {does(run.resolved(), verb)}{doubt}"
+        return ControlRequest(run, verb, message, attempt=running, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
     if verb == "stop":
         return ControlRequest(
@@ -143,51 +142,51 @@ def _mark(run: RunFolder, status: RunStatus) -> None:
             run.stop_mark(job_id).touch()
 
 
-def await_answer(asked: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
+def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
     """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened. `say` gets the run's
     state every _STATUS_S."""
     looked = time.monotonic()
     while True:
-        if (found := _outcome(asked)) is not None:
-            return found
+        if (outcome := _outcome(control)) is not None:
+            return outcome
         if time.monotonic() - looked > _STATUS_S:
             looked = time.monotonic()
-            (status,) = read_status([asked.run])
-            say(f"{asked.run.run_id}: {describe(status)}")
+            (status,) = read_status([control.run])
+            say(f"{control.run.run_id}: {describe(status)}")
             # The attempt may have answered in between.
-            if status.is_over and _outcome(asked) is None:
-                return asked.verb == "stop" and status.state == "stopped", f"it is {status.state}"
+            if status.is_over and _outcome(control) is None:
+                return control.verb == "stop" and status.state == "stopped", f"it is {status.state}"
         time.sleep(_POLL_S)
 
 
-def _outcome(asked: ControlRequest) -> tuple[bool, str] | None:
+def _outcome(control: ControlRequest) -> tuple[bool, str] | None:
     """The outcome of a request by the run folder; None if it is still open."""
-    attempt = asked.attempt
+    attempt = control.attempt
     if attempt is None:  # the request is for the next start
-        attempts = asked.run.attempts()
+        attempts = control.run.attempts()
         attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
-        return None if attempt is None else (True, _end_words(attempt))
+        return None if attempt is None else (True, _end_text(attempt))
     end = attempt.ended()  # read before the answer, which is written before it
-    if asked.request is not None and asked.verb == "save" and (said := answer_of(attempt, asked.request)):
-        done = bool(said.get("done"))
-        return done, f"saved after step {said.get('step')}" if done else str(said.get("words"))
-    if end and asked.verb == "save":
+    if control.request is not None and control.verb == "save" and (answer := answer_of(attempt, control.request)):
+        done = bool(answer.get("done"))
+        return done, f"saved after step {answer.get('step')}" if done else str(answer.get("words"))
+    if end and control.verb == "save":
         # The request came after the attempt's last look, but the save at its end fulfils it.
-        saved = newest_step(asked.run)
+        saved = newest_step(control.run)
         is_saved = saved is not None and saved == end.get("step")
-        return is_saved, f"{_end_words(attempt)}; " + (
+        return is_saved, f"{_end_text(attempt)}; " + (
             f"saved after step {saved}" if saved is not None else "nothing is saved"
         )
     if end:
-        wanted = {"stop": "stopped", "requeue": "requeued"}.get(asked.verb)
-        return end.get("ended") == wanted, _end_words(attempt)
-    later = [each for each in asked.run.attempts() if each.number > attempt.number]
+        wanted = {"stop": "stopped", "requeue": "requeued"}.get(control.verb)
+        return end.get("ended") == wanted, _end_text(attempt)
+    later = [each for each in control.run.attempts() if each.number > attempt.number]
     return (
         (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
     )
 
 
-def _end_words(attempt: Attempt) -> str:
+def _end_text(attempt: Attempt) -> str:
     end = attempt.ended()
     cause = f": {end['cause']}" if end.get("cause") else ""
     return f"attempt {attempt.number} ended as {end.get('ended')} after step {end.get('step')}{cause}"
@@ -230,12 +229,12 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
     is_local = line.get("scheduler") == "local"
     # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
-    known = None
+    scheduler = None
     with contextlib.suppress(RunFolderError):
-        known = run.resolved().cluster.scheduler
-    if not is_local and known == "local":
-        words = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
-        raise RunFolderError(words, f"hpc-gpt stop {run.run_id} saves and ends it")
+        scheduler = run.resolved().cluster.scheduler
+    if not is_local and scheduler == "local":
+        message = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
+        raise RunFolderError(message, f"hpc-gpt stop {run.run_id} saves and ends it")
     # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if is_local else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
@@ -305,9 +304,11 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
     return statuses
 
 
-def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str], interrupts: int) -> list[RunStatus]:
-    """Shows `words` of the runs whenever they change, until every run has ended; returns their last statuses."""
-    seen, answered = "", 0
+def follow(
+    runs: Sequence[RunFolder], line_of: Callable[[Sequence[RunStatus]], str], interrupts: int
+) -> list[RunStatus]:
+    """Shows the line of the runs whenever it changes, until every run has ended; returns their last statuses."""
+    shown, answered = "", 0
     statuses: list[RunStatus] = []
     line = ProgressLine()
     while True:
@@ -316,9 +317,9 @@ def follow(runs: Sequence[RunFolder], words: Callable[[Sequence[RunStatus]], str
                 _interrupt(runs, interrupts, statuses)
                 answered = interrupts
             for statuses in until_over(runs):
-                if (now := words(statuses)) != seen:
+                if (now := line_of(statuses)) != shown:
                     line.show(now)
-                    seen = now
+                    shown = now
             break
         except KeyboardInterrupt:  # may come while the one before is handled
             interrupts += 1
@@ -362,7 +363,7 @@ def describe(status: RunStatus) -> str:
     return "  ".join(parts)
 
 
-def _stop_words(runs: Sequence[RunFolder]) -> str:
+def _how_they_stop(runs: Sequence[RunFolder]) -> str:
     saving = sum(run.resolved().train.save_last for run in runs)
     if saving == len(runs):
         return "save and stop"
@@ -376,7 +377,7 @@ def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStat
     begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
     what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
     if count == 1:
-        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_stop_words(runs)}; once more cancels\n")
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_how_they_stop(runs)}; once more cancels\n")
         for run, status in zip(runs, read_status(runs), strict=True):
             cancel_run(run, status, save=True)
     else:

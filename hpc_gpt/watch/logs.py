@@ -28,7 +28,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class Output(Protocol):
-    """What a log is copied to."""
+    """The output to which a log is copied."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -79,7 +79,7 @@ def copy_tail(path: Path, lines: int | None, out: Output) -> int:
 def _place_of_tail(file: BinaryIO, lines: int) -> tuple[int, int]:
     """(where the last `lines` lines of a file begin, its end), of its last 64 MiB. A bar's carriage returns end lines,
     too."""
-    found, size, later = 0, None, b""
+    count, size, later = 0, None, b""
     for begin, block in blocks_from_end(file):
         size = begin + len(block) if size is None else size
         if not lines:
@@ -88,8 +88,8 @@ def _place_of_tail(file: BinaryIO, lines: int) -> tuple[int, int]:
             is_cut = end == len(block) and later == b"\n" and block.endswith(b"\r")  # of \r\n
             if begin + end == size or is_cut:
                 continue
-            found += 1
-            if found == lines:
+            count += 1
+            if count == lines:
                 return begin + end, size
         later = block[:1]
         if size - begin > MOST_BYTES:

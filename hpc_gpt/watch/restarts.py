@@ -47,25 +47,25 @@ class Restarts:
     def is_too_much(self) -> bool:
         return self.share > MOST_SHARE
 
-    def words(self, left: int | None = None) -> str:
+    def text(self, left: int | None = None) -> str:
         """The pace, the cost, what to do if it is too high, and how long `left` steps take so."""
-        said = f"{self.attempts} attempts trained {self.steps:,} steps in {show_duration(self.total_s)}"
+        text = f"{self.attempts} attempts trained {self.steps:,} steps in {show_duration(self.total_s)}"
         if self.step_s is not None:
             without = (self.total_s - self.lost_s) / self.steps
-            said += f", {show_duration(self.step_s)} a step, {show_duration(without)} without the restarts"
-        said += f"; restarts cost {self.share:.0%} of that time"
+            text += f", {show_duration(self.step_s)} a step, {show_duration(without)} without the restarts"
+        text += f"; restarts cost {self.share:.0%} of that time"
         if self.between_s >= 1:
-            said += f", and {show_duration(self.between_s)} passed between the attempts"
+            text += f", and {show_duration(self.between_s)} passed between the attempts"
         if left is not None and left > 0 and self.step_s is not None:
-            said += f"; the other {left:,} steps take {show_duration(left * self.step_s)} at this pace"
+            text += f"; the other {left:,} steps take {show_duration(left * self.step_s)} at this pace"
         if not self.is_too_much:
-            return said
-        way = (
+            return text
+        remedy = (
             "more job.time, or a smaller job.signal_lead_s, leaves them more"
             if self.by_limit
             else "hpc-gpt why says how they ended"
         )
-        return f"warning: {said}: {way}"
+        return f"warning: {text}: {remedy}"
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def read_restarts(attempts: Sequence[Attempt], live: bool, now: float | None = N
     if len(counted) < 2:
         return None
     moment = time.time() if now is None else now
-    found = [_read(each, moment if live and each == counted[-1] else None) for each in counted]
-    stretches = [each for each in found if each is not None]
+    spans = [_read(each, moment if live and each == counted[-1] else None) for each in counted]
+    stretches = [span for span in spans if span is not None]
     if len(stretches) < 2:
         return None
     kept_s, steps = 0.0, 0

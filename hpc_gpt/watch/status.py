@@ -3,10 +3,10 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import LIVE
@@ -38,28 +38,16 @@ from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.sized import shown_layout
-from hpc_gpt.slurm.clients import (
-    TIMEOUT_S,
-    Answer,
-    Client,
-    accounted_states,
-    patience_s,
-    queued_jobs,
-    sacct,
-    squeue,
-)
+from hpc_gpt.slurm.clients import TIMEOUT_S, Answer, Client, accounted_states, patience_s, queued_jobs, sacct, squeue
 from hpc_gpt.slurm.environment import PATIENCE
 from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost
 from hpc_gpt.slurm.start_check import reason_text
 from hpc_gpt.watch.restarts import read_restarts
-from hpc_gpt.words import counted
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
-Words = Mapping[str, tuple[str, str]]
-ClusterWords = Mapping[str | None, Words | None]
-# The first states in `count_states`; others follow by name.
-_ORDER = ("done", "running", "pending")
+JobStates = Mapping[str, tuple[str, str]]
+ClusterStates = Mapping[str | None, JobStates | None]
 # A job that was sent to a controller that stood still is queued so soon after that answers again.
 _ARRIVES_S = 10.0
 # Slurm's answer within this time is waited for before anything is shown.
@@ -70,7 +58,7 @@ _OUTPUT_BYTES = 65536
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as `status` shows it. `state` is a class of state.ENDED.
+    """One run as `status` shows it. `state` is a class of `ends.failures`.
 
     Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
@@ -152,22 +140,22 @@ def ask_status(
     # What a folder says is read now, and kept.
     answers = within_time(_read_ahead, seen)
     if None in answers:
-        rest = [run for run, said in zip(runs, answers, strict=True) if said]
+        rest = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
         rows, silence = ask_status(rest, early, limit_s)
         left = iter(rows)
-        return [next(left) if said else _silent(run) for run, said in zip(runs, answers, strict=True)], silence
+        return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
     of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
     if not of_slurm:
         return _rows(seen, {None: {}}), ""
     began, patient_s = time.monotonic(), patience_s()
-    known: list[RunStatus] = []
+    by_folder: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
-        if answer is None and not known:
-            known.extend(_rows(seen, {}))
-            early(known)
-        over = all(row.is_known_over or row.scheduler != "slurm" for row in known)
+        if answer is None and not by_folder:
+            by_folder.extend(_rows(seen, {}))
+            early(by_folder)
+        over = all(row.is_known_over or row.scheduler != "slurm" for row in by_folder)
         longest_s = patient_s if over else max(limit_s, patient_s)
         answer = answer or client.answer(began + longest_s - time.monotonic())
         if answer is None:
@@ -176,19 +164,19 @@ def ask_status(
 
     seen = _with_found(seen, wait)
     opened = [open_jobs(run) for run in seen]
-    words: dict[str | None, Words | None] = {}
+    states: dict[str | None, JobStates | None] = {}
     silence = ""
     for cluster in {run.slurm_cluster(): None for run in of_slurm}:
         ids = [
             job_id for run, jobs in zip(seen, opened, strict=True) if run.slurm_cluster() == cluster for job_id in jobs
         ]
-        words[cluster], said = _slurm_states(ids, wait, cluster)
-        silence = silence or said
-    if known and all(each is None for each in words.values()):
-        return known, silence
+        states[cluster], unanswered = _slurm_states(ids, wait, cluster)
+        silence = silence or unanswered
+    if by_folder and all(of_cluster is None for of_cluster in states.values()):
+        return by_folder, silence
     # What a live run has written since Slurm was asked counts.
     seen = [CachedRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
-    return _rows(seen, words), silence
+    return _rows(seen, states), silence
 
 
 def _read_ahead(run: CachedRun) -> bool:
@@ -212,11 +200,11 @@ def _with_found(runs: list[CachedRun], wait: Callable[[Client], Answer]) -> list
     """The runs, read again if a job was found whose sbatch had got no answer."""
     after = []
     for run in runs:
-        line, found = newest_submission(run), ""
+        line, job_id = newest_submission(run), ""
         if line.get("lost"):
             with contextlib.suppress(SlurmUnreachable, RunFolderError), ask_for_lost(line) as client:
-                found = add_found(run, line, wait(client))
-        after.append(CachedRun(run.path) if found else run)
+                job_id = add_found(run, line, wait(client))
+        after.append(CachedRun(run.path) if job_id else run)
     return after
 
 
@@ -229,14 +217,14 @@ def await_lost(run: RunFolder) -> RunStatus | None:
             time.sleep(1.0)
         (status,), silence = ask_status([run])
         if silence and status.cause == NO_ANSWER:
-            words = f"run {run.run_id} may have a job, as sbatch got no answer: {silence}"
-            raise SlurmUnreachable(words, f"hpc-gpt status {run.run_id} finds the job once Slurm answers")
+            message = f"run {run.run_id} may have a job, as sbatch got no answer: {silence}"
+            raise SlurmUnreachable(message, f"hpc-gpt status {run.run_id} finds the job once Slurm answers")
     return status
 
 
 def _slurm_states(
     open_ids: list[str], wait: Callable[[Client], Answer], cluster: str | None
-) -> tuple[Words | None, str]:
+) -> tuple[JobStates | None, str]:
     """({job id: (state, reason)} of a cluster's jobs that squeue knows, and of open ones that only sacct knows, None if
     Slurm does not answer; what did not answer).
 
@@ -244,17 +232,17 @@ def _slurm_states(
     """
     try:
         with squeue(cluster) as client:
-            known = queued_jobs(wait(client))
+            states = queued_jobs(wait(client))
     except SlurmUnreachable as fault:
         return None, str(fault)
     try:
-        for books in sacct([job_id for job_id in open_ids if job_id not in known], cluster):
+        for books in sacct([job_id for job_id in open_ids if job_id not in states], cluster):
             with books:
                 for job_id, state in accounted_states(wait(books)).items():
-                    known.setdefault(job_id, (state, ""))
+                    states.setdefault(job_id, (state, ""))
     except SlurmUnreachable as fault:
-        return known, str(fault)
-    return known, ""
+        return states, str(fault)
+    return states, ""
 
 
 def silence_note(silence: str) -> str:
@@ -262,11 +250,11 @@ def silence_note(silence: str) -> str:
     return f"Slurm did not answer: {silence}; the run folders say this much ({PATIENCE} is how long to wait)"
 
 
-def _rows(runs: Sequence[RunFolder], words: ClusterWords) -> list[RunStatus]:
+def _rows(runs: Sequence[RunFolder], states: ClusterStates) -> list[RunStatus]:
     rows = []
     for run in runs:
         try:
-            rows.append(_status(run, words.get(run.slurm_cluster())))
+            rows.append(_status(run, states.get(run.slurm_cluster())))
         except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault)))
     return rows
@@ -287,32 +275,23 @@ def read_own_status(run: RunFolder) -> RunStatus:
 
 
 def _damaged(run: RunFolder, cause: str) -> RunStatus:
-    line = newest_submission(run)
-    return RunStatus(
-        run=run.run_id,
-        name=run.path.parent.name,
-        state="unknown",
-        cause=cause,
-        scheduler=line.get("scheduler"),
-        job_id=str(line["job_id"]) if line.get("job_id") else None,
-        attempts=len(run.attempts()),
-        folder=str(run.path),
-        sweep_id=run.sweep_id,
-    )
+    line, job_id = newest_submission(run), newest_submission(run).get("job_id")
+    row = replace(_silent(run), cause=cause, scheduler=line.get("scheduler"), job_id=str(job_id) if job_id else None)
+    return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
-def _status(run: RunFolder, words: Words | None) -> RunStatus:
+def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
-    metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
+    metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
     losses = [] if metrics else [loss for each in attempts if (loss := each.loss_without_step()) is not None]
-    slurm = None if words is None else {job_id: state for job_id, (state, _) in words.items()}
-    of_after = None if slurm is None else {job_id: job_state(word) for job_id, word in slurm.items()}
+    slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
+    of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
-    state, cause = run_state.state.ended, _cause(run, run_state, words)
+    state, cause = run_state.state.ended, _cause(run, run_state, jobs)
     if cause != NO_ANSWER and (moved := moved_note(run_state)):
         cause = f"{cause}; {moved}" if cause else moved
-    suspended = state == "running" and (words or {}).get(run_state.job_id or "", ("", ""))[0] in SLURM_SUSPENDS
+    suspended = state == "running" and (jobs or {}).get(run_state.job_id or "", ("", ""))[0] in SLURM_SUSPENDS
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
@@ -321,7 +300,7 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
         step, steps = measured(read_visits(run)), resolved.race
     left = steps - step if steps is not None and step is not None and state in LIVE else None
     if restarts is not None and (state in LIVE or restarts.is_too_much):
-        pace = restarts.words(left)
+        pace = restarts.text(left)
     step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
     parent = read_stored(run.path / RESUMED_FROM)
     now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
@@ -357,22 +336,22 @@ def _status(run: RunFolder, words: Words | None) -> RunStatus:
     )
 
 
-def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | None:
+def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str | None:
     """Why a run is in its state, from the fact that decided it."""
     state, end, job_id = run_state.state, run_state.end, run_state.job_id
-    slurm, reason = (words or {}).get(job_id or "", ("", ""))
+    slurm, reason = (jobs or {}).get(job_id or "", ("", ""))
     if cancelled := cancel_cause(run, run_state):
         return cancelled
     if run_state.facts.lost:
         lost = f"sbatch sent its job and got no answer ({run_state.line['lost']})"
-        return NO_ANSWER if words is None else f"{lost}; Slurm shows no job of it"
+        return NO_ANSWER if jobs is None else f"{lost}; Slurm shows no job of it"
     if state.by == "submission":
         return "; ".join(str(run_state.line["refused"]).splitlines())
     if state.by in ("next", "ended") and state.ended not in LIVE:
         return end.why if end else None
     # A mark alone does not say whether the scancel after it reached Slurm.
     doubt = state.by == "mark" and run_state.facts.began and not (end and end.is_over)
-    if words is None and is_of_slurm(run_state.line) and (doubt or state.ended in (*LIVE, "unknown")):
+    if jobs is None and is_of_slurm(run_state.line) and (doubt or state.ended in (*LIVE, "unknown")):
         return NO_ANSWER
     if host := other_host(run_state.line) if state.ended in (*LIVE, "unknown") else None:
         return f"runs on {host}, which is not visible from here"
@@ -381,8 +360,8 @@ def _cause(run: RunFolder, run_state: RunState, words: Words | None) -> str | No
             return "cancelled; its ranks may save before they leave"
         if slurm in SLURM_SUSPENDS:
             return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
-        before = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
-        return failure_note(before[-1]) if before else None
+        earlier = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
+        return failure_note(earlier[-1]) if earlier else None
     if run_state.facts.queued and state.by != "mark":
         return "waits for its turn" if state.ended == "pending" else "what ran the sweep ended before its turn"
     if state.ended == "pending":
@@ -430,54 +409,9 @@ def _why_it_waits(run_state: RunState, reason: str) -> str | None:
     attempt, end = run_state.attempt, run_state.end
     if attempt is None or end is None:
         return reason_text(reason) or None
-    words = retry_note(attempt, why=True)
-    if words is None:
+    note = retry_note(attempt, why=True)
+    if note is None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
-        words = f"{how}, as attempt {attempt.number + 1}"
+        note = f"{how}, as attempt {attempt.number + 1}"
     waits = "" if reason in ("BeginTime", "Dependency") else reason_text(reason)
-    return f"{words}; {waits}" if waits else words
-
-
-# --- sweeps
-
-
-T = TypeVar("T", RunFolder, RunStatus)
-
-
-def count_states(runs: Iterable[RunStatus]) -> str:
-    """How many runs are in each state, good states first: `3 done, 2 running, 1 nan`."""
-    states = [run.state for run in runs]
-    known = [*_ORDER, *sorted(set(states) - set(_ORDER))]
-    return ", ".join(f"{states.count(state)} {state}" for state in known if state in states)
-
-
-def by_sweep(runs: Sequence[T]) -> list[list[T]]:
-    """The runs in groups: those of a sweep, at the place of the first one; any other run alone."""
-    groups: dict[str, list[T]] = {}
-    for number, run in enumerate(runs):
-        groups.setdefault(run.sweep_id or f"run {number}", []).append(run)
-    return list(groups.values())
-
-
-def fold(rows: Sequence[RunStatus]) -> list[RunStatus]:
-    """The lines of `status`: a run, or all runs of a sweep, whose figures are the sums of theirs."""
-    return [_of_sweep(group) if group[0].sweep_id is not None else group[0] for group in by_sweep(rows)]
-
-
-def _of_sweep(runs: Sequence[RunStatus]) -> RunStatus:
-    jobs = dict.fromkeys(run.job_id.partition("_")[0] for run in runs if run.job_id)  # an array counts once
-    return RunStatus(
-        run=str(runs[0].sweep_id),
-        name=next((run.sweep for run in runs if run.sweep), "-"),
-        layout=counted(len(runs), "run"),
-        state=count_states(runs),
-        cause=None,
-        scheduler=runs[0].scheduler,
-        job_id=" ".join(jobs) or None,
-        attempts=sum(run.attempts for run in runs),
-        step=sum(run.step or 0 for run in runs),
-        steps=sum(run.steps or 0 for run in runs),
-        age_s=max((run.age_s for run in runs if run.age_s is not None), default=None),
-        gpu_hours=sum(run.gpu_hours or 0.0 for run in runs) or None,
-        sweep_id=runs[0].sweep_id,
-    )
+    return f"{note}; {waits}" if waits else note

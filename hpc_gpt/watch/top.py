@@ -49,14 +49,14 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
     lines = [f"{run.run_id} of {status.name}, {status.layout}{job}, attempt {len(attempts)}", describe(status)]
     if status.left_s is not None:
         lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
-    lines += [words for words in (status.cause, status.pace) if words and words not in lines[1]]
+    lines += [text for text in (status.cause, status.pace) if text and text not in lines[1]]
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
     if (free := free_gib(run.path)) is not None:
         one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0
         needs = f", the next checkpoint takes {show_bytes(one * GIB)}" if one else ""
         lines.append(f"space: {show_bytes(free * GIB)} free{needs}")
     if attempts and status.state == "running" and (coming := what_comes(run, resolved, status.step or 0, now)):
-        lines.append("next: " + "; ".join(f"{words}, in {show_duration(in_s)}" for in_s, words in coming))
+        lines.append("next: " + "; ".join(f"{text}, in {show_duration(in_s)}" for in_s, text in coming))
     if attempts:
         lines += _of_ranks(attempts[-1], resolved, now if status.state in LIVE else None)
     return [plain(line) for line in lines]
@@ -73,15 +73,15 @@ def read_curve(attempts: Sequence[Attempt]) -> dict[int, float]:
 
 
 def _sampled(attempt: Attempt) -> Iterator[tuple[int, float]]:
-    lines: list[bytes] = []
+    samples: list[bytes] = []
     with contextlib.suppress(OSError), open_regular(attempt.metrics) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= _SAMPLES * _SAMPLE_BYTES:
-            lines = file.read().split(b"\n")
-        for at in range(_SAMPLES) if not lines else ():
+            samples = file.read().split(b"\n")
+        for at in range(_SAMPLES) if not samples else ():
             file.seek(at * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
-            lines += file.read(_SAMPLE_BYTES).split(b"\n")[1 if at else 0 : 2]
-    for line in lines:
+            samples += file.read(_SAMPLE_BYTES).split(b"\n")[1 if at else 0 : 2]
+    for line in samples:
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             step, loss = map(json.loads(line).__getitem__, ("step", "loss"))
             if isinstance(step, int) and math.isfinite(loss):
@@ -116,24 +116,24 @@ def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) ->
 
 def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> list[tuple[float, str]]:
     """(in how many seconds, what) a running run does next, soonest first: evaluations, saves, its end, its limit."""
-    attempt, train, found = run.attempts()[-1], resolved.train, list[tuple[float, str]]()
+    attempt, train, coming = run.attempts()[-1], resolved.train, list[tuple[float, str]]()
     began, step_s = float(attempt.started().get("started") or now), attempt.last_metrics().get("step_s")
     if step_s and not runs_program(resolved):
         every = (("evaluates", train.eval_every), ("saves", train.save_every))
         at = [(steps * (step // steps + 1), does) for does, steps in every if steps]
         at += [(due, "saves") for due in sorted(each for each in train.save_at if each > step)[:1]]
         at = [*(each for each in at if each[0] < train.steps), (train.steps, "ends")]
-        found += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
+        coming += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
     if train.save_minutes and not runs_program(resolved):
         saved = began
         with contextlib.suppress(OSError):  # it may just be removed
             saved = max((path.stat().st_mtime for path in list_complete(run.checkpoints)), default=began)
-        found.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
+        coming.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
     if (limit := limit_s(resolved.job.time)) is not None:
         then = "is requeued" if resolved.cluster.chain != "none" else "ends"
         due_s = began + limit - (resolved.job.signal_lead_s or 0) - now
-        found.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))
-    return sorted(found)
+        coming.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))
+    return sorted(coming)
 
 
 def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[str]:

@@ -87,18 +87,18 @@ def test_a_local_run_has_no_queue_to_go_back_to(running):
 def test_megatron_lm_saves_in_its_own_time_nvme_offload_never(own_folders):
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine__name="megatron-lm"))], "save")
     assert asked.refused
-    assert "train.save_every" in asked.words
+    assert "train.save_every" in asked.message
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", **NVME))], "requeue")
     assert asked.refused
-    assert "NVMe" in asked.words
+    assert "NVMe" in asked.message
 
 
 @pytest.mark.parametrize("verb", ["stop", "requeue"])
 def test_a_run_without_its_last_save_ends_unsaved_in_words_too(own_folders, verb):
     (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", train__save_last=False))], verb)
     assert not asked.refused
-    assert "unsaved: train.save_last is false" in asked.words
-    assert "asked to save" not in asked.words
+    assert "unsaved: train.save_last is false" in asked.message
+    assert "asked to save" not in asked.message
 
 
 def _open(run: RunFolder) -> RunFolder:

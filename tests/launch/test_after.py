@@ -220,10 +220,10 @@ def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: st
     attempt = add_attempt(run, [], ended="done")
     verdict = json.dumps({"ended": "done", "go_on": False})
     (attempt.folder / ("next.json" if not judging else "verdict")).write_text(verdict)
-    wanted = r"^(?:start_follower|tell_beside|end_beside|within)\(\) \{.*?^\}$"
+    wanted = r"^(?:start_follower|say_ranks_ended|end_beside|within)\(\) \{.*?^\}$"
     functions = re.findall(wanted, run.job_script.read_text(), re.MULTILINE | re.DOTALL)
     assert len(functions) == 4
-    lines = [*functions, f"python=({sys.executable})", "start_follower", "tell_beside", judging, "end_beside 60"]
+    lines = [*functions, f"python=({sys.executable})", "start_follower", "say_ranks_ended", judging, "end_beside 60"]
     own = {"HPC_GPT_RUN": str(run.path), "n": str(attempt.number), "attempt": str(attempt.folder), "answer": "stop"}
     own |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
     own |= {"SLURM_JOB_ID": "77", "SBATCH_EXPORT": "NONE", "SLURM_CONF": "/its", "ALLOW": str(tmp_path / "allow")}

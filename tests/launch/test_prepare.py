@@ -137,7 +137,7 @@ def test_a_length_by_until_is_as_one_in_the_file(steps, engine):
     resolved = resolve(experiment, profile)
     stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
     assert resolved == resolve(stated, profile)
-    assert notes == (f"until: {Until(steps=steps).words(resolved.batch, resolved.model.seq)}", *cut)
+    assert notes == (*Until(steps=steps).notes(resolved.batch, resolved.model.seq), *cut)
 
 
 def test_what_resolve_refuses_of_a_length_is_refused_of_until():

@@ -1,29 +1,29 @@
-"""A way to get another job is a module of slurm/requeue with the macros of its name in templates/slurm/requeue."""
+"""A kind of requeue is a module of slurm/requeue with the macros of its name in templates/slurm/requeue."""
 
 import re
 
 import pytest
 
 from hpc_gpt.settings.cluster import CHAINS
-from hpc_gpt.slurm.requeue import ways
+from hpc_gpt.slurm.requeue import requeues
 from tests.conftest import REPOSITORY
 
 TEMPLATES = REPOSITORY / "templates" / "slurm" / "requeue"
 DEFINED = re.compile(r"\{% (?:macro|set) (\w+)")
 
 
-def test_a_profile_may_name_each_way_that_is_there():
-    assert tuple(sorted(ways())) == CHAINS
+def test_a_profile_may_name_each_requeue_that_is_there():
+    assert tuple(sorted(requeues())) == CHAINS
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_each_way_defines_what_the_scripts_take(name):
+def test_each_requeue_defines_what_the_scripts_take(name):
     texts = [file.read_text() for file in TEMPLATES.parents[1].rglob("*.j2")]
-    taken = {each for text in texts for each in re.findall(r"\bway\.(\w+)", text)}
+    taken = {each for text in texts for each in re.findall(r"\brequeue\.(\w+)", text)}
     assert set(DEFINED.findall((TEMPLATES / f"{name}.sh.j2").read_text())) == taken
 
 
 def test_a_run_can_continue_if_and_only_if_its_script_can():
-    for name, way in ways().items():
+    for name, requeue in requeues().items():
         continues = "{% set continues = true %}" in (TEMPLATES / f"{name}.sh.j2").read_text()
-        assert continues == (way.flag == "--requeue")
+        assert continues == (requeue.flag == "--requeue")

@@ -84,7 +84,9 @@ SAYS = "track: its process "
 )
 def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, said):
     script = render_script(resolve(load_experiment("demo", {"track.tensorboard": True}), load_profile("generic-slurm")))
-    functions = re.findall(r"^(?:start_tracker|tell_beside|end_beside)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
+    functions = re.findall(
+        r"^(?:start_tracker|say_ranks_ended|end_beside)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL
+    )
     assert len(functions) == 3
     # The script's sleeps are a second of its clock each, and hear the TERM that a requeue sends.
     sleep = 'sleep() { SECONDS=$((SECONDS + 1)); command sleep 0.01 & kill "$!"; }' if "600" in what else ""
@@ -92,7 +94,7 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     python.chmod(0o755)
     steps = [
         "start_tracker",
-        "tell_beside",
+        "say_ranks_ended",
         "end_beside 30",
         "for try in {1..1000}; do kill -0 ${beside[0]#* } 2>/dev/null || exit 0; command sleep 0.01; done",
         "echo alive",

@@ -56,12 +56,12 @@ def test_the_steps_train_the_tokens_and_not_a_whole_step_more(tokens, global_bat
     steps = until.settings(batch, seq)["steps"]
     assert (steps - 1) * global_batch * seq < tokens <= steps * global_batch * seq
     assert steps == math.ceil(tokens / (global_batch * seq)) or tokens > 2**53
-    assert f"{steps:,} steps" in until.words(batch, seq)
+    assert f"{steps:,} steps" in until.notes(batch, seq)[0]
 
 
 def test_settings_and_words():
     assert Until(steps=7, loss=2.5).settings(BATCH, 32) == {"steps": 7, "until_loss": 2.5}
-    assert Until(steps=7, loss=2.5).words(BATCH, 32) == "7 steps, 3,584 tokens, until the loss is 2.5 or less"
+    assert Until(steps=7, loss=2.5).notes(BATCH, 32) == ["until: 7 steps, 3,584 tokens, until the loss is 2.5 or less"]
     assert Until().settings(BATCH, 32) == {}
 
 

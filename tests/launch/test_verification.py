@@ -30,9 +30,8 @@ def run(tmp_path: Path) -> RunFolder:
     resolved = resolve(load_experiment("demo", {"data.source": "random"}), load_profile("local"))
     provenance = {**collect(), CODE_KEY: take_snapshot().sha256}
     text = (experiments_dir() / "demo.toml").read_text()
-    found = create_run(
-        tmp_path / "logs", resolved, render_script(resolved), text, {}, provenance, archives=[take_snapshot()]
-    )
+    tables = {"provenance.json": provenance}
+    found = create_run(tmp_path / "logs", resolved, render_script(resolved), text, tables, [take_snapshot()])
     found.add_submission({"scheduler": "local", "job_id": None})
     unpack_code(found.path)
     (checkpoint := found.checkpoints / "step-00000010").mkdir(parents=True)
@@ -55,7 +54,8 @@ def edit(path: Path, old: str, new: str) -> None:
 def test_the_environments_archive_is_another(tmp_path: Path) -> None:
     (archive := tmp_path / "environment.tar").write_bytes(b"1")
     resolved = resolve(load_experiment("demo"), dataclasses.replace(load_profile("local"), stage=str(archive)))
-    run = create_run(tmp_path / "logs", resolved, "", "", {}, {STAGE_KEY: hashlib.sha256(b"0").hexdigest()})
+    tables = {"provenance.json": {STAGE_KEY: hashlib.sha256(b"0").hexdigest()}}
+    run = create_run(tmp_path / "logs", resolved, "", "", tables)
     (found,) = [each for each in verify_run(run).differences if each.check == "stage"]
     assert (found.name, found.words) == (str(archive), "SHA-256 6b86b273ff34…, but 5feceb66ffc8… was submitted")
     archive.unlink()

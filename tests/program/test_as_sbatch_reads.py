@@ -100,7 +100,7 @@ def test_what_keeps_the_jobs_number_from_the_run_is_left_out(tmp_path: Path, wor
     prepared = prepared_of(path, *(() if by_script else ("-t", "7", word)))
     assert prepared.job_script is not None
     directives = [line for line in prepared.script.splitlines() if line.startswith("#SBATCH ")]
-    assert word not in " ".join((*directives[:3], *prepared.job_script.words)).split()
+    assert word not in " ".join((*directives[:3], *prepared.job_script.options)).split()
     assert any(f"{word} is left out" in note for note in prepared.notes)
 
 
@@ -113,7 +113,7 @@ def test_sbatchs_variables_are_options_of_every_chained_job(tmp_path: Path, monk
     prepared = prepared_of(script(tmp_path, "#!/bin/bash\n#SBATCH -t 7\n" + BODY))
     assert "#SBATCH --mem=9G\n" in prepared.script  # a later job of the chain has only these
     assert prepared.job_script is not None
-    assert not {"--wait", "-W"} & set(prepared.job_script.words)
+    assert not {"--wait", "-W"} & set(prepared.job_script.options)
 
 
 @pytest.mark.parametrize(

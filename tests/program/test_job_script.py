@@ -97,7 +97,7 @@ def test_options_mean_what_they_mean_to_sbatch(tmp_path: Path, monkeypatch: pyte
     assert (job.partition, job.qos, job.time) == ("shell", "line", "1:00:00")
     assert (profile.chain, profile.retry_pause_s, profile.modules) == ("none", 7, ())
     assert prepared.job_script is not None
-    assert "--new-option=x" in prepared.job_script.words
+    assert "--new-option=x" in prepared.job_script.options
     directives = [line[8:] for line in prepared.script.splitlines() if line.startswith("#SBATCH ")]
     own = load_profile("jean-zay-v100-32g")
     assert f"--constraint={own.constraint}" in directives  # the script has none

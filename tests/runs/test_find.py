@@ -20,7 +20,8 @@ from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.watch.control import cancel_run, wait_for_all
-from hpc_gpt.watch.status import count_states, fold, read_status
+from hpc_gpt.watch.status import read_status
+from hpc_gpt.watch.sweep_rows import count_states, fold
 from tests.made_runs import unsubmitted_run, with_job
 
 

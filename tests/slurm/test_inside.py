@@ -67,13 +67,7 @@ def inside_of_two_nodes(teller: Teller) -> Inside:
         job.wait("a silent rank", lambda: " silent" in launcher.run("top", job.run.run_id)[0] or job.restarts)
         top_after = launcher.run("top", job.run.run_id)[0]
         first_after = shell(launcher, job, "--", "bash", "-c", SHOW)[0] if not job.restarts else ""
-        line = [*PYTHON, "shell", job.run.run_id, "--rank", "1", "--", "true"]
-        dead = subprocess.Popen(
-            line, env=launcher.environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        note = dead.stderr.readline()
-        dead.kill()
-        dead.communicate()
+        note = shell(launcher, job, "--rank", "1", "--", "true", code=4)[1]
         teller.cluster.run("scancel", job.id, check=True)
         job.wait("its end", lambda: job.slurm_state not in ("RUNNING", "COMPLETING"))
     return Inside(job, nodes, shown, refused, top, str(typed), first_after, note, top_after)
@@ -112,7 +106,8 @@ def test_top_shows_both_nodes_and_which_of_them_falls_silent(told: Teller) -> No
     assert re.search(rf"^1 +{found.nodes[1]} .* ago +silent", found.top_after, re.M), found.top_after
     assert re.search(rf"^{found.nodes[1]} +1 +1$", found.top_after, re.M), found.top_after
     assert found.first_after.startswith(f"{found.nodes[0]} rank 0 pid ")
-    assert re.match(rf"rank 1 on {found.nodes[1]} has written no heartbeat for [\d.]+ s: it may be dead", found.note)
+    silent = rf"rank 1 on {found.nodes[1]} has written no heartbeat for [\d.]+ s: it may be dead"
+    assert re.match(rf"Error: {silent}, and no step starts on its node: \w.+\n\nhint: hpc-gpt logs ", found.note)
 
 
 @story

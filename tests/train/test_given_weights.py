@@ -36,7 +36,7 @@ def begun_from(folder: Path, tokens: Path, steps: int = 2) -> Resolved:
 
 
 def run_of(logs: Path, resolved: Resolved) -> RunFolder:
-    return create_run(logs, resolved, "#!/bin/sh\n", "", {}, {"versions": {}, **weights_of(resolved)})
+    return create_run(logs, resolved, "#!/bin/sh\n", "", {"provenance.json": {"versions": {}, **weights_of(resolved)}})
 
 
 def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path: Path) -> None:

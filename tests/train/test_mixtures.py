@@ -102,7 +102,7 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
     shutil.rmtree(copy / "checkpoints" / f"step-{STEPS:08d}")
     parent = asdict(Parent(unbroken.run_id, str(copy), HALF))
     resolved = mixing(folder, {"tp": 1, "pp": 1, "dp": 1})
-    run = create_run(tmp_path, resolved, "#!/bin/sh\n", "", {}, resumed_from=parent)
+    run = create_run(tmp_path, resolved, "#!/bin/sh\n", "", {"resumed_from.json": parent})
     launch = train(run, 1)
     assert launch.ended == ("done", STEPS, False), launch.log
     for own, one in zip(lines(run), lines(unbroken)[HALF:], strict=True):

@@ -423,9 +423,9 @@ def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
 
 def test_a_pace_has_no_steps_to_come_past_those_asked_for():
     row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
-    assert "the other 6 steps take 3 s" in row.words(6)
-    assert "the other" not in row.words(0)
-    assert "the other" not in row.words(-94)
+    assert "the other 6 steps take 3 s" in row.text(6)
+    assert "the other" not in row.text(0)
+    assert "the other" not in row.text(-94)
 
 
 def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
@@ -630,7 +630,7 @@ def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     (row,) = read_status([run])
     assert (row.state, row.cause, row.is_over) == ("unknown", NO_ANSWER, False)
     (asked,) = ask_runs([run], "stop")
-    assert (asked.refused, asked.words) == (True, f"its job is not known yet: {NO_ANSWER}")
+    assert (asked.refused, asked.message) == (True, f"its job is not known yet: {NO_ANSWER}")
     slurm_says({})
     (row,) = read_status([run])
     cause = "sbatch sent its job and got no answer (Socket timed out on send/recv operation); Slurm shows no job of it"

@@ -3,10 +3,10 @@
 import os
 
 from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.slurm.requeue import Way
+from hpc_gpt.slurm.requeue import Requeue
 
 
-class NoRequeue(Way):
+class NoRequeue(Requeue):
     flag = "--no-requeue"
 
     def why_not(self, profile: ClusterProfile) -> str:
@@ -15,4 +15,4 @@ class NoRequeue(Way):
         return f'chain = "none" in profile {profile.name}'
 
 
-WAY = NoRequeue()
+REQUEUE = NoRequeue()

@@ -1,10 +1,10 @@
 """Slurm puts the job back into its queue, by scontrol requeue."""
 
-from hpc_gpt.slurm.requeue import Way
+from hpc_gpt.slurm.requeue import Requeue
 
 
-class Requeue(Way):
-    words = " by requeue"
+class SlurmRequeue(Requeue):
+    follows = " by requeue"
 
 
-WAY = Requeue()
+REQUEUE = SlurmRequeue()

@@ -2,12 +2,12 @@
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.settings.resolved import Resolved, folder_name
-from hpc_gpt.slurm.requeue import Way
+from hpc_gpt.slurm.requeue import Requeue
 
 
-class Singleton(Way):
+class Singleton(Requeue):
     at_once = True
-    words = " by singleton jobs"
+    follows = " by singleton jobs"
     shown = "--job-name=…-RUN --dependency=singleton "
 
     def check(self, resolved: Resolved) -> None:
@@ -27,4 +27,4 @@ class Singleton(Way):
         ]
 
 
-WAY = Singleton()
+REQUEUE = Singleton()

@@ -30,7 +30,7 @@ main() {
   start_follower     # [after]: hpc_gpt.launch.after, beside the script
   start_tracker      # [track]: hpc_gpt.report.track, beside the script
   run_script         # the script, in its folder
-  tell_beside
+  say_ranks_ended
   continue_or_end    # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
   send_event after
   end_beside 30
@@ -308,7 +308,7 @@ send_event() { # send_event after|refused: the attempt is judged, and a job that
   fi
 }
 # --- processes beside the ranks ------------------------------------------------------------------------------------
-tell_beside() { # the ranks have ended
+say_ranks_ended() { # which the processes beside them look for
   ranks_ended=$SECONDS
   : >"$attempt/.ranks-ended"
 }

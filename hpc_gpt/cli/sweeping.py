@@ -1,0 +1,194 @@
+"""What `hpc-gpt submit` does with --sweep and --grid, and with a job script of an array: submits many runs."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from shlex import quote
+
+import click
+
+from hpc_gpt.cli.submit_answer import (
+    NOTHING_DONE,
+    SubmitAnswer,
+    on_cluster,
+    print_lines,
+    print_start,
+    print_waits,
+    with_interrupts,
+)
+from hpc_gpt.ends.run_state import newest_submission
+from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
+from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.prepared import PreparedRun
+from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.submission import check_submission, data_lines, dry_run
+from hpc_gpt.launch.sweep import (
+    PreparedSweep,
+    SubmittedSweep,
+    plan_jobs,
+    prepare_sweep,
+    queue_locally,
+    queue_sweep,
+    start_queued,
+    submit_script_array,
+    write_script_array,
+    write_sweep,
+)
+from hpc_gpt.settings.experiment_file import gives_way
+from hpc_gpt.settings.grid import parse_grid
+from hpc_gpt.settings.sweep_rows import RowFaults
+from hpc_gpt.watch.control import wait_for, wait_for_all
+from hpc_gpt.words import counted
+
+
+def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
+    """The request with a grid. ConfigError for a fault of it, and for a key that another option gives, too."""
+    axes = parse_grid(texts, most)
+    if request.sweep or request.script is not None:
+        other = "--sweep" if request.sweep else f"{request.script.path}, a job script," if request.script else ""
+        raise ConfigError(f"{other} has rows of its own or none, and --grid makes some", "give one of the two")
+    if twice := [axis.key for axis in axes if axis.key in request.given]:
+        raise ConfigError(f"{', '.join(twice)} is given by --grid and by another option", "give one of the two")
+    keys = {axis.key for axis in axes}
+    given_way = gives_way(keys)
+    overrides = {key: value for key, value in request.overrides.items() if key not in keys and key not in given_way}
+    return replace(request, overrides=overrides, grid=axes)
+
+
+def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, answer: SubmitAnswer) -> None:
+    """Queues every row that can run and prints what became of each; on this machine runs them all."""
+    if request.here:
+        option = "--grid" if request.grid else "--sweep"
+        raise ConfigError(f"--here runs one run, and {option} is many", "--row NAME names one of them")
+    if not (request.sweep or request.grid):
+        option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
+        raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
+    prepared, logs = prepare_sweep(request, queueing=not answer.dry, skip_unfit=skip_unfit), logs_folder()
+    try:
+        provenance = check_submission(prepared.rows, logs, answer.dry)
+    except RowFaults as refusal:
+        prepared = prepared.without(refusal, skip_unfit)
+        provenance = check_submission(prepared.rows, logs, answer.dry)
+    rows = prepared.rows
+    answer.left_out = {row.name: str(row.impossible) for row in prepared.impossible}
+    answer.left_out |= {name: str(fault) for name, fault in prepared.unfit.items()}
+    here = rows[0].resolved.cluster.scheduler == "local"
+    if answer.dry:
+        for row in rows:
+            answer.would(row.resolved, row.prediction)
+        _print_rows(prepared)
+        _show_sweep(rows, here)
+        return
+    sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
+    _print_rows(prepared)
+    click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
+    if here:
+        _run_here(sweep, rows, answer)
+        return
+    try:
+        queue_sweep(sweep, rows, max_parallel)
+    except UserError:
+        _print_sweep(sweep, answer)
+        raise
+    _follow_sweep(sweep, answer)
+    if sweep.refusals:
+        queued = sum(len(job.runs) for job in sweep.jobs)
+        raise JobRefused(
+            f"{len(rows) - queued} of {len(rows)} runs were refused",
+            f"hpc-gpt status {sweep.id} says why; change the request and submit those rows",
+        )
+
+
+def submit_elements(prepared: PreparedRun, answer: SubmitAnswer) -> None:
+    """Submits an array of a job script as one array; on this machine runs its elements one after the other."""
+    here, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
+    if here:
+        sweep, rows = write_script_array(prepared, logs_folder())
+    else:
+        sweep = submit_script_array(prepared, logs_folder())
+    click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
+    if here:
+        _run_here(sweep, rows, answer, [str(row.resolved.row) for row in rows])
+    else:
+        _follow_sweep(sweep, answer)
+
+
+def _follow_sweep(sweep: SubmittedSweep, answer: SubmitAnswer) -> None:
+    """Prints the jobs of a sweep, and with --wait follows its runs to their ends."""
+    interrupts = with_interrupts(lambda: _print_sweep(sweep, answer), answer.wait)
+    if answer.wait:
+        wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
+        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
+
+
+def _print_rows(prepared: PreparedSweep) -> None:
+    """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
+    print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
+    print_lines(prepared.messages)
+    print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
+    print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
+
+
+def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
+    """Prints a line for each job it would make, with its rows, and what sbatch says of it. Raises JobRefused."""
+    jobs = [[row] for row in rows] if here else plan_jobs(rows)
+    refused: list[JobRefused] = []
+    for job in jobs:
+        first = job[0].resolved
+        kind = f"array of {len(job)}" if len(job) > 1 else "job"
+        size = counted(first.gpus, "GPU") + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
+        click.echo(f"{kind}, {size}: {' '.join(str(row.resolved.row) for row in job)}")
+        try:
+            print_start(dry_run(first, job[0].script))
+        except JobRefused as fault:
+            refused.append(fault)
+            click.echo(f"refused: {fault}", err=True)
+    click.echo(NOTHING_DONE, err=True)
+    if refused:
+        raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
+
+
+def _print_sweep(sweep: SubmittedSweep, answer: SubmitAnswer) -> None:
+    answer.sweep = sweep.id
+    for job in sweep.jobs:
+        for run in job.runs:
+            answer.add(run, run.resolved(), newest_submission(run).get("job_id"), waits=job.waits)
+        what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
+        click.echo(f"submitted {what} {job.id}{on_cluster(job.runs[0])}")
+        print_waits(job.waits)
+    queued = {run.path for run in answer.folders}
+    for run in sweep.runs:
+        if run.path not in queued and (why := newest_submission(run).get("refused")):
+            answer.left_out[str(run.resolved().row)] = why
+    for refusal in sweep.refusals:
+        click.echo(f"not queued: {refusal}", err=True)
+    if not answer.wait and sweep.jobs:
+        click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
+
+
+def _run_here(
+    sweep: SubmittedSweep, rows: Sequence[PreparedRun], answer: SubmitAnswer, names: Sequence[str] | None = None
+) -> None:
+    """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names`: of
+    the links to the runs, their numbers unless given."""
+    queue_locally(sweep, names)
+    answer.sweep, answer.wait = sweep.id, True
+    failures = []
+    for run, row in zip(sweep.runs, rows, strict=True):
+        submitted = start_queued(run, row)
+        if submitted is None:
+            click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
+            answer.left_out[str(row.resolved.row)] = "cancelled while it waited"
+            continue
+        answer.add(run, row.resolved, submitted.job_id)
+        started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
+        interrupts = with_interrupts(functools.partial(click.echo, started), wait=True)
+        try:
+            wait_for(run, interrupts)
+        except JobFailed as fault:
+            click.echo(f"{row.resolved.row} failed: {fault}", err=True)
+            failures.append(str(row.resolved.row))
+    if failures:
+        message = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
+        raise JobFailed(message, f"hpc-gpt status {sweep.id}")
+    click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
