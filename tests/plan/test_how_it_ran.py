@@ -70,6 +70,19 @@ def test_fewer_bits_are_faster_on_units_that_have_them() -> None:
     assert kept[0] > kept[1] > kept[2] > kept[0] / 2
 
 
+@pytest.mark.parametrize(("engine", "held"), [("megatron-lm", 2 * (1 / 2 + 1 / 16)), ("fsdp", 0)])
+def test_weights_in_four_bits_are_held_beside_those_in_sixteen(engine: str, held: float) -> None:
+    """Megatron-Bridge's bf16_with_nvfp4_mixed keeps its parameters in bf16 (fp8_param_gather = False), and Transformer
+    Engine two copies of a layer's, by rows and by columns, a scale of a byte for each 16 values."""
+    shape = replace(LLAMA, hidden=8192, heads=64, ffn=28672, layers=8)
+    pipeline = {"pp": 2} if engine == "megatron-lm" else {"dp": 4, "zero_stage": 3}
+    plain = Training(shape, tp=2, micro_batches=8, flash=True, engine=engine, **pipeline)
+    bf16, nvfp4 = (predict_memory(replace(plain, matmul=way)).stages[0] for way in ("none", "nvfp4"))
+    layers = layers_of_stages(plain)[0]
+    copies = layers * held * shape.layer_weights / plain.tp / 2**30
+    assert nvfp4.parameters - bf16.parameters == pytest.approx(copies)
+
+
 # A trait: (its value, what else the training is, memory over that without it, time over that without it); 1: no change.
 MEMORY_LESS, SAME, MORE = (0.0, 0.999), (1.0, 1.0), (1.001, 3.0)
 TRAITS = {
