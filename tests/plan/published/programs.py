@@ -91,6 +91,7 @@ class MegatronFsdp(OthersFsdp):
 
     is_unfused = False
     splits_by_dtensor = False
+    scales_first = ring_of_operators = False
 
 
 class Megatron(Program):
