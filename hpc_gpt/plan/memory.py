@@ -27,7 +27,6 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import layer_params, outer_params, stage_layers, vocab_rows
 
-
 # Bytes of an operand of a layer's product, by format. A block of 32 or of 16 values has a scale of one byte.
 OPERAND_BYTES = {"none": 2.0, "fp8-tensor": 1.0, "fp8-row": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
 
