@@ -269,8 +269,8 @@ class _Stages(Sequence[StageMemory]):
         self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
         # The mask of a micro-batch's documents, one for all layers of a stage, as long as its activations.
         self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
-        # Weights by rows and by columns, beside those in 16 bits, while 8-bit formats replace these: Megatron-Bridge's
-        # bf16_with_nvfp4_mixed has fp8_param_gather = False. Under FSDP they come and go with the gathered layer.
+        # Weights by rows and by columns, beside those in 16 bits, which 8-bit formats replace (Megatron-Bridge's
+        # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
         self._narrow = 2 * OPERAND_BYTES[training.matmul] * shape.layer_weights / tp if both else 0.0
         self._context = context_gib(training, machine)
@@ -316,8 +316,7 @@ class _Stages(Sequence[StageMemory]):
         weights, optimizer = states.parameters * params + layers * self._narrow, states.optimizer * params
         in_passes = weights + optimizer + gradients + activations + buffers + kept_logits
         comes_and_goes = work + work_logits - kept_logits
-        in_step = weights + optimizer + states.step_gradients * params
-        in_step += step_work + kept_logits + self._lasting_bucket
+        in_step = weights + optimizer + states.step_gradients * params + step_work + kept_logits + self._lasting_bucket
         # Gradients that the step does not free.
         left = (max(states.gradients, states.step_gradients) - states.renewed) * params
         in_evaluation = work_evaluated = logits_evaluated = 0.0
@@ -325,8 +324,8 @@ class _Stages(Sequence[StageMemory]):
             work_evaluated = self._layer_evaluated
             if last and self._loss_evaluated + self._logits_evaluated > work_evaluated:
                 work_evaluated, logits_evaluated = self._loss_evaluated, self._logits_evaluated
-            in_evaluation = weights + optimizer + left + self._lasting_bucket
-            in_evaluation += work_evaluated + logits_evaluated + self._mask
+            in_evaluation = weights + optimizer + left + self._lasting_bucket + self._mask
+            in_evaluation += work_evaluated + logits_evaluated
         allocated = max(in_passes + comes_and_goes, in_step, in_evaluation)
         # The temporaries of a layer fit into the holes; activations in flight do not.
         reserved = max(in_passes + max(comes_and_goes, holes), in_step + holes, in_evaluation + holes)
