@@ -20,6 +20,7 @@ class Ddp(EngineFacts):
         "fused_bias_gradients": (1.013, 1.012, 1.010),
     }
     matmuls = frozenset({"none", "fp8-tensor"})
+    scales_first = True
     converts = frozenset({"layout.cp", "layout.dp"})
     overlaps_reduction = True
     synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes

@@ -19,6 +19,7 @@ class Fsdp(EngineFacts):
     converts = frozenset({"layout.tp", "layout.cp", "layout.dp"})
     selects_operators = True
     matmuls = frozenset({"none", "fp8-tensor"})
+    scales_first = is_pytorchs = True
     overlaps_reduction = True
     synchronizations = 0.1  # as ddp's: one H200, gpt2 at 510k tokens/s a GPU, of which 25 ms a step would leave 390k
     pads_vocabulary = False

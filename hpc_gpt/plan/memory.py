@@ -27,6 +27,9 @@ from hpc_gpt.plan.machine import Machine
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.shape_split import layer_params, outer_params, stage_layers, vocab_rows
 
+# Bytes of an operand of a layer's product, by format. A block of 32 or of 16 values has a scale of one byte.
+OPERAND_BYTES = {"none": 2.0, "fp8-tensor": 1.0, "fp8-row": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+
 
 def kv_width(shape: ModelShape, tp: int) -> float:
     """Width of the keys, and of the values, on one GPU: at least one head."""
@@ -97,7 +100,7 @@ def layer_bytes(training: Training) -> LayerBytes:
     unfused = states_of(training).is_unfused
     fused = (engine_of(training).has_fused_gate if unfused is None else not unfused) or training.compiled
     # A product in 8 or 4 bits keeps its input in that format; attention keeps its output for its own backward pass.
-    narrow = {"none": 2.0, "nvfp4": 0.5}.get(training.matmul, 1.0)
+    narrow = OPERAND_BYTES[training.matmul]
     ffn, queries = shape.mlp_width / tp, shape.query_width / tp
     copies = 0.0
     if unfused:  # Q and K before and after rotation, made contiguous; and the MLP's whole input
@@ -266,6 +269,10 @@ class _Stages(Sequence[StageMemory]):
         self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
         # The mask of a micro-batch's documents, one for all layers of a stage, as long as its activations.
         self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
+        # Weights by rows and by columns, beside those in 16 bits, which 8-bit formats replace (Megatron-Bridge's
+        # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
+        both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3
+        self._narrow = 2 * OPERAND_BYTES[training.matmul] * shape.layer_weights / tp if both else 0.0
         self._context = context_gib(training, machine)
         self._table = rows * shape.hidden
         self._lasting_bucket = self._states.lasting_bucket(training)
@@ -306,10 +313,10 @@ class _Stages(Sequence[StageMemory]):
         step_work = self._step_work + self._states.update_bytes(training, params, self._matrix, table)
         gradients = states.gradients * params
         holes = RENEWED_SLACK * states.renewed * params
-        in_passes = (states.parameters + states.optimizer) * params + gradients + activations + buffers + kept_logits
+        weights, optimizer = states.parameters * params + layers * self._narrow, states.optimizer * params
+        in_passes = weights + optimizer + gradients + activations + buffers + kept_logits
         comes_and_goes = work + work_logits - kept_logits
-        in_step = (states.parameters + states.optimizer + states.step_gradients) * params
-        in_step += step_work + kept_logits + self._lasting_bucket
+        in_step = weights + optimizer + states.step_gradients * params + step_work + kept_logits + self._lasting_bucket
         # Gradients that the step does not free.
         left = (max(states.gradients, states.step_gradients) - states.renewed) * params
         in_evaluation = work_evaluated = logits_evaluated = 0.0
@@ -317,8 +324,8 @@ class _Stages(Sequence[StageMemory]):
             work_evaluated = self._layer_evaluated
             if last and self._loss_evaluated + self._logits_evaluated > work_evaluated:
                 work_evaluated, logits_evaluated = self._loss_evaluated, self._logits_evaluated
-            in_evaluation = (states.parameters + states.optimizer) * params + left + self._lasting_bucket
-            in_evaluation += work_evaluated + logits_evaluated + self._mask
+            in_evaluation = weights + optimizer + left + self._lasting_bucket + self._mask
+            in_evaluation += work_evaluated + logits_evaluated
         allocated = max(in_passes + comes_and_goes, in_step, in_evaluation)
         # The temporaries of a layer fit into the holes; activations in flight do not.
         reserved = max(in_passes + max(comes_and_goes, holes), in_step + holes, in_evaluation + holes)
@@ -335,9 +342,9 @@ class _Stages(Sequence[StageMemory]):
         if self._card_gib is not None:
             reserved = min(reserved, max(self._card_gib - self._context, allocated / GIB * (1 + LEAST_SLACK)))
         return StageMemory(
-            parameters=states.parameters * params / GIB,
+            parameters=weights / GIB,
             gradients=gradients / GIB,
-            optimizer=states.optimizer * params / GIB,
+            optimizer=optimizer / GIB,
             activations=activations / GIB,
             logits=work_logits / GIB,
             buffers=(buffers + work) / GIB,

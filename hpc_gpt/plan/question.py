@@ -46,7 +46,7 @@ class Question:
     micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
     `plain`: by engine, those of them without fast settings, which a loss in chunks has not by default.
     `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
-    `usual_batch`: the global batch on so many GPUs, if nobody has given one.
+    `usual_batch`: the default global batch on so many GPUs.
     """
 
     shape: ModelShape
@@ -267,20 +267,14 @@ def question_of(
     `holds`: dotted keys whose values are fixed. `engines`: those to try, by default `searched_engines`; if `holds` has
     engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
     """
-    sizes = vars(asked.layout)
-    _check_sizes({"model": vars(asked.model), "layout": sizes})
+    _check_sizes({"model": vars(asked.model), "layout": vars(asked.layout)})
     shape, gpus = resolve_shape(asked.model), asked_gpus(asked, profile)
     engine, batch = asked.engine, asked.layout.global_batch
     if "layout.micro_batches" in holds and "layout.global_batch" not in holds:
         batch = None
     elif batch is None:
         batch = _own_batch(asked, profile)
-    fixed = {}
-    for key in _FIXABLE:
-        table, _, name = key.partition(".")
-        value = sizes[name] if table == "layout" else getattr(engine, name)
-        if key in holds and value is not None:
-            fixed[name] = value
+    fixed = _fixed(asked, holds)
     engine = with_choices(engine, fixed, profile)
     switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)
@@ -315,6 +309,15 @@ def question_of(
         matmul=asked.train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
     ).of(shape)
+
+
+def _fixed(asked: Experiment, holds: Collection[str]) -> dict[str, Any]:
+    """{field of a Training: the experiment's value} of the keys in `holds` that a search can fix and that are given."""
+    fixed = {}
+    for key in (key for key in _FIXABLE if key in holds):
+        table, _, name = key.partition(".")
+        fixed[name] = getattr(asked.layout if table == "layout" else asked.engine, name)
+    return {name: value for name, value in fixed.items() if value is not None}
 
 
 def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:

@@ -34,7 +34,7 @@ EQUAL = 1.03
 # must be faster by the second figure than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
-# Offload that makes training slower by more than this is worth a word.
+# Offload that makes training slower by more than this is named.
 SLOW_LAYOUT = 20
 _DAY_S = 86400.0
 
@@ -69,7 +69,7 @@ class Candidate:
 
     @property
     def needs_unknown_host(self) -> bool:
-        """Whether it offloads to a host of which nobody knows how much it holds."""
+        """Whether it offloads to a host whose memory is unknown."""
         return self.host_gib > 0 and self.host_memory_gib is None
 
     @property

@@ -17,7 +17,7 @@ from hpc_gpt.engines.ddp import sums_in_half
 from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.links import Links
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, Rates, generation_of
-from hpc_gpt.plan.memory import kept_of_layer, kv_width, layer_bytes, layers_of_stages, selects_operators
+from hpc_gpt.plan.memory import OPERAND_BYTES, kept_of_layer, kv_width, layer_bytes, layers_of_stages, selects_operators
 from hpc_gpt.settings.shape_split import layer_params
 
 _HALF = ("bf16", "fp16")
@@ -65,7 +65,7 @@ def predict_step(training: Training, machine: Machine, constants: Constants = DE
     """The time of one training's step on a machine, part by part.
 
     What fitted constants move a prediction by is known of the few layouts that they were fitted to: half of it is added
-    to the range. Of 319 rows predicted by constants fitted to other sources 303 are then in it, 291 without.
+    to the range. Of 319 rows predicted by constants fitted to other sources 305 are then in it, 291 without.
     """
     step = _StepModel(machine, constants).predict(training)
     if constants == DEFAULT or not ranged:
@@ -92,6 +92,9 @@ class _StepModel:
             launching *= _COMPILED_LAUNCHES
         elif training.tp > 1 and states_of(training).splits_by_dtensor:
             launching *= VALUES["host.dtensor"]
+        # In a pipeline weights stay gathered.
+        if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
+            launching += constants.host_s * VALUES["host.sharding"]
         waited = max(0.0, launching - busy)
         gathers = self._gathers_s(training, busy)
         per_layer = busy + waited + gathers
@@ -130,13 +133,15 @@ class _StepModel:
 
     def _tensor_parallel_s(self, training: Training) -> float:
         """All-reduces of T h two-byte values of a layer: two forward, two backward, two in recomputation. Under
-        sequence parallelism each is an all-gather and a reduce-scatter of the same bytes."""
+        sequence parallelism each is a reduce-scatter of the same bytes and an all-gather, of operands that are cast
+        already (Transformer Engine; torchao's Float8ColwiseParallel); ours are cast after it."""
         if training.tp == 1:
             return 0.0
-        size = 2.0 * training.tokens * training.shape.hidden
+        size = training.tokens * training.shape.hidden
         times = 6 if training.recompute == "full" else 4
         shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
-        return shown * times * 2 * self.links.ring_s(size, training.tp)
+        gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not _is_ours(training) else 2.0
+        return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
 
     def _context_parallel_s(self, training: Training, layer: LayerTime) -> float:
         """Seconds a layer in which the ranks of cp exchange what attention needs, as far as it is not hidden.
@@ -154,6 +159,8 @@ class _StepModel:
         full = training.recompute == "full"
         each = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
         queries, keys = each * shape.query_width / tp, 2 * each * kv_width(shape, tp)
+        if training.cp_exchange == "ring" and states_of(training).is_pytorchs:
+            keys = 2 * queries
         if training.cp_exchange == "heads":
             inputs, outputs = (3 if full or (ours and training.recompute != "none") else 2), 2 + full + ours
             takes = inputs * self.links.ring_s(queries + keys * training.key_copies, cp, tp)
@@ -311,11 +318,12 @@ def _is_ours(training: Training) -> bool:
 
 
 def _casts_s(training: Training, rates: Rates) -> tuple[float, float]:
-    """(forward, backward) seconds in which the operands of a layer's products are cast to 8 or 4 bits: inputs and
-    weights, and in the backward pass the gradients of outputs."""
+    """(forward, backward) seconds in which the operands of a layer's products are cast to 8 or 4 bits: inputs, and in
+    the backward pass the gradients of outputs. Weights are cast with the update."""
     if training.matmul == "none":
         return 0.0, 0.0
-    tp, each = training.tp, VALUES[f"casts.{training.matmul}"] / rates.bytes
+    first = training.matmul == "fp8-tensor" and states_of(training).scales_first
+    tp, each = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
     products = training.shape.products.values()
     inputs = sum(parts[0].columns_on(tp) for parts in products)
     outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
@@ -378,7 +386,12 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
         half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
         narrow = head < 128
         forward = half / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
-        return forward, 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
+        backward = 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
+        # A ring adds the output of each other rank's keys to the sum, and in the backward pass its gradients.
+        others = training.cp - 1 if training.cp_exchange == "ring" else 0
+        moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]
+        merged = others * moved * tokens * width / rates.bytes
+        return forward + merged, backward + 2 * merged
     heads = shape.heads / training.tp * training.micro_batch
     own = shape.seq / training.cp
     products = rates.product_s(own, shape.seq, head, heads) + rates.product_s(own, head, shape.seq, heads)

@@ -197,7 +197,7 @@ def test_cp_is_tried_wherever_a_rank_keeps_1024_tokens():
     short, found = search(asked, h100), search(asked.of(shape), h100)
     assert short.best.training.recompute == "full"
     assert (found.best.training.recompute, found.best.layout.cp > 1) == ("none", True)
-    assert found.best.step.step_s < 0.87 * short.best.step.step_s
+    assert found.best.step.step_s < 0.9 * short.best.step.step_s
 
 
 @pytest.mark.parametrize("gpus", [64, 256])

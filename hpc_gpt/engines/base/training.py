@@ -164,6 +164,9 @@ class States:
     # Whether a layer's operators are apart, for want of kernels of its own; None: as in the engine.
     is_unfused: ClassVar[bool | None] = None
     synchronizations: ClassVar[float] = 1.0  # of a step, as a share of DeepSpeed's as its documentation sets it up
+    scales_first: ClassVar[bool] = False  # products in FP8: each cast finds its scale, in a pass before
+    # PyTorch's FSDP, whose hooks gather, and its context_parallel: a ring of every head's keys, added up by operators.
+    is_pytorchs: ClassVar[bool] = False
     splits_by_dtensor: ClassVar[bool] = False  # over tp: PyTorch's parallel styles, which dispatch each operator anew
 
     def __init_subclass__(cls) -> None:

@@ -91,6 +91,7 @@ class MegatronFsdp(OthersFsdp):
 
     is_unfused = False
     splits_by_dtensor = False
+    scales_first = is_pytorchs = False
 
 
 class Megatron(Program):
