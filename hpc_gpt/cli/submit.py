@@ -29,6 +29,8 @@ PLACE = 50
               help="Queue the default experiment without asking.")  # fmt: skip
 @click.option("--wait", is_flag=True,
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
+@click.option("--now", is_flag=True,
+              help="On this machine without Slurm: do not wait for GPUs that other runs have.")  # fmt: skip
 @click.option("--here", is_flag=True,
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
 @click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE",
@@ -66,6 +68,7 @@ def submit(
     script: bool,
     yes: bool,
     wait: bool,
+    now: bool,
     here: bool,
     grid: tuple[str, ...],
     max_rows: int,
@@ -129,13 +132,13 @@ def submit(
             if race or any(size is not None for size in sizes.values()):
                 from hpc_gpt.cli.racing import submit_race
 
-                others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here,
+                others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here, "--now": now,
                           "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
                 submit_race(request, race, sizes, [name for name, value in others.items() if value], script, answer)
             elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
-                submit_sweep(request, until, max_parallel, skip_unfit, answer)
+                submit_sweep(request, until, max_parallel, skip_unfit, answer, now)
             else:
-                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer, winner)
+                submit_one(request, until, resume, branch, from_start, dry_run, script, yes, wait, answer, winner, now)
     finally:
         if as_json and answer.runs:
             click.echo(json.dumps(answer.to_dict(), indent=1))

@@ -105,13 +105,14 @@ class SubmitAnswer:
 
 @dataclass(frozen=True)
 class _SubmitOptions:
-    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`.
-    `answer` gets what became of it."""
+    """How a run is submitted: not at all if `dry`, its `script` printed then; at once if in the user's `allocation`, or
+    `now` on this machine. `answer` gets what became of it."""
 
     dry: bool
     script: bool
     allocation: Allocation | None
     answer: SubmitAnswer
+    now: bool = False
 
 
 def submit_one(
@@ -126,10 +127,11 @@ def submit_one(
     wait: bool,
     answer: SubmitAnswer,
     winner: str | None = None,
+    now: bool = False,
 ) -> None:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with `wait` follows it to its end."""
     request = replace(request, until=parse_until(until))
-    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None, answer)
+    how = _SubmitOptions(dry_run, script, read_allocation() if request.here else None, answer, now)
     if how.allocation is not None and request.script is not None:
         raise no_script_here(str(request.script.path))
     if script and not dry_run:
@@ -183,6 +185,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     """Submits a new run, which resumes from `parent` if there is one. None for a dry run, and for a run in an
     allocation, which has ended."""
     logs = logs_folder()
+    _check_now(how.now, prepared.resolved)
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
         how.answer.would(prepared.resolved, prepared.prediction)
@@ -190,7 +193,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
         return None
     if how.allocation is None:
-        submitted = submit_run(prepared, logs, parent)
+        submitted = submit_run(prepared, logs, parent, how.now)
         print_lines(prediction_lines(prepared, logs))
         return submitted
     if prepared.job_script is not None:
@@ -200,6 +203,12 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     run = write_run(prepared, logs, provenance, parent=parent)
     print_lines(prediction_lines(prepared, logs))
     return _start(SameRun(run, prepared.resolved), how)
+
+
+def _check_now(now: bool, resolved: Resolved) -> None:
+    if now and (resolved.cluster.scheduler == "slurm" or resolved.job.dependency is not None):
+        words = "--now starts a run on this machine without Slurm, and --dependency waits"
+        raise ConfigError(words, "leave --now out, or use --cluster local without --dependency")
 
 
 def _print_record(run: RunFolder) -> None:
@@ -214,6 +223,7 @@ def _print_record(run: RunFolder) -> None:
 def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
     """Starts the job.sh of a run that is there. None as of `_submit`."""
     run, resolved = resumption.run, resumption.resolved
+    _check_now(how.now, resolved)
     text = read_text(run.job_script, errors="surrogateescape")
     if how.dry:
         rows = [
@@ -225,7 +235,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
         _show(resolved, text, rows, how)
         return None
     if how.allocation is None:
-        return resumption.start()
+        return resumption.start(how.now)
     click.echo(f"started {run.run_id} {how.allocation.words(resolved, text)}")
     how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
     run_in(how.allocation, run, resolved)
@@ -364,7 +374,8 @@ def submitted_lines(submitted: SubmittedRun, wait: bool) -> None:
         words = f"note: this is within job {around}, but a new job is queued, with nodes of its own"
         click.echo(f"{words}; --here runs on those of job {around}", err=True)
     words = f"submitted {run.run_id} as job {job_id}{_on_cluster(run)}"
-    click.echo(words if on_slurm else f"started {run.run_id} as process {job_id}")
+    verb = "queued" if submitted.waits else "started"
+    click.echo(words if on_slurm else f"{verb} {run.run_id} as process {job_id}")
     if len(submitted.jobs) > 1:
         click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     _print_waits(submitted.waits)
@@ -391,13 +402,19 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
 
 
 def submit_sweep(
-    request: Request, until: tuple[str, ...], max_parallel: int | None, skip_unfit: bool, answer: SubmitAnswer
+    request: Request,
+    until: tuple[str, ...],
+    max_parallel: int | None,
+    skip_unfit: bool,
+    answer: SubmitAnswer,
+    now: bool = False,
 ) -> None:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
     request, dry_run, wait = replace(request, until=parse_until(until)), answer.dry, answer.wait
-    if request.here:
+    if request.here or now:
         option = "--grid" if request.grid else "--sweep"
-        raise ConfigError(f"--here runs one run, and {option} is many", "--row NAME names one of them")
+        words = f"{'--here' if request.here else '--now'} runs one run, and {option} is many"
+        raise ConfigError(words, "--row NAME names one of them")
     if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
