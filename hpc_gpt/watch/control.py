@@ -42,6 +42,7 @@ from hpc_gpt.watch.status import (
 
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
+_NOT_YOURS = "if it is another user's: hpc-gpt stop asks a run that trains to save and end, and its user can cancel it"
 SLURM_POLL_S = 5.0
 # A run that is `unknown` for so long has ended.
 UNKNOWN_S = 30.0
@@ -239,6 +240,9 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     if not is_local and known == "local":
         words = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
         raise RunFolderError(words, f"hpc-gpt stop {run.run_id} saves and ends it")
+    if is_local and job_id != IN_QUEUE:  # before anything is marked: it would end a run that goes on
+        with OsErrorAs(RunFolderError, f"cannot end process {job_id} of run {run.run_id}", _NOT_YOURS):
+            send(line.get("pid"), line.get("pid_start"), 0)
     # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if is_local else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
