@@ -4,17 +4,20 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.files import logs_dir
+from hpc_gpt.launch.local.gpus import needed, take_for, waiting
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.find_runs import list_runs
 from tests.cli.command import error_of, hpc_gpt, in_process
@@ -195,6 +198,35 @@ def project(monkeypatch) -> Iterator[Path]:
     (folder / "logs").chmod(0o2775)
     yield folder
     shutil.rmtree(folder)
+
+
+@needs_root
+def test_two_of_the_group_who_have_one_state_folder_share_out_the_gpus(project):
+    (project / "state").mkdir()
+    os.chown(project / "state", 0, 12000)
+    (project / "state").chmod(0o2775)
+    runs = [make_run(project / "warm") for _ in range(2)]
+    asked = replace(runs[0].resolved(), gpus=2)
+    assert needed(asked, "01") == 2
+
+    def take(number: int) -> str:
+        return take_for(runs[number], asked, ["0", "1"], waiting())[1]
+
+    reads, writes = os.pipe()
+
+    def hold() -> int:
+        os.write(writes, b"held" if not take(0) else b"not held")
+        signal.pause()
+        return 0
+
+    if (holder := os.fork()) == 0:
+        os._exit(as_user(12001, hold))
+    assert os.read(reads, 8) == b"held"
+    assert as_user(12002, lambda: take(1) != f"waits for 2 of GPUs 0,1; taken: 0,1 by run {runs[0].run_id}") == 0
+    child = int(Path(f"/proc/{holder}/task/{holder}/children").read_text())
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    assert as_user(12002, lambda: bool(take(1))) == 0
 
 
 @pytest.fixture

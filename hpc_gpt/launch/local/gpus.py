@@ -143,7 +143,7 @@ def _folder() -> Path:
 def _open(path: Path) -> int:
     with OsErrorAs(RunFolderError, f"cannot lock {path}", "set HPC_GPT_STATE to a folder that you can write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _locks(lock: int) -> bool:
