@@ -21,7 +21,7 @@ from hpc_gpt.settings.resolved import Resolved
 
 # In the environment of the process that supervises a run: the GPUs that it may have, those that it has, and their open
 # locks.
-_MAY_HAVE, _HAS, _LOCKS = "HPC_GPT_GPUS", "HPC_GPT_GPUS_HELD", "HPC_GPT_GPU_LOCKS"
+_MAY_HAVE, _HAS, _LOCKS = "HPC_GPT_GPU_CHOICE", "HPC_GPT_GPU_NAMES", "HPC_GPT_GPU_LOCKS"
 
 
 @dataclass
