@@ -71,8 +71,9 @@ def is_alive(pid: int | None, started: str | None) -> bool:
     return pid is not None and started is not None and start_time(pid) == started
 
 
-def send(pid: int | None, started: str | None, what: signal.Signals) -> bool:
-    """Signals a process if it is still the one that started at `started`; returns whether it was."""
+def send(pid: int | None, started: str | None, what: int) -> bool:
+    """Signals a process if it is still the one that started at `started`; returns whether it was. With 0 it only tries
+    to. PermissionError for another user's."""
     if not is_alive(pid, started):
         return False
     assert pid is not None

@@ -1,13 +1,8 @@
-"""A race on this machine: the process that supervises its visits, one after the other.
-
-python -m hpc_gpt.bench.race_here RUN ATTEMPT
-"""
+"""A race on this machine: what supervises its visits, one after the other."""
 
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 from types import FrameType
 
 from hpc_gpt.bench.race import Race
@@ -66,12 +61,3 @@ def supervise(run: RunFolder, attempt: Attempt) -> int:
         attempt.write_ended("error", "the race's supervisor failed", 0)  # unless it is written
         lock.release(run, lock.process_holder(os.getpid()))
         send_events(run, resolved, attempt)
-
-
-def main(arguments: list[str]) -> int:
-    run = RunFolder(Path(arguments[0]))
-    return supervise(run, run.attempt(int(arguments[1])))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

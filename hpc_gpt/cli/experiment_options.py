@@ -51,7 +51,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--cpus-per-task", "-c"), "job.cpus_per_task", int, "CPUs for each rank."),
     (("--exclude", "-x"), "job.exclude", str, "Nodes to exclude."),
     (("--nodelist", "-w"), "job.nodelist", str, "Nodes to use."),
-    (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch."),
+    (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch; without Slurm runs."),
     (("--job-name", "-J"), "job.name", str, "Name of the job."),
     (("--reservation",), "job.reservation", str, "Reservation."),
     (("--mem",), "job.mem", str, "Memory of a node, as for sbatch."),

@@ -15,6 +15,7 @@ def requeue(names: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Ask runs to save a checkpoint and go back to the queue.
 
     The request is a file in the run folder, as for stop; Slurm must be up when the attempt ends. The run resumes from
-    this checkpoint, perhaps on other nodes. RUN is as for stop.
+    this checkpoint, perhaps on other nodes. On this machine without Slurm it waits after the other runs. RUN is as for
+    stop.
     """
     ask_verb("requeue", names, wait, as_json)

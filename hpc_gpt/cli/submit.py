@@ -29,6 +29,8 @@ PLACE = 50
               help="Queue the default experiment without asking.")  # fmt: skip
 @click.option("--wait", is_flag=True,
               help="Follow the job to its end; exit 3 if it fails. Ctrl-C stops the job.")  # fmt: skip
+@click.option("--now", is_flag=True,
+              help="On this machine without Slurm: do not wait for GPUs that other runs have.")  # fmt: skip
 @click.option("--here", is_flag=True,
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
 @click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE",
@@ -66,6 +68,7 @@ def submit(
     script: bool,
     yes: bool,
     wait: bool,
+    now: bool,
     here: bool,
     grid: tuple[str, ...],
     max_rows: int,
@@ -126,14 +129,14 @@ def submit(
                 "--row": request.row}  # fmt: skip
         if taken := [name for name, value in kept.items() if value]:
             raise ConfigError(f"--winner and {taken[0]} exclude each other", f"leave {taken[0]} out")
-    answer = SubmitAnswer(dry_run, wait)
+    answer = SubmitAnswer(dry_run, wait, now)
     try:
         with progress_as_json(as_json):
             request = replace(request, until=parse_until(until))
             if race or any(size is not None for size in sizes.values()):
                 from hpc_gpt.cli.racing import submit_race
 
-                others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here,
+                others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here, "--now": now,
                           "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
                 submit_race(request, race, sizes, [name for name, value in others.items() if value], script, answer)
             elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):

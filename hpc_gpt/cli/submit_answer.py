@@ -22,10 +22,12 @@ NOTHING_DONE = "dry run: nothing was written or submitted"
 @dataclass
 class SubmitAnswer:
     """What `submit --json` prints: what was submitted, or would be; each run with its job, those of a sweep with their
-    rows; the rows that were left out, and why."""
+    rows; the rows that were left out, and why. And how it was asked for: not submitted if `dry`, followed if `wait`, at
+    once on this machine if `now`."""
 
     dry: bool
     wait: bool
+    now: bool = False
     sweep: str | None = None
     runs: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -106,7 +108,8 @@ def _print_job(submitted: SubmittedRun, wait: bool) -> None:
         note = f"note: this is within job {outer_job}, but a new job is queued, with nodes of its own"
         click.echo(f"{note}; --here runs on those of job {outer_job}", err=True)
     message = f"submitted {run.run_id} as job {job_id}{on_cluster(run)}"
-    click.echo(message if on_slurm else f"started {run.run_id} as process {job_id}")
+    verb = "queued" if submitted.waits else "started"
+    click.echo(message if on_slurm else f"{verb} {run.run_id} as process {job_id}")
     if len(submitted.jobs) > 1:
         click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     print_waits(submitted.waits)

@@ -49,6 +49,7 @@ class _SubmitOptions:
     script: bool
     allocation: Allocation | None
     answer: SubmitAnswer
+    now: bool = False
 
 
 def submit_one(
@@ -99,6 +100,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     """Submits a new run, which resumes from `parent` if there is one. None for a dry run, and for a run in an
     allocation, which has ended."""
     logs = logs_folder()
+    _check_now(how.answer.now, prepared.resolved)
     if how.answer.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
         how.answer.would(prepared.resolved, prepared.prediction)
@@ -106,7 +108,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
         return None
     if how.allocation is None:
-        submitted = submit_run(prepared, logs, parent)
+        submitted = submit_run(prepared, logs, parent, how.answer.now)
         print_lines(prediction_lines(prepared, logs))
         return submitted
     if prepared.job_script is not None:
@@ -116,6 +118,12 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
     run = write_run(prepared, logs, provenance, parent=parent)
     print_lines(prediction_lines(prepared, logs))
     return _start(SameRun(run, prepared.resolved), how)
+
+
+def _check_now(now: bool, resolved: Resolved) -> None:
+    if now and (resolved.cluster.scheduler == "slurm" or resolved.job.dependency is not None):
+        message = "--now starts a run on this machine without Slurm, and --dependency waits"
+        raise ConfigError(message, "leave --now out, or use --cluster local without --dependency")
 
 
 def _print_record(run: RunFolder) -> None:
@@ -130,6 +138,7 @@ def _print_record(run: RunFolder) -> None:
 def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
     """Starts the job.sh of a run that is there. None as of `_submit`."""
     run, resolved = resumption.run, resumption.resolved
+    _check_now(how.answer.now, resolved)
     text = read_text(run.job_script, errors="surrogateescape")
     if how.answer.dry:
         rows = [
@@ -141,7 +150,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
         _show(resolved, text, rows, how)
         return None
     if how.allocation is None:
-        return resumption.start()
+        return resumption.start(how.answer.now)
     click.echo(f"started {run.run_id} {how.allocation.where_text(resolved, text)}")
     how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
     run_in(how.allocation, run, resolved)

@@ -57,9 +57,9 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
 
 def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, answer: SubmitAnswer) -> None:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
-    if request.here:
-        option = "--grid" if request.grid else "--sweep"
-        raise ConfigError(f"--here runs one run, and {option} is many", "--row NAME names one of them")
+    if request.here or answer.now:
+        option, one = "--grid" if request.grid else "--sweep", "--here" if request.here else "--now"
+        raise ConfigError(f"{one} runs one run, and {option} is many", "--row NAME names one of them")
     if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")

@@ -131,7 +131,8 @@ def conclude(
     ]
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
-    verdict = judge(past, Rules(cannot_continue(resolved), pause_s, resolved.job.max_gpu_hours), wish)
+    why = cannot_continue(resolved, end.ended == "requeued")
+    verdict = judge(past, Rules(why, pause_s, resolved.job.max_gpu_hours), wish)
     exclude: list[str] = []
     if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}

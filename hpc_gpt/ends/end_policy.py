@@ -241,16 +241,19 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
 # --- whether the job requeues
 
 
-def cannot_continue(resolved: Sized) -> str:
-    """Why no job of a run can follow another one; empty if one can."""
-    if why := requeue_of(resolved.cluster).why_not(resolved.cluster):
+def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
+    """Why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for it, which
+    a machine without Slurm does whatever its `chain` is."""
+    by_hand = requeue and resolved.cluster.scheduler == "local"
+    if not by_hand and (why := requeue_of(resolved.cluster).why_not(resolved.cluster)):
         return why
     return "" if can_resume(resolved.engine) else "what is offloaded to NVMe is in no checkpoint"
 
 
 def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
     """Whether an attempt that ends so asks for another one: the key `requeue` of its ended.json, and nothing else."""
-    return end.requeue and not cannot_continue(run.resolved()) and not is_cancelled(run, attempt)
+    why = cannot_continue(run.resolved(), end.ended == "requeued")
+    return end.requeue and not why and not is_cancelled(run, attempt)
 
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:

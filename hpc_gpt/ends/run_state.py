@@ -22,6 +22,8 @@ from hpc_gpt.words import clock, some
 SILENT_S = 600.0
 # The cause of an attempt of a process on this machine that was killed.
 GONE = "its process is gone and wrote no end"
+# The cause of a run that waited on this machine for a process that was killed.
+ENDED_BEFORE = "what was to start it ended before its turn"
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
         lost=bool(line.get("lost")),
         queued=waits and bool(line.get("queue")),
         began=attempt is not None and not waits,
-        cancelled=run.is_cancelled(IN_QUEUE if line.get("queue") else job_id),
+        cancelled=run.is_cancelled(mark_of(line) or job_id),
         slurm=slurm_state(slurm.get(job_id or "", "")) if slurm is not None and is_of_slurm(line) else None,
         alive=_is_alive(line),
         moved=(moved := moved_from(run, line)) is not None,
@@ -167,6 +169,11 @@ def _is_open(end: AttemptEnd) -> bool:
 def is_of_slurm(line: Mapping[str, Any]) -> bool:
     """Whether a line of submissions.jsonl is of a Slurm job."""
     return line.get("scheduler") == "slurm"
+
+
+def mark_of(line: Mapping[str, Any]) -> str | None:
+    """What `hpc-gpt cancel` marks of the job of a line; None if the line names no job."""
+    return str(job_id) if (job_id := line.get("job_id")) else IN_QUEUE if line.get("queue") else None
 
 
 def other_host(line: Mapping[str, Any]) -> str | None:
@@ -306,7 +313,7 @@ def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
 
 def cancel_cause(run: RunFolder, run_state: RunState) -> str | None:
     """Who cancelled a run, and when, by the mark of `hpc-gpt cancel`; None if it is not cancelled, or has no mark."""
-    job_id = IN_QUEUE if run_state.line.get("queue") else run_state.job_id
+    job_id = mark_of(run_state.line) or run_state.job_id
     if run_state.state.ended != "cancelled" or job_id is None or not run.is_cancelled(job_id):
         return None
     words = _cancelled_by(run, job_id)

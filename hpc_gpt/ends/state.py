@@ -75,8 +75,8 @@ def slurm_is_leaving(word: str) -> bool:
 class Facts:
     """What is known of the job that decides a run's state, and of its last attempt. None means not looked at.
 
-    The job. `submitted`: there is one. `refused`: sbatch refused it. `lost`: sbatch got no answer. `queued`: it is a
-    sweep's row that waits for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel`
+    The job. `submitted`: there is one. `refused`: sbatch refused it. `lost`: sbatch got no answer. `queued`: it waits
+    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel`
     has marked it. `slurm`: the class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm
     was not asked or did not answer. `alive`: whether the process runs that supervises the local ranks, or that will
     start the row.
@@ -216,6 +216,8 @@ def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
         return State("cancelled", "slurm")
     if facts.cancelled:
         return State("cancelled", "mark")
+    if facts.alive is False:
+        return State("cancelled", "process")
     if facts.slurm is None:
         return State("pending", by)
     return State(ended, "not_retried") if facts.slurm else State("unknown", "forgotten")

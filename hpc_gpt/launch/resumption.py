@@ -86,11 +86,11 @@ class SameRun:
     folder: str = "."
     options: tuple[str, ...] = ()
 
-    def start(self) -> SubmittedRun:
+    def start(self, now: bool = False) -> SubmittedRun:
         """Submits it. Raises as `start_run`."""
         run = self.run if self.folder == "." else RunFolder(self.run.path.resolve())
         with contextlib.chdir(self.folder):  # sbatch starts a script where it is called
-            return start_run(run, self.resolved, self.jobs, self.options)
+            return start_run(run, self.resolved, self.jobs, self.options, now)
 
 
 def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> NewRun | SameRun:

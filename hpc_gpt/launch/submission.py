@@ -143,9 +143,9 @@ class SubmittedRun:
     waits: str = ""
 
 
-def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) -> SubmittedRun:
+def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None, now: bool = False) -> SubmittedRun:
     """Checks that the scheduler answers, makes missing data, writes the run folder, submits. The folder names the
-    `parent` from which it resumes.
+    `parent` from which it resumes. `now`: as of `start_run`.
 
     Everything but sbatch itself refuses before the folder exists. Raises SlurmUnreachable, ConfigError, DataError,
     RunFolderError, JobRefused.
@@ -154,7 +154,8 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None) 
     waits = check_start(prepared.resolved, prepared.script)
     options = prepared.job_script.options if prepared.job_script is not None else ()
     run = write_run(prepared, logs, provenance, parent=parent)
-    return replace(start_run(run, prepared.resolved, prepared.jobs, options), waits=waits)
+    submitted = start_run(run, prepared.resolved, prepared.jobs, options, now)
+    return replace(submitted, waits=waits or submitted.waits)
 
 
 def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False, begins: bool = True) -> dict[str, Any]:
@@ -166,6 +167,9 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     """
     check_path(logs)
     cluster = rows[0].resolved.cluster
+    if cluster.scheduler == "local":
+        for row in rows:
+            _check_turn(row.resolved, logs)
     if cluster.scheduler == "slurm":
         check_output_path(logs)
         for row in rows:
@@ -243,9 +247,11 @@ def write_run(
     return create_run(logs, resolved, prepared.script, prepared.text if text is None else None, tables, archives)
 
 
-def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> SubmittedRun:
+def start_run(
+    run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = (), now: bool = False
+) -> SubmittedRun:
     """Submits a run's job.sh to the scheduler of its profile, as a chain of so many jobs that wait for each other; a
-    script of the user's own with `options` on sbatch's command line.
+    script of the user's own with `options` on sbatch's command line. `now`: on this machine it waits for no GPU.
 
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
@@ -254,9 +260,18 @@ def start_run(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequen
 
         ids = submit_to_slurm(run, resolved, jobs, options)
         return SubmittedRun(run, "slurm", ids[0], tuple(ids))
-    from hpc_gpt.launch.local.controller import start_here
+    from hpc_gpt.launch.local.queue import start_here
 
-    return SubmittedRun(run, "local", start_here(run, resolved))
+    job_id, waits = start_here(run, resolved, now)
+    return SubmittedRun(run, "local", job_id, waits=waits)
+
+
+def _check_turn(resolved: Resolved, logs: Path) -> None:
+    """Raises for a dependency that cannot come true."""
+    if resolved.job.dependency is not None:
+        from hpc_gpt.launch.local.queue import unmet
+
+        unmet(resolved, logs)
 
 
 def check_start(resolved: Resolved, script: str) -> str:

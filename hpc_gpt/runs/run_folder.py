@@ -203,6 +203,11 @@ class RunFolder:
         except ConfigError as fault:
             raise ConfigError(f"{self.path}: {fault}", self._restore_hint() or fault.hint) from None
 
+    @property
+    def waits_for(self) -> Path:
+        """What a run waits for on this machine, while it waits: `words`, `time`."""
+        return self.path / "queue.json"
+
     def carried_settings(self) -> str | None:
         """The text of resolved.json that job.sh carries; None if there is none. Raises OSError."""
         found = _CARRIED.search(read_text(self.job_script))

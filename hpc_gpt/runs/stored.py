@@ -53,6 +53,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "visits": {"visit": str, "round": int, "row": int, "attempt": int, "nodes": str, "time": float, "limit_s": float,
                "ended": str, "cause": str, "node": NODE, "dropped": bool},
     "cancelled": {"user": str, "time": float},
+    "queue": {"words": str, "time": float},
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_gpt.ends.end_policy import cannot_continue
 from hpc_gpt.ends.failures import GOOD, LIVE
-from hpc_gpt.ends.run_state import newest_chain, newest_submission
+from hpc_gpt.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.files import read_json
@@ -42,6 +42,7 @@ from hpc_gpt.watch.sweep_rows import count_states
 
 # Seconds between two reads of a state.
 LOCAL_POLL_S = 0.5
+_NOT_YOURS = "if it is another user's: hpc-gpt stop asks a run that trains to save and end, and its user can cancel it"
 SLURM_POLL_S = 5.0
 # A run that is `unknown` for so long has ended.
 UNKNOWN_S = 30.0
@@ -96,9 +97,12 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | Non
         return ControlRequest(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
     attempts = run.attempts()
     running = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
+    if verb == "stop" and status.state == "pending" and status.scheduler == "local":
+        cancel_run(run, status)
+        return ControlRequest(run, verb, "taken out of the queue, where it waited")
     if verb == "stop":
         # If the attempt dies before it sees the request, no other attempt is to follow.
-        _mark(run, status)
+        _mark(run)
     if running is not None:
         request = written or write_request(running, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
@@ -126,18 +130,15 @@ def _impossible(run: RunFolder, verb: str) -> str:
         return why
     if verb == "requeue" and newest_submission(run).get("allocation"):
         return "it is in an allocation of yours: stop it, and resume it with submit --here --resume"
-    if verb == "requeue" and (why := cannot_continue(resolved)):
+    if verb == "requeue" and (why := cannot_continue(resolved, requeue=True)):
         resumes = can_resume(resolved.engine)
         return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
     return ""
 
 
-def _mark(run: RunFolder, status: RunStatus) -> None:
-    """Marks every job of the run as to be stopped; a run that waits for its turn here is cancelled."""
+def _mark(run: RunFolder) -> None:
+    """Marks every job of the run as to be stopped."""
     with OsErrorAs(RunFolderError, f"cannot write in {run.path}", f"hpc-gpt cancel {run.run_id}"):
-        if status.state == "pending" and newest_submission(run).get("queue"):
-            run.mark_cancelled(IN_QUEUE)
-            return
         for job_id in job_ids(run):
             run.stop_mark(job_id).touch()
 
@@ -155,7 +156,8 @@ def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda 
             say(f"{control.run.run_id}: {describe(status)}")
             # The attempt may have answered in between.
             if status.is_over and _outcome(control) is None:
-                return control.verb == "stop" and status.state == "stopped", f"it is {status.state}"
+                ended = ("stopped",) if control.attempt else ("stopped", "cancelled")
+                return control.verb == "stop" and status.state in ended, f"it is {status.state}"
         time.sleep(_POLL_S)
 
 
@@ -206,7 +208,7 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = Fal
     """Cancels the run's queued or running jobs; returns the job id, or None if there was none. `save`: if it runs, it
     is asked to save and stop, as by one Ctrl-C.
 
-    For a run that waits for its turn on this machine the id is IN_QUEUE. With a known `status` the scheduler is not
+    For a run that waits here until a sweep comes to it the id is IN_QUEUE. With a known `status` the scheduler is not
     asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
     status = status or read_own_status(run)
@@ -220,13 +222,15 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
     unknown = doubt and status.scheduler == "slurm" and status.job_id
     if status.state not in LIVE and not unknown:
         return None
+    if status.state == "pending" and (newest := newest_submission(run)).get("queue"):
+        return newest
     lines = [line for line in run.submissions() if line.get("job_id") == status.job_id]
     return lines[-1] if lines else {"scheduler": "slurm", "job_id": status.job_id}
 
 
 def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     """Marks and signals the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
-    job_id = IN_QUEUE if line.get("queue") else str(line["job_id"])
+    job_id = mark_of(line) or str(line["job_id"])
     is_local = line.get("scheduler") == "local"
     # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
     scheduler = None
@@ -235,6 +239,9 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     if not is_local and scheduler == "local":
         message = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
         raise RunFolderError(message, f"hpc-gpt stop {run.run_id} saves and ends it")
+    if is_local and job_id != IN_QUEUE:  # before anything is marked: it would end a run that goes on
+        with OsErrorAs(RunFolderError, f"cannot end process {job_id} of run {run.run_id}", _NOT_YOURS):
+            send(line.get("pid"), line.get("pid_start"), 0)
     # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if is_local else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
@@ -242,7 +249,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
         by_hand = f"{scancel_command(each, run.slurm_cluster())} ends a Slurm job"
         with OsErrorAs(RunFolderError, f"cannot write the cancel mark in {run.path}", by_hand):
             run.mark_cancelled(each)
-    if line.get("queue"):  # the process that runs the sweep skips it
+    if job_id == IN_QUEUE:  # the process that runs the sweep skips it
         return job_id
     if is_local:
         send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)

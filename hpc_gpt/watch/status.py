@@ -12,6 +12,7 @@ from hpc_gpt.ends.decisions import read_history
 from hpc_gpt.ends.failures import LIVE
 from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.run_state import (
+    ENDED_BEFORE,
     GONE,
     AttemptEnd,
     RunState,
@@ -362,10 +363,10 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
             return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
         earlier = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
         return failure_note(earlier[-1]) if earlier else None
-    if run_state.facts.queued and state.by != "mark":
-        return "waits for its turn" if state.ended == "pending" else "what ran the sweep ended before its turn"
+    if (run_state.facts.queued or run_state.facts.retried) and state.by == "process" and state.ended == "cancelled":
+        return ENDED_BEFORE
     if state.ended == "pending":
-        return _why_it_waits(run_state, reason)
+        return _why_it_waits(run, run_state, reason)
     if state.ended == "cancelled" and state.by in ("slurm", "mark"):
         waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
         return "while it waited" if waited else None
@@ -404,14 +405,15 @@ def _own_class(end: AttemptEnd) -> str:
     return end.facts.judged or end.facts.said
 
 
-def _why_it_waits(run_state: RunState, reason: str) -> str | None:
-    """Why a run waits in the queue: the end of its last attempt, and Slurm's reason."""
+def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | None:
+    """Why a run waits in the queue: the end of its last attempt, and Slurm's reason, or what it waits for here."""
     attempt, end = run_state.attempt, run_state.end
+    here = read_stored(run.waits_for).get("words") or "" if run_state.facts.alive else ""
     if attempt is None or end is None:
-        return reason_text(reason) or None
+        return here or reason_text(reason) or ("waits for its turn" if run_state.facts.queued else None)
     note = retry_note(attempt, why=True)
     if note is None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
         note = f"{how}, as attempt {attempt.number + 1}"
-    waits = "" if reason in ("BeginTime", "Dependency") else reason_text(reason)
+    waits = here or ("" if reason in ("BeginTime", "Dependency") else reason_text(reason))
     return f"{note}; {waits}" if waits else note

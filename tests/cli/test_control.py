@@ -78,10 +78,13 @@ def test_an_ended_run_is_refused_with_a_word(made_run, ended):
     assert not list(made_run.path.glob("stop.*"))
 
 
-def test_a_local_run_has_no_queue_to_go_back_to(running):
-    done = in_process("requeue", running.run_id, code=1)
-    assert 'chain = "none" in profile local' in done.stderr
-    assert "submit --resume" in done.stderr
+def test_a_local_run_goes_back_to_the_queue_of_this_machine(running):
+    done = in_process("requeue", running.run_id)
+    assert (done.code, done.stdout) == (
+        0,
+        f"{running.run_id}: asked to save after this step and go back to the queue\n",
+    )
+    assert list(running.attempts()[0].asked.iterdir())
 
 
 def test_megatron_lm_saves_in_its_own_time_nvme_offload_never(own_folders):

@@ -3,7 +3,6 @@
 python -m hpc_gpt.launch.local.by_hand RUN
 """
 
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -30,30 +29,26 @@ def _refuse(words: str, hint: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from hpc_gpt.launch.local.controller import (  # needs submitit
-        RACE_SUPERVISOR,
-        RunController,
-        begin_attempt,
-        note_start,
-    )
+    from hpc_gpt.launch.local.controller import goes_on, run_attempt  # needs submitit
+    from hpc_gpt.launch.local.queue import begin_attempt, note_start, show_free_gpus
 
     run = RunFolder(Path(arguments[0]))
+    resolved = run.resolved()
     with lock.locked(run):
         if (done := done_by(run.attempts())) is not None:
             print(f"not started: attempt {done.number} has finished the training")
             return 0
-        attempt = begin_attempt(run)
-        note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], run.resolved().cluster.name)
-        print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
-        if run.resolved().race:
-            code = int(importlib.import_module(RACE_SUPERVISOR).supervise(run, attempt))
-        else:
-            controller = RunController(run, attempt)
-            controller.run()
-            code = controller.exit_code()
-        end = attempt.ended()
-        print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
-        return code
+        held = show_free_gpus(run, resolved)
+        while True:
+            attempt = begin_attempt(run)
+            note_start(run, attempt, os.getpid(), ["bash", str(run.job_script)], resolved.cluster.name)
+            print(f"run folder {run.path}, attempt {attempt.number}, output in {attempt.log}", flush=True)
+            code = run_attempt(run, attempt)
+            end = attempt.ended()
+            print(f"{end.get('ended')} at step {end.get('step')}" + (f": {end['cause']}" if end.get("cause") else ""))
+            if not goes_on(run, attempt, resolved):
+                held.free()
+                return code
 
 
 if __name__ == "__main__":

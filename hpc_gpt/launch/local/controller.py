@@ -1,14 +1,12 @@
-"""Runs on this machine: the process that supervises a run's ranks, and its start.
+"""Runs on this machine: what supervises the ranks of an attempt.
 
-The process extends submitit's controller: it starts job.sh once for each rank, ends all ranks when one fails, passes
-signals on, enforces the time limit, and writes how the attempt ended if no rank has. It outlives the terminal and the
-command that started it.
-
-    python -m hpc_gpt.launch.local.controller RUN ATTEMPT
+It extends submitit's controller: it starts job.sh once for each rank, ends all ranks when one fails, passes signals on,
+enforces the time limit, and writes how the attempt ended if no rank has.
 """
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import platform
@@ -17,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,27 +22,22 @@ from types import FrameType
 
 from submitit.local.local import Controller
 
-from hpc_gpt.ends.decisions import read_history
-from hpc_gpt.ends.end_policy import SIGNALS
+from hpc_gpt.ends.decisions import ShownJob, conclude, job_of
+from hpc_gpt.ends.end_policy import SIGNALS, End
 from hpc_gpt.ends.exit_status import ExitStatus
-from hpc_gpt.ends.judge import budget_left
 from hpc_gpt.ends.notify import send_events
 from hpc_gpt.ends.state import Facts, class_of
-from hpc_gpt.errors import JobRefused, OsErrorAs, RunFolderError
-from hpc_gpt.files import read_json, replace_whole, write_once
+from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import read_json, replace_whole
 from hpc_gpt.launch.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
-from hpc_gpt.process import die_with_parent, host_clock, interrupts_wait, start_time
+from hpc_gpt.process import die_with_parent, start_time
 from hpc_gpt.runs import lock
-from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.snapshot import code_environment, ready_code
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.clients import KILL_WAIT_S
-from hpc_gpt.slurm.environment import given_environment, job_python, submission_environment
 
-CONTROLLER = "hpc_gpt.launch.local.controller"
-RACE_SUPERVISOR = "hpc_gpt.bench.race_here"  # what supervises a race, which starts its visits
+_RACE_SUPERVISOR = "hpc_gpt.bench.race_here"  # what supervises a race, which starts its visits
 _POLL_S = 0.05
 PEERS_S = 5.0  # for the peers of a failed rank to end by themselves
 
@@ -203,7 +195,8 @@ class RunController(Controller):
                 file.close()
             end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
             # The command may take its time. What was beside has ended: the next attempt's goes on where it came to.
-            lock.release(self.run_folder, lock.process_holder(os.getpid()))
+            if not goes_on(self.run_folder, self.attempt, self._resolved):
+                lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)
 
     def _reopen_log(self) -> None:
@@ -249,73 +242,19 @@ def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict
     }
 
 
-# --- starting it
-
-
-def start_here(run: RunFolder, resolved: Resolved) -> str:
-    """Starts the controller of a new attempt, detached from this terminal, and returns its job id at once.
-
-    It is noted in submissions.jsonl. The ranks see every GPU. Raises RunFolderError, also if the run is being trained;
-    JobRefused if too little of the budget is left.
-    """
-    code = ready_code(run.path)
-    own = job_python(resolved) | code_environment(code, os.environ) | budget_environment(run, resolved, time.time())
-    own |= given_environment(os.environb) if resolved.script is not None else {}
-    environment = submission_environment(os.environ, own)
-    with interrupts_wait(), lock.locked(run):
-        attempt = begin_attempt(run)
-        line = [
-            sys.executable,
-            "-m",
-            RACE_SUPERVISOR if resolved.race else CONTROLLER,
-            str(run.path),
-            str(attempt.number),
-        ]
-        with attempt.log.open("ab") as log:
-            process = subprocess.Popen(
-                line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        # In a process that lives on, nobody else takes note of its end.
-        threading.Thread(target=process.wait, daemon=True).start()
-        lock.hand_over(run, lock.process_holder(process.pid))
-        note_start(run, attempt, process.pid, line, resolved.cluster.name)
-    return str(process.pid)
-
-
-def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
-    """HPC_GPT_STOP_AT, the time at which the run's budget is spent; empty without a budget. Raises JobRefused."""
-    job = resolved.job
-    past = read_history(run, gpus_of(resolved), now) if job.max_gpu_hours is not None else []
-    left_s, why = budget_left(past, job.max_gpu_hours, resolved.gpus, job.signal_lead_s)
-    if why:
-        raise JobRefused(why, f"hpc-gpt submit --resume {run.run_id} with a larger --max-gpu-hours makes a new run")
-    return {} if left_s is None else {"HPC_GPT_STOP_AT": f"{now + left_s:.0f}"}
-
-
-def begin_attempt(run: RunFolder) -> Attempt:
-    """Makes the folder of the next attempt. Raises RunFolderError."""
-    with OsErrorAs(RunFolderError, f"cannot make an attempt in {run.path}", "is the disk full or read-only?"):
-        return run.new_attempt()
-
-
-def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], cluster: str) -> None:
-    """Writes attempt.json and the line of submissions.jsonl by which status and cancels find the process."""
-    host = platform.node()
-    start = {"attempt": attempt.number, "job_id": str(pid), "restart": 0, "node_list": host, "started": time.time()}
-    start["boot"], start["uptime"] = host_clock()
-    write_once(attempt.folder / "attempt.json", json.dumps(start) + "\n")
-    run.add_submission(lock.submission_line(pid, str(pid), command, cluster))
-
-
-def main(arguments: list[str]) -> int:
-    run = RunFolder(Path(arguments[0]))
-    try:
-        controller = RunController(run, run.attempt(int(arguments[1])))
-        controller.run()
-    finally:
-        lock.release(run, lock.process_holder(os.getpid()))
+def run_attempt(run: RunFolder, attempt: Attempt) -> int:
+    """Runs one attempt, and returns its exit code."""
+    if run.resolved().race:
+        return int(importlib.import_module(_RACE_SUPERVISOR).supervise(run, attempt))
+    controller = RunController(run, attempt)
+    controller.run()
     return controller.exit_code()
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def goes_on(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
+    """Whether another attempt follows one that has ended. If it asks for that, it is judged, once."""
+    end = attempt.ended()
+    if end.get("requeue") and not attempt.verdict():
+        wish, last = run.asked_to_end(job_of(attempt)), End(str(end["ended"]), end.get("cause"))
+        conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
+    return attempt.verdict().get("go_on") is True

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.ends.run_state import (
+    ENDED_BEFORE,
     GONE,
     RunState,
     attempt_classes,
     cancel_cause,
     cause_of_attempt,
+    mark_of,
     moved_note,
     read_run_state,
     retry_note,
@@ -28,7 +30,7 @@ from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import ON_CPU, RECORD_KEYS, Record
-from hpc_gpt.runs.run_folder import IN_QUEUE, PREDICTED, RunFolder, job_ids
+from hpc_gpt.runs.run_folder import PREDICTED, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.devices import device_named
@@ -374,10 +376,10 @@ def _source_of_state(run_state: RunState) -> str:
     if state.by == "submission":
         return "submissions.jsonl"
     if state.by == "mark":
-        return f"cancelled.{IN_QUEUE if line.get('queue') else run_state.job_id}"
+        return f"cancelled.{mark_of(line) or run_state.job_id}"
     if run_state.facts.queued:
         waits = state.ended == "pending"
-        return f"submissions.jsonl: {'waits for its turn in a sweep' if waits else 'the sweep ended before its turn'}"
+        return f"submissions.jsonl: {'waits for its turn' if waits else ENDED_BEFORE}"
     if run_state.waits and state.by == "queue":
         return f"submissions.jsonl: job {run_state.job_id} has made no attempt yet"
     if state.by == "process" and state.ended == "running":

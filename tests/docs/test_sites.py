@@ -1,0 +1,272 @@
+"""docs/sites.md: what it says of sites is tried here, as far as this machine has it."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.files import logs_dir
+from hpc_gpt.launch.local.gpus import needed, take_for, waiting
+from hpc_gpt.process import start_time
+from hpc_gpt.runs.find_runs import list_runs
+from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.conftest import REPOSITORY
+from tests.docs.pages import blocks
+from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.made_runs import add_attempt, make_run, metrics_line
+
+PAGE = "docs/sites.md"
+ALONE = ("--gpus", "1", "--tp", "1")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+
+
+def needs(program: str, package: str):
+    return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program} of Debian's {package}")
+
+
+# --- from a laptop, by ssh
+
+
+@pytest.fixture
+def laptop(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder with an `ssh` whose host `login` is this machine, where hpc-gpt is in the PATH."""
+    there, here = tmp_path / "login", tmp_path / "laptop"
+    there.mkdir()
+    here.mkdir()
+    (there / "hpc-gpt").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hpc_gpt "$@"\n')
+    (there / "hpc-gpt").chmod(0o755)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", here / name], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {name: value for name, value in os.environ.items() if name.startswith("HPC_GPT_")}
+    own |= {"PATH": f"{there}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    options = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": here / "host", "PidFile": "none",
+               "AuthorizedKeysFile": here / "user.pub", "StrictModes": "no", "UsePAM": "no",
+               "SetEnv": " ".join(f"{name}={value}" for name, value in own.items())}  # fmt: skip
+    (there / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    daemon = subprocess.Popen([shutil.which("sshd"), "-D", "-e", "-f", there / "sshd_config"], stderr=subprocess.PIPE)
+    config = f"Host login\nHostName 127.0.0.1\nPort {port}\nIdentityFile {here / 'user'}\nLogLevel ERROR\n"
+    config += "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nIdentitiesOnly yes\n"
+    (here / "config").write_text(config)
+    (here / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {here}/config "$@"\n')
+    (here / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    wait_until(lambda: daemon.poll() is not None or socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+    assert daemon.poll() is None, daemon.stderr.read()
+    yield here
+    daemon.terminate()
+    daemon.wait()
+
+
+def shell(laptop: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash on the laptop, whose ~/.bashrc has the page's functions."""
+    (functions,) = blocks(PAGE, "bash")
+    line = f"{functions}\n{line}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False, cwd=laptop)
+
+
+@pytest.mark.long
+@needs("sshd", "openssh-server")
+@needs("ssh", "openssh-client")
+def test_the_commands_of_the_page_and_its_functions_by_ssh(laptop):
+    run = make_run(logs_dir())
+    add_attempt(run, [metrics_line(step) for step in range(1, 4)], ended="done").log.write_text('it\'s the "log"\n')
+    shown = [line for line in blocks(PAGE, "sh")[0].splitlines() if not line.startswith("ssh -t")]
+    assert len(shown) == 3
+    for line in shown:
+        line = line.partition("  #")[0]
+        line = line.replace("--cluster mine", "--cluster local --dry-run") + (" | cat" if "|" not in line else "")
+        if "jq" in line and shutil.which("jq") is None:
+            line = line.partition(" | jq")[0]
+        done = shell(laptop, f"set -o pipefail; {line}")
+        assert done.returncode == 0, done.stderr
+        assert run.run_id in done.stdout or json.loads(done.stdout)["dry_run"] is True
+    rows = json.loads(shell(laptop, "hpc-gpt status --json").stdout)
+    assert run.run_id in json.dumps(rows)
+    # Words of the laptop arrive as they are, and so do exit codes.
+    nowhere = shell(laptop, "hpc-gpt logs 'no such $HOME run'")
+    assert nowhere.returncode == 5
+    assert nowhere.stderr.startswith("Error: no run 'no such $HOME run' under ")
+    for words, answer in (
+        (("hpc-gpt", "requ"), "requeue"),
+        (("hpc-gpt", "logs", run.run_id[:6]), run.run_id),
+        (("hpc-gpt", "submit", "dem"), "demo"),
+    ):
+        given = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _hpc_gpt_there"
+        done = shell(laptop, f'{given}; printf "%s\\n" "${{COMPREPLY[@]}}"')
+        assert answer in done.stdout.split(), done
+
+
+@pytest.mark.long
+@needs("sshd", "openssh-server")
+@needs("ssh", "openssh-client")
+def test_a_run_outlives_the_connection_that_submitted_it(laptop):
+    words = shlex.join([*SMALL, *ALONE, "--set", "train.steps=100000", "--json"])
+    done = shell(laptop, f"hpc-gpt submit {words}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["runs"][0]["run"] == newest().run_id
+    wait_until(lambda: (status_of(newest()).step or 0) > 1)
+    stopped = shell(laptop, f"hpc-gpt stop {newest().run_id} --wait")
+    assert stopped.returncode == 0, stopped.stderr
+    assert ended(newest()).state == "stopped"
+
+
+# --- nodes without internet
+
+
+@pytest.mark.long
+@needs_root
+@needs("ip", "iproute2")
+def test_a_training_needs_no_network_but_lo():
+    line = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-m", "hpc_gpt"]
+    line += ["submit", *SMALL, "--set", "train.steps=2", "--wait"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert status_of(newest()).state == "done"
+
+
+# --- modules
+
+
+@pytest.mark.long
+@needs("modulecmd", "environment-modules")
+def test_a_profiles_module_is_loaded_by_ranks_and_one_that_is_not_there_ends_the_run(tmp_path, monkeypatch):
+    (tmp_path / "modules" / "site").mkdir(parents=True)
+    (tmp_path / "modules" / "site" / "1").write_text('#%Module\nsetenv OF_MODULE "site 1"\n')
+    monkeypatch.setenv("MODULEPATH", str(tmp_path / "modules"))
+    for name in ("MODULESHOME", "LOADEDMODULES", "_LMFILES_"):
+        monkeypatch.delenv(name, raising=False)
+    text = '{% extends "base.sh.j2" %}{% block launch %}\necho "module gave $OF_MODULE"; exit 9\n{% endblock %}'
+    (tmp_path / "ranks.sh.j2").write_text(text)
+    profiles = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters"
+    profiles.mkdir(parents=True, exist_ok=True)
+    for name, module in (("good", "site/1"), ("bad", "site/2")):
+        (profiles / f"{name}.toml").write_text(f'extends = "local"\nmodules = ["{module}"]\n')
+        given = ("--cluster", name, *ALONE, "--template", tmp_path / "ranks.sh.j2")
+        assert hpc_gpt("submit", *SMALL, *given).code == 0
+        assert ended(newest()).state == "error"
+        log = newest().attempts()[-1].log.read_text()
+        assert ("module gave site 1" in log) == (name == "good")
+        assert ("Error: module load failed on " in log) == (name == "bad")
+
+
+# --- users
+
+
+def as_user(uid: int, work) -> int:
+    """The exit code of `work` in a process of that user, in the group of the folder."""
+    if (child := os.fork()) == 0:
+        code = 99
+        try:
+            os.setgroups([12000])
+            os.setgid(12000)
+            os.setuid(uid)
+            os.umask(0o002)
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def project(monkeypatch) -> Iterator[Path]:
+    """A folder of runs of one group."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    for name in ("logs", "config", "state", "data"):
+        monkeypatch.setenv(f"HPC_GPT_{name.upper()}", str(folder / name))
+    monkeypatch.setenv("HPC_GPT_CACHE", "off")
+    (folder / "logs").mkdir()
+    os.chown(folder / "logs", 0, 12000)
+    (folder / "logs").chmod(0o2775)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@needs_root
+def test_two_of_the_group_who_have_one_state_folder_share_out_the_gpus(project):
+    (project / "state").mkdir()
+    os.chown(project / "state", 0, 12000)
+    (project / "state").chmod(0o2775)
+    runs = [make_run(project / "warm") for _ in range(2)]
+    asked = replace(runs[0].resolved(), gpus=2)
+    assert needed(asked, "01") == 2
+
+    def take(number: int) -> str:
+        return take_for(runs[number], asked, ["0", "1"], waiting())[1]
+
+    reads, writes = os.pipe()
+
+    def hold() -> int:
+        os.write(writes, b"held" if not take(0) else b"not held")
+        signal.pause()
+        return 0
+
+    if (holder := os.fork()) == 0:
+        os._exit(as_user(12001, hold))
+    assert os.read(reads, 8) == b"held"
+    assert as_user(12002, lambda: take(1) != f"waits for 2 of GPUs 0,1; taken: 0,1 by run {runs[0].run_id}") == 0
+    child = int(Path(f"/proc/{holder}/task/{holder}/children").read_text())
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    assert as_user(12002, lambda: bool(take(1))) == 0
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        yield process
+        process.kill()
+
+
+@needs_root
+def test_one_of_the_group_reads_and_asks_anothers_run_but_does_not_cancel_it(project, sleeper):
+    warm = make_run(project / "warm")
+    for verb in ("status", "why", "report", "save", "cancel"):  # all that is needed is imported as root
+        in_process(verb, warm.path)
+    said = project / "logs" / "said"
+    line = {"scheduler": "local", "job_id": str(sleeper.pid), "pid": sleeper.pid, "refused": None}
+
+    def first() -> int:
+        run = make_run(logs_dir())
+        run.add_submission({**line, "pid_start": start_time(sleeper.pid), "host": os.uname().nodename})
+        lines = [metrics_line(step) for step in range(1, 9)]
+        add_attempt(run, lines, ended=None, job_id=str(sleeper.pid)).log.write_text("log\n")
+        return 0
+
+    assert as_user(12001, first) == 0
+    (run,) = list_runs(logs_dir())
+
+    def second() -> int:
+        for verb, *more in (("status",), ("why",), ("logs",), ("report",), ("save",), ("stop",)):
+            done = in_process(verb, run.run_id, *more)
+            if done.code:
+                said.write_text(f"{verb}: {done.stderr}")
+                return 1
+        done = in_process("cancel", run.run_id, "--yes")
+        said.write_text(done.stderr)
+        return done.code
+
+    assert as_user(12002, second) == 1
+    message, hint = error_of(type("Said", (), {"stderr": said.read_text()}))
+    assert message == f"cannot end process {sleeper.pid} of run {run.run_id}: Operation not permitted"
+    assert "another user's" in hint
+    assert not list(run.path.glob("cancelled.*"))
+    assert (run.path / "record.json").stat().st_uid == 12002
