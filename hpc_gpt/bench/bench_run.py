@@ -18,12 +18,13 @@ from typing import Any
 
 from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measure, measurement_row
 from hpc_gpt.bench.peer import PATTERN_EXAMPLE
-from hpc_gpt.bench.preparation import BenchCell, advice_on_memory
 from hpc_gpt.bench.rounds import next_turn
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, peak
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.files import replace_whole
+from hpc_gpt.launch.bench_rows import BenchCell
+from hpc_gpt.launch.this_machine import advice_on_memory
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.runs.record import SCHEMA, Record, finite

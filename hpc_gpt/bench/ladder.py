@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_gpt.bench.bench_run import SLOWED, shared_lines
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
-from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cell, with_predicted_memory
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, with_predicted_memory
 from hpc_gpt.columns import Column, column, grid, peak
 from hpc_gpt.ends.failures import GOOD
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.launch.bench_rows import BenchCell, BenchRequest, prepare_cell
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
 from hpc_gpt.runs.record import Record, finite

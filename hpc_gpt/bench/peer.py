@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.bench.preparation import BenchCell
 from hpc_gpt.ends.state import ends_by_itself
 from hpc_gpt.errors import raise_faults
+from hpc_gpt.launch.bench_rows import KILL_LEAD_S, BenchCell
 from hpc_gpt.launch.prepare import finish
 from hpc_gpt.readers.pattern import figure
 from hpc_gpt.readers.runs.discovery import DiscoveredFiles
@@ -66,7 +66,7 @@ def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterP
         engine=Engine("command"),
         layout=LayoutRequest(gpus=len(list_gpus()) or 1),
         train=Train(steps=0),  # as many as it makes
-        job=Job(signal_lead_s=10),  # from SIGTERM to SIGKILL: torchrun needs time to end its workers
+        job=Job(signal_lead_s=KILL_LEAD_S),
         command=Command(run=run, per="job", snapshot=False),
     )
     return BenchCell(name, finish(experiment, profile, "a bench's peer"), pattern, is_peer=True)

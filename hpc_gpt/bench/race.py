@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_run import BenchFolder, tables_of
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measurement_row
-from hpc_gpt.bench.preparation import with_predicted_memory
+from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measurement_row, with_predicted_memory
 from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.columns import peak
 from hpc_gpt.ends.decisions import NEXT_MARK, classify, job_of

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from hpc_gpt.bench.preparation import (
+from hpc_gpt.cli import completers
+from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
+from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.bench_rows import (
     DEFAULT_BENCH,
     BenchCell,
     BenchRequest,
     parse_engines,
     parse_micro_batches,
     prepare_cells,
-    profile_here,
 )
-from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
-from hpc_gpt.cli.option_groups import GroupedCommand
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.this_machine import profile_here
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile

@@ -30,6 +30,7 @@ from hpc_gpt.launch.request import (
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume, check_products
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
@@ -55,6 +56,8 @@ ONLY_MEASURES: Mapping[str, Any] = {
     "job.max_gpu_hours": None,
     "job.time": None,
 }
+# A row that a bench or a race measures trains as many steps as that says, and nothing else.
+MEASURED: Mapping[str, Any] = {**ONLY_MEASURES, "train.eval_every": 0, "train.minutes": None}
 
 
 def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
@@ -90,7 +93,9 @@ def prepare_row(
     # 1. What is asked for.
     until = request.until or Until()
     steps_elsewhere = request.smoke or (until.steps or until.tokens) is not None
-    experiment = load_row(file, request.overrides, row, steps_elsewhere)
+    measured = request.measured
+    experiment = load_row(file, request.overrides, row, steps_elsewhere, batch_follows=measured is not None)
+    experiment = experiment if measured is None else replace(experiment, **AROUND)
     given = keys_given(file, request.overrides, row)
     facts = engine_named(experiment.engine.name)
     if facts.starts_script(experiment.command):
@@ -114,7 +119,7 @@ def prepare_row(
         small = shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
     else:
         searched = search_layouts(sized, profile, given) if faster else None
-        keys, planned = plan_open(sized, profile, given, searched)
+        keys, planned = plan_open(sized, profile, given, searched) if measured is None else ({}, ())
         experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
         notes += [*planned, *length]
         if request.until is not None:
@@ -123,16 +128,22 @@ def prepare_row(
     # shows that it starts.
     refuse = not (request.force or request.smoke or profile.scheduler == "local")
     own = None if file.path is DEFAULTS else file
-    last = small.experiment if small is not None else experiment
+    last = with_keys(small.experiment if small is not None else experiment, measured or {})
     profile = profile if small is None else replace(profile, stage=None)
     prepared = finish(
         last, profile, file=own, sweep=file.name, row=row, refuse=refuse, template=request.template, inputs=inputs
     )
     # 5. What its user is to know of it.
     resolved = prepared.resolved
-    if small is not None:
-        notes += [f"smoke: {experiment.name}"]
-        notes += [f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes)]
+    sizes = sizes_beside(sized, resolved) if small is not None else []
+    if small is not None and measured is None:
+        notes += [f"smoke: {experiment.name}", *(f"  {line}" for line in (*sizes, *small.notes))]
+    elif small is not None:
+        steps = counted(resolved.train.steps, "step")
+        notes += [
+            f"smoke: {' '.join(sizes[1].split())}, {steps}: its figures show that it runs, no speed",
+            *small.notes,
+        ]
     if own is None:
         notes.insert(0, defaults_note(request, meant_for, experiment.train, resolved, batch))
     elif not request.names_experiment:
@@ -141,7 +152,8 @@ def prepare_row(
         notes.insert(0, f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}")
     unread = unread_of(experiment, sized.model.seq)
     faster = faster and small is None  # nobody waits for five steps
-    notes += [f"note: {line}" for line in (*_cautions(resolved, request.smoke, given), *unread)]
+    cautions = _cautions(resolved, request.smoke, given) if measured is None else ()
+    notes += [f"note: {line}" for line in (*cautions, *unread)]
     return replace(
         prepared,
         notes=(*notes, *prepared.notes),

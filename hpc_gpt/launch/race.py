@@ -13,7 +13,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.launch.past_timings import PastTimings
-from hpc_gpt.launch.prepare import ONLY_MEASURES, earlier_runs, finish, prepare_row
+from hpc_gpt.launch.prepare import MEASURED, earlier_runs, finish, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, requested_file
@@ -35,12 +35,7 @@ ROUNDS, STEPS, TOP = 3, 20, 5
 _WARM_UP = 5
 # Of a start that no earlier run has measured, and of a job's end.
 _START_S, _END_S = 120.0, 60.0
-_VISIT: Mapping[str, Any] = {
-    **ONLY_MEASURES,
-    "train.eval_every": 0,
-    "train.minutes": None,
-    "job.preflight": False,
-}
+_VISIT: Mapping[str, Any] = {**MEASURED, "job.preflight": False}
 # Keys beside layout and engine that leave the training the same.
 _FREE = ("train.optimizer_mode", "train.eval_every", "train.eval_batches", "data.workers", "data.on_bad_shard")
 _OF_THE_RACE = ("job.time", "job.signal_lead_s", "job.name")

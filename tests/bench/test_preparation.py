@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from hpc_gpt.bench.preparation import BenchRequest, parse_engines, parse_micro_batches, prepare_cells, profile_here
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.launch.bench_rows import BenchRequest, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.launch.this_machine import profile_here
 from hpc_gpt.settings.cluster import load_profile
 
 LOCAL = profile_here(None, [])
