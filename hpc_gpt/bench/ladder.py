@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_run import SLOWED, shared_lines
@@ -20,12 +21,11 @@ from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_ex
 from hpc_gpt.settings.requirements import check_requirements
 from hpc_gpt.settings.resolve import size_run
 from hpc_gpt.settings.sweep_rows import SweepRow, choose_row
+from hpc_gpt.tables import read_toml
 from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.words import cut, plain, show_digits, show_params
 
 NOT_MEASURED = "not measured"
-# The figures by which the last rung is compared with the first.
-_TOKENS, _MEMORY, _FLOPS = "tokens/s", "peak memory", "TFLOP/s hardware"
 # The length of a training, or how often it logs, is not a technique.
 _NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")
 _LONGEST = 100
@@ -42,20 +42,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Ladder:
-    """A published ladder by its number in `bench --json`: its rungs, then further rows that are measured after them."""
+    """A published ladder of ladders.toml, by its number in `bench --json`: its rungs, then further rows that are
+    measured after them. It is known for a `figure` of a record, which it calls `what`, and whose column is `published`;
+    one that saves memory has the column of its `time`, too."""
 
     number: str
+    what: str
+    figure: str
+    published: str
     groups: Sequence[Group]
+    time: str | None = None
 
 
-# "Efficient GPT2" compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its
-# time). Its last rung needs two GPUs, so the one before it is the last here.
 LADDERS: Mapping[str, Ladder] = {
-    "colab": Ladder("002", [Group("colab-ladder", "baseline", "workers")]),
-    "memory": Ladder(
-        "004", [Group("memory-ladder", "batch128", "for-loop"), Group("memory-techniques", "base", "all-of-these")]
-    ),
-    "mingpt": Ladder("000", [Group("mingpt-fsdp", "b1", "ckpt-prefetch-b64")]),
+    name: Ladder(**{**table, "groups": [Group(**group) for group in table["groups"]]})
+    for name, table in read_toml(Path(__file__).with_name("ladders.toml")).items()
 }
 
 
@@ -234,7 +235,7 @@ class LadderOutcome:
         """`tokens/s of workers over baseline: 10.1 (published: 8.66)`."""
         ours = NOT_MEASURED if self.ratio is None else plain(show_digits(self.ratio))
         theirs = show_digits(self.published_ratio)
-        if self.what == _MEMORY:
+        if self.published_time is not None:
             time = NOT_MEASURED if self.time is None else plain(show_digits(self.time))
             ours += f" at {time} x the time" if self.ratio is not None else ""
             theirs += f" at {show_digits(self.published_time)} x"
@@ -266,23 +267,20 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> 
     """The last rung over the first. A --smoke run does not count as a measurement."""
     group = ladder.groups[0]
     records = {rung.row.name: each for rung, each in _measured(group, rungs, rows) if not is_smoke(each)}
-    first, last = records.get(group.base), records.get(group.last)
-    published: Mapping[str, Mapping[str, Any]] = {
-        line.row.name: line.row.published for line in sweep_lines(group.sweep, []).lines
-    }
+    last, first = records.get(group.last), records.get(group.base)
+    figures = {line.row.name: line.row.published for line in sweep_lines(group.sweep, []).lines}
 
-    def theirs(key: str) -> float | None:
-        return _over(published[group.last][key], published[group.base][key])
+    def ours(record: Record | None) -> float | None:
+        value = getattr(record, ladder.figure, None)
+        return peak(value) if isinstance(value, list) else value
 
-    if group.sweep == "memory-ladder":
-        ours = [peak(record.memory_reserved_gib) if record else None for record in (last, first)]
-        return LadderOutcome(
-            _MEMORY, group.base, group.last, _over(*ours), theirs("memory_mb"),
-            time_ratio(last, first), theirs("latency_s"),
-        )  # fmt: skip
-    what, key = (_TOKENS, "tokens_per_s") if group.sweep == "colab-ladder" else (_FLOPS, "tflops_hardware")
-    ours = [getattr(record, key) if record else None for record in (last, first)]
-    return LadderOutcome(what, group.base, group.last, _over(*ours), theirs(key))
+    def theirs(key: str | None) -> float | None:
+        values: list[Any] = [figures[name].get(key or "") for name in (group.last, group.base)]
+        return _over(*values)
+
+    of_time = (time_ratio(last, first) if ladder.time else None, theirs(ladder.time))
+    ratios = _over(ours(last), ours(first)), theirs(ladder.published)
+    return LadderOutcome(ladder.what, group.base, group.last, *ratios, *of_time)
 
 
 def _with_reason(line: SweepLine) -> SweepLine:

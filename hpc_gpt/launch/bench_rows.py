@@ -118,14 +118,14 @@ def prepare_cells(asked: BenchRequest) -> PreparedCells:
     if faults:
         raise next(iter(faults.values())) if len(faults) == 1 else faults_of_rows(faults)
     notes = dict.fromkeys(note for cell in cells if cell.prepared for note in cell.prepared.notes)
-    row = rows[0].name if rows[0] is not None else None
-    source = load_experiment(file, None, row, steps_elsewhere=True).data.source
+    first = rows[0].name if rows[0] is not None else None
+    source = load_experiment(file, None, first, steps_elsewhere=True).data.source
     if "data" in file.tables and source != "random":
         notes[f"data: random tokens, not {source} as {asked.experiment} says: a bench is about speed alone"] = None
     if not (asked.has_gpu or asked.smoke):
         notes["this machine has no GPU, so a CPU's speed is measured; --smoke tries the same on a tiny model"] = None
-    experiment = load_experiment(file, asked.overrides, row, asked.gives_steps)
-    name = _name(asked, file, experiment) + (f"-{row}" if row is not None and len(rows) == 1 else "")
+    experiment = load_experiment(file, asked.overrides, first, asked.gives_steps)
+    name = _name(asked, file, experiment) + (f"-{first}" if first is not None and len(rows) == 1 else "")
     return PreparedCells(name + ("-smoke" if asked.smoke else ""), cells, tuple(notes))
 
 
@@ -142,8 +142,10 @@ def prepare_cell(
     It is called `name`, else by its engine, as the user wrote it, and its micro-batch if that was asked for.
     """
     experiment = load_experiment(file, {**over, **asked.overrides}, row, asked.gives_steps)
-    facts, own = engine_named(experiment.engine.name), dict(asked.overrides)
+    facts = engine_named(experiment.engine.name)
     is_peer = facts.takes_command and name is not None and experiment.command.script is None
+    of_peer = ("command", "layout", "job")
+    own = {key: value for key, value in asked.overrides.items() if not is_peer or key.partition(".")[0] in of_peer}
     if not is_peer:
         facts.refuse_program(_NO_BENCH, "name trainers with --engines, and several rows with --row, or use --peer")
     own |= {"train.steps": asked.steps} if asked.steps is not None and not is_peer else {}
@@ -167,7 +169,11 @@ def prepare_cell(
 def _of_bench(asked: BenchRequest, file: ExperimentFile, row: str | None, is_peer: bool) -> dict[str, Any]:
     """The bench's own settings, by dotted key."""
     if is_peer:
-        return {**{key: None for key in MEASURED if key.startswith("job.")}, "job.signal_lead_s": KILL_LEAD_S}
+        # It is told nothing of our trainers' settings.
+        told = [
+            f"{table}.{key}" for table in ("train", "engine") for key in file.tables.get(table, ()) if key != "name"
+        ]
+        return {**dict.fromkeys([*MEASURED, *told]), "job.signal_lead_s": KILL_LEAD_S}
     keys = {**MEASURED, "train.matmul_rate": True}
     if asked.is_ladder:
         length = () if asked.steps is None else ("train.minutes",)
