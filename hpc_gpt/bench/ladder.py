@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.bench.bench_run import SLOWED, shared_lines
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, with_predicted_memory
+from hpc_gpt.bench.measurement import BenchRow, with_predicted_memory
 from hpc_gpt.columns import Column, column, grid, peak
-from hpc_gpt.ends.failures import GOOD
+from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.launch.bench_rows import BenchCell, BenchRequest, prepare_cell
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
+from hpc_gpt.report.bench_table import SLOWED, shared_lines
 from hpc_gpt.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.secrets import hide_secrets
