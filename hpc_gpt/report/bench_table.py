@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ from hpc_gpt.readers.runs.own_run import DIALECT
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import read_bench
 from hpc_gpt.runs.record import Record
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.words import NOTHING, counted, plain, show_digits, show_share
 
@@ -242,7 +244,8 @@ def read_race(file: Path) -> dict[str, Any] | None:
 
 
 def race_lines(file: Path) -> list[str]:
-    """Who wins a race, why, whether the difference is shown, and the planner's place for the winner."""
+    """Who wins a race, why, whether the difference is shown, the planner's place for the winner, and the command by
+    which plan learns of what was measured."""
     race = read_race(file)
     if race is None:
         return []
@@ -267,4 +270,7 @@ def race_lines(file: Path) -> list[str]:
         lines.append("nobody checked that a step is the same work in all rows")
     if race.get("place"):
         lines.append(f"plan had put it in place {race['place']}")
+    if not race.get("unchecked") and runs[run].record.device is not None:
+        cluster = RunFolder(file.parent).resolved().cluster.name
+        lines.append(f"next: hpc-gpt plan --calibrate {quote(str(file.parent))} --cluster {quote(cluster)}")
     return lines

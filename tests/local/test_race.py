@@ -1,6 +1,7 @@
 """Races on this machine, with ranks that write the metrics of a training at once: a second a visit."""
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.files import logs_dir
+from hpc_gpt.files import config_dir, logs_dir
 from hpc_gpt.runs.race import read_visits
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
@@ -172,6 +173,19 @@ def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
     other = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--seq", "64", "--cluster", "local")
     assert "seq 32, not 64" in error_of(other)[0]
     assert in_process("submit", tmp_path / "tiny.toml", "--winner", "nothing").code == 5
+
+
+def test_its_end_names_the_command_that_calibrates_plan_and_that_command_takes_it(race, own_folders):
+    profile = config_dir() / "clusters" / "mine.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text('extends = "local"\ndevice = "a100-80g"\nfabric = "nvlink"\n')
+    run, said = race("quick slow", "--rounds", 1, "--wait", "--cluster", "mine", "--set", "train.dtype=bf16")
+    (line,) = [line for line in said.splitlines() if line.startswith("next: hpc-gpt plan --calibrate")]
+    words = shlex.split(line.removeprefix("next: hpc-gpt "))
+    assert words == ["plan", "--calibrate", str(run.path), "--cluster", "mine"]
+    assert line in in_process("report", run.run_id).stdout
+    done = in_process(*words)
+    assert done.code == 0, done.stderr
 
 
 PROGRAM = """
