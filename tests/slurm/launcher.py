@@ -48,9 +48,8 @@ SAVED = ("--set", "train.save_in_background=false")
 # In the queue until it is released.
 HELD = ("--set", 'job.sbatch=["--begin=now+1hour"]')
 
-EXPERIMENT = """
-name = "tiny"
-
+# A model that trains its steps at once, on the tokens that a launcher makes.
+TINY = """
 [model]
 hidden = 32
 layers = 4
@@ -61,7 +60,12 @@ seq = 32
 [data]
 source = "tokens"
 path = "{tokens}"
-
+"""
+EXPERIMENT = (
+    f"""
+name = "tiny"
+{TINY}"""
+    + """
 [layout]
 gpus = 4
 tp = 2
@@ -77,6 +81,7 @@ warmup_steps = 4
 log_every = 1
 save_every = 10
 """
+)
 
 
 class Launcher:

@@ -7,23 +7,14 @@ from typing import Any
 import pytest
 
 from hpc_gpt.runs.race import read_visits
-from tests.slurm.launcher import REPOSITORY, Job, Launcher
+from tests.slurm.launcher import REPOSITORY, TINY, Job, Launcher
 from tests.slurm.stories import Teller, slow_story, story
 
-ROWS = """
-name = "{name}"
-
-[model]
-hidden = 32
-layers = 4
-heads = 4
-vocab = 256
-seq = 32
-
-[data]
-source = "tokens"
-path = "{tokens}"
-
+ROWS = (
+    f"""
+name = "{{name}}"
+{TINY}"""
+    + """
 [engine]
 name = "ddp"
 
@@ -42,6 +33,7 @@ warmup_steps = 4
 [rows]
 {rows}
 """
+)
 TWO = '"b1" = { layout.micro_batch = 1 }\n"b2" = { layout.micro_batch = 2 }'
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.slurm.cluster import Cluster, ClusterSpec, Nodes
-from tests.slurm.launcher import Launcher
+from tests.slurm.launcher import TINY, Launcher
 from tests.torture.order import SAVE_EVERY, STEPS
 
 # Of each lane's nodes a run takes two or four; the others replace one that is dead.
@@ -26,20 +26,11 @@ GLOO_SOCKET_IFNAME = "lo"
 OMP_NUM_THREADS = "1"
 """
 
-_EXPERIMENT = """
+_EXPERIMENT = (
+    f"""
 name = "tiny"
-
-[model]
-hidden = 32
-layers = 4
-heads = 4
-vocab = 256
-seq = 32
-
-[data]
-source = "tokens"
-path = "{tokens}"
-
+{TINY}"""
+    + """
 [engine]
 name = "deepspeed-3d"
 zero_stage = 1
@@ -60,6 +51,7 @@ warmup_steps = 4
 log_every = 1
 save_every = {save_every}
 """
+)
 
 
 def cluster_spec(lanes: int) -> ClusterSpec:
