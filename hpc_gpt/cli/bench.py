@@ -110,7 +110,8 @@ def bench(
     Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. Prints a row for each engine and
     micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside what plan predicts, and figures of the GPU and its
     allocator. Several rows are measured in turns over several rounds: each shows the median of its rounds and the ratio
-    to the first row. --cluster only says which machine this is; nothing is queued.
+    to the first row. --row takes several rows of EXPERIMENT; one of engine command is a peer. --cluster only says
+    which machine this is; nothing is queued.
 
     No checkpoint is saved. Each round is a run under logs/; the rows are records in bench.json beside them, for report
     and compare. Ctrl-C ends the current run and keeps the rows that are done. Exit 3 if the first row runs out of
@@ -127,6 +128,7 @@ def bench(
     hpc-gpt bench
     hpc-gpt bench --model gpt2-xl --mbs 4,8,16
     hpc-gpt bench --engines ddp,deepspeed-zero,deepspeed-zero:3,fsdp --rounds 5
+    hpc-gpt bench memory-techniques --row base,loss-chunks
     hpc-gpt bench --smoke --engines ddp,deepspeed-zero
     hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
     hpc-gpt bench --ladder memory --steps 30
