@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.measurement import BenchRow, Measurement, measure, measurement_row
-from hpc_gpt.bench.peer import PATTERN_EXAMPLE
 from hpc_gpt.bench.rounds import next_turn
 from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch.bench_rows import BenchCell
+from hpc_gpt.launch.peers import PATTERN_EXAMPLE
 from hpc_gpt.launch.this_machine import advice_on_memory
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.bench_table import MeasuredRow, is_on_cpu, rows_text

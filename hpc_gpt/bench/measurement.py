@@ -11,19 +11,16 @@ from typing import Any
 from hpc_gpt.bench.peer import peer_record
 from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.ends.run_state import newest_submission
-from hpc_gpt.errors import UserError
 from hpc_gpt.formulas import hfu, mfu
 from hpc_gpt.launch.bench_rows import BenchCell
 from hpc_gpt.launch.submission import start_run, write_run
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.training import training_of
+from hpc_gpt.launch.this_machine import with_predicted_memory
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import refresh_record
 from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.runs.record import Flag, Record
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.sized import Sized
 from hpc_gpt.terminal import width
 from hpc_gpt.watch.control import follow
 from hpc_gpt.watch.status import RunStatus
@@ -77,19 +74,6 @@ def measure(cell: BenchCell, folder: Path, provenance: Mapping[str, Any], label:
     if cell.is_peer and (attempts := run.attempts()):
         record = peer_record(record, attempts[-1].log, cell.pattern)
     return Measurement(record, run.path)
-
-
-def with_predicted_memory(record: Record, resolved: Sized) -> Record:
-    """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
-    not depend on the device, so none need be known."""
-    if record.predicted_memory_gib:
-        return record
-    try:
-        memory = predict_memory(training_of(resolved))
-    except UserError:
-        return record
-    sources = {**record.sources, "predicted_memory_gib": "plan, allocated at the peak, on any GPU: none is named here"}
-    return replace(record, predicted_memory_gib=[stage.allocated for stage in memory.stages], sources=sources)
 
 
 def _wait_until_gone(run: RunFolder) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_run import BenchFolder, tables_of
-from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row, with_predicted_memory
+from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.columns import peak
 from hpc_gpt.ends.decisions import NEXT_MARK, classify, job_of
@@ -28,6 +28,7 @@ from hpc_gpt.ends.end_policy import End, asks_to_requeue, end_by_script, exit_co
 from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY, meaning
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import replace_whole, write_once
+from hpc_gpt.launch.this_machine import with_predicted_memory
 from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked

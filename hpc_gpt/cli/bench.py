@@ -36,7 +36,7 @@ from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
-    from hpc_gpt.bench.ladder import PreparedLadder
+    from hpc_gpt.launch.ladder import PreparedLadder
 
 PLACE = 45
 
@@ -134,7 +134,7 @@ def bench(
     hpc-gpt bench --ladder memory --steps 30
     hpc-gpt bench --machine --cluster mine
     """
-    from hpc_gpt.bench.peer import prepare_peer, read_peers  # needs numpy
+    from hpc_gpt.launch.peers import prepare_peer, read_peers
 
     if machine:
         _measure_machine(request, as_json)
@@ -177,7 +177,7 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: TextIO | None) -> None:
     """Runs a ladder rung by rung."""
-    from hpc_gpt.bench.ladder import prepare_ladder
+    from hpc_gpt.launch.ladder import prepare_ladder
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))

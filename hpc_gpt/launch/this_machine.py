@@ -10,9 +10,11 @@ from hpc_gpt.errors import UserError
 from hpc_gpt.plan.machine import Machine, machine_of
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
+from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import ClusterProfile, MachineFigures, load_profile
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.sized import Sized
 
 LOCAL = "local"
 # The keys of a profile about the machine itself. All others are for the scheduler.
@@ -36,6 +38,19 @@ def profile_here(chosen: ClusterProfile | None, gpus: Sequence[Mapping[str, Any]
     if profile.fabric is None and figures.network_gb_s is None:
         figures = replace(figures, network_gb_s=0.0)  # no network to another machine
     return replace(profile, device=device, machine=figures, gpus_per_node=len(gpus))
+
+
+def with_predicted_memory(record: Record, resolved: Sized) -> Record:
+    """The record with the planner's predicted_memory_gib, if it has none and plan can predict it. Allocated memory does
+    not depend on the device, so none need be known."""
+    if record.predicted_memory_gib:
+        return record
+    try:
+        memory = predict_memory(training_of(resolved))
+    except UserError:
+        return record
+    sources = {**record.sources, "predicted_memory_gib": "plan, allocated at the peak, on any GPU: none is named here"}
+    return replace(record, predicted_memory_gib=[stage.allocated for stage in memory.stages], sources=sources)
 
 
 def advice_on_memory(resolved: Resolved, profile: ClusterProfile, ended: str) -> str:

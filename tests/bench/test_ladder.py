@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_rungs, savings_of
-from hpc_gpt.bench.measurement import BenchRow, with_predicted_memory
+from hpc_gpt.bench.ladder import ladder_json, ladder_text, outcome, savings_of
+from hpc_gpt.bench.measurement import BenchRow
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.bench_rows import BenchRequest
-from hpc_gpt.launch.this_machine import profile_here
+from hpc_gpt.launch.ladder import LADDERS, prepare_rungs
+from hpc_gpt.launch.this_machine import profile_here, with_predicted_memory
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep
 from hpc_gpt.settings.resolved import config_hash
