@@ -135,7 +135,12 @@ def _planned(
     """The planner's best layouts that fit; what the command line gives stays."""
     base = prepare_row(replace(request, force=True), profile, file, None, earlier)
     engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
-    for name, keys in best_layouts(base.resolved, profile, request.overrides, top):
+    try:
+        layouts = best_layouts(base.resolved, profile, request.overrides, top)
+    except ConfigError as fault:
+        fault.hint = f"give the race its [rows], or plan what it lacks: {fault.hint}"
+        raise
+    for name, keys in layouts:
         experiment = with_keys(experiment_of(base.resolved), keys)
         made = finish(experiment, profile, file=_own(file), template=request.template)
         yield PreparedRow(name, keys, replace(made, forecast=base.forecast, data_beside=base.data_beside))

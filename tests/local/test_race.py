@@ -104,7 +104,7 @@ def wait(what: Any) -> None:
 
 
 @pytest.mark.long
-def test_rows_are_measured_in_turns_and_those_that_fail_are_rows_with_a_cause(race):
+def test_rows_are_measured_in_turns_and_those_that_fail_are_rows_with_a_cause(race, tmp_path):
     run, said = race("quick slow oom other hang", "--rounds", 2, "--wait")
     assert names_of(run) == ["quick", "slow", "oom", "other", "hang", "other", "hang", "quick"]
     page = page_of(run)
@@ -121,7 +121,11 @@ def test_rows_are_measured_in_turns_and_those_that_fail_are_rows_with_a_cause(ra
     # The race is one run, and its rows by its name.
     assert in_process("report", logs_dir()).stdout.count("tiny-") == 1
     assert "winner: quick" in in_process("report", run.run_id).stdout
-    assert in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2").code == 0
+    compared = in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2")
+    assert compared.code == 0
+    assert "both are of job" not in compared.stdout
+    lost = in_process("submit", tmp_path / "tiny.toml", "--winner", f"{run.run_id}#3", "--cluster", "local")
+    assert (lost.code, "row 'oom' of race" in error_of(lost)[0]) == (2, True)
 
 
 @pytest.mark.long
@@ -158,13 +162,15 @@ def test_stop_ends_it_after_the_visit_and_resume_continues(race):
 
 
 @pytest.mark.long
-def test_cancel_drops_the_visit_and_resume_begins_it_again(race):
+def test_cancel_drops_the_visit_and_resume_begins_it_again(race, tmp_path):
     run, _ = race("quick waits", "--rounds", 1)
     wait(lambda: len(read_visits(run)) == 2)
     assert hpc_gpt("cancel", run.run_id).code == 0
     wait(lambda: run.attempts()[-1].ended())
     assert run.attempts()[-1].ended()["ended"] == "cancelled"
     assert [visit.dropped for visit in read_visits(run)] == [False, True]
+    early = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--cluster", "local")
+    assert (early.code, error_of(early)[0]) == (2, f"race {run.run_id} is not over")
     (run.path / "go").touch()
     done = hpc_gpt("submit", "--resume", run.run_id, "--wait")
     assert done.code == 0, done.stderr
@@ -277,6 +283,15 @@ def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
     both = in_process("submit", "--race", "--resume", run.run_id, "--set", "command.values.pause=0.1")
     assert (both.code, error_of(both)[0]) == (2, "--race and --resume exclude each other")
     assert len(run.attempts()) == 1
+
+
+def test_without_rows_and_with_a_device_that_plan_does_not_know_it_asks_for_rows(tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(FILE.replace("[rows]", ""))
+    done = in_process("submit", file, "--race", "--cluster", "local")
+    message, hint = error_of(done)
+    assert (done.code, message) == (2, "profile local names no device")
+    assert hint.startswith("give the race its [rows], or plan what it lacks: ")
 
 
 def test_a_program_beside_a_row_of_ours_is_refused(tmp_path):
