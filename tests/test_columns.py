@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.bench import bench_run
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
-from hpc_gpt.report import tables
+from hpc_gpt.report import bench_table, tables
 from hpc_gpt.report.page import run_table
 from hpc_gpt.runs.record import RECORD_KEYS, Record
 from hpc_gpt.words import show_digits
@@ -35,7 +34,7 @@ def test_the_tables_take_a_figure_as_it_is_described(table: tuple[Column, ...]) 
 
 
 def test_the_bench_has_a_label_for_each_of_its_figures() -> None:
-    assert [each.heading for each in bench_run._COLUMNS if not each.label] == []
+    assert [each.heading for each in bench_table._FIGURES if not each.label] == []
 
 
 def test_a_grid_has_its_columns_in_order_without_empty_ones() -> None:

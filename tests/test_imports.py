@@ -76,6 +76,7 @@ MAY_IMPORT = {
         "watch",
         "launch",
         "report",
+        "supervision",
     },
     "api": {"settings", "engines", "runs", "plan", "readers", "watch", "launch", "report"},
     "cli": {

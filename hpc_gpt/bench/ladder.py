@@ -1,146 +1,22 @@
-"""A published ladder on this machine: its rungs as cells, what each saves and costs, and a table in its columns."""
+"""A published ladder on this machine: what each of its rungs saves and costs, and a table in its columns."""
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_gpt.bench.bench_run import SLOWED, shared_lines
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow
-from hpc_gpt.bench.preparation import BenchCell, BenchRequest, prepare_cell, with_predicted_memory
+from hpc_gpt.bench.measurement import BenchRow
 from hpc_gpt.columns import Column, column, grid, peak
-from hpc_gpt.ends.failures import GOOD
-from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
+from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY
+from hpc_gpt.launch.ladder import Group, Ladder, Rung
+from hpc_gpt.report.bench_table import SLOWED, shared_lines
 from hpc_gpt.report.published_tables import SweepLine, is_smoke, sweep_lines, sweep_text
 from hpc_gpt.runs.record import Record, finite
-from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.settings.cluster import FALLBACK, load_profile
-from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, load_experiment, read_experiment
-from hpc_gpt.settings.requirements import check_requirements
-from hpc_gpt.settings.resolve import size_run
-from hpc_gpt.settings.sweep_rows import SweepRow, choose_row
-from hpc_gpt.tokens.run_data import ensure_data
 from hpc_gpt.words import cut, plain, show_digits, show_params
 
 NOT_MEASURED = "not measured"
-# The figures by which the last rung is compared with the first.
-_TOKENS, _MEMORY, _FLOPS = "tokens/s", "peak memory", "TFLOP/s hardware"
 # The length of a training, or how often it logs, is not a technique.
 _NOT_SWITCHED = ("train.steps", "train.minutes", "train.log_every", "train.eval_every", "train.eval_batches")
 _LONGEST = 100
-
-
-@dataclass(frozen=True)
-class Group:
-    """The rungs of one sweep. Savings and costs are relative to `base`; the group's result is that of `last`."""
-
-    sweep: str
-    base: str
-    last: str
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """A published ladder by its number in `bench --json`: its rungs, then further rows that are measured after them."""
-
-    number: str
-    groups: Sequence[Group]
-
-
-# "Efficient GPT2" compares its rungs with the plain run of the same batch, 128 (0.52 of its memory at 1.5 times its
-# time). Its last rung needs two GPUs, so the one before it is the last here.
-LADDERS: Mapping[str, Ladder] = {
-    "colab": Ladder("002", [Group("colab-ladder", "baseline", "workers")]),
-    "memory": Ladder(
-        "004", [Group("memory-ladder", "batch128", "for-loop"), Group("memory-techniques", "base", "all-of-these")]
-    ),
-    "mingpt": Ladder("000", [Group("mingpt-fsdp", "b1", "ckpt-prefetch-b64")]),
-}
-
-
-@dataclass(frozen=True)
-class Rung:
-    sweep: str
-    row: SweepRow
-    cell: BenchCell
-
-
-@dataclass(frozen=True)
-class PreparedLadder:
-    """A ladder with its rungs, the name of the bench, and notes for the user."""
-
-    name: str
-    ladder: Ladder
-    rungs: Sequence[Rung]
-    notes: Sequence[str]
-
-
-def prepare_ladder(asked: BenchRequest, name: str, rows: str | None, gpus: int) -> PreparedLadder:
-    """The ladder of that name with all its rungs, or with those that `rows` names, separated by commas."""
-    ladder = LADDERS[name]
-    names = [row.strip() for row in rows.split(",") if row.strip()] if rows is not None else []
-    rungs = prepare_rungs(asked, ladder, gpus, names)
-    prepared = [rung.cell.prepared for rung in rungs if rung.cell.prepared]
-    notes = list(dict.fromkeys(note for each in prepared for note in each.notes))
-    notes += [f"not {rung.row.name}: {rung.cell.record.cause}" for rung in rungs if rung.cell.record is not None]
-    minutes = sum(each.resolved.train.minutes or 0 for each in prepared)
-    if minutes:
-        notes.append(f"note: {len(prepared)} rungs train for {minutes:g} minutes in all; --steps N for less")
-    if not gpus:
-        note = "note: no GPU here, so no memory is measured: a process's host memory is a different figure"
-        notes.append(note + ("" if asked.smoke else "; --smoke runs the same rungs small"))
-    return PreparedLadder(ladder.groups[0].sweep + ("-smoke" if asked.smoke else ""), ladder, rungs, notes)
-
-
-def prepare_rungs(asked: BenchRequest, ladder: Ladder, gpus: int, rows: Sequence[str] = ()) -> list[Rung]:
-    """A rung for each row of the ladder, or for those in `rows`. `gpus`: this machine's number of GPUs.
-
-    Raises ConfigError for an unknown row, and for wrong settings of the user's.
-    """
-    files = [read_experiment(group.sweep) for group in ladder.groups]
-    every = [row for file in files for row in file.rows or ()]
-    for name in rows:
-        choose_row(every, name, files[0].path)
-    rungs = []
-    for group, file in zip(ladder.groups, files, strict=True):
-        chosen = [row for row in file.rows or () if not rows or row.name in rows]
-        if chosen:
-            load_experiment(file, asked.overrides, chosen[0].name, asked.gives_steps)
-        rungs += [_rung(asked, group.sweep, file, row, gpus) for row in chosen]
-    return rungs
-
-
-def _rung(asked: BenchRequest, sweep: str, file: ExperimentFile, row: SweepRow, gpus: int) -> Rung:
-    try:
-        if row.impossible is not None:
-            raise ConfigError(row.impossible)
-        if not asked.smoke:
-            _check_gpus(load_experiment(file, asked.overrides, row.name, asked.gives_steps).layout.gpus, gpus)
-        cell = prepare_cell(replace(asked, experiment=sweep), file, row.name, {}, name=row.name)
-        assert cell.prepared is not None
-        resolved = cell.prepared.resolved
-        _check_gpus(resolved.gpus, gpus)
-        check_requirements(resolved, gpus > 0)
-        ensure_data(resolved, beside=cell.prepared.data_beside)
-    except UserError as fault:
-        asked_for: dict[str, Any] = {}
-        wanted = None
-        with contextlib.suppress(UserError):  # as on a cluster with enough GPUs, unless it cannot run there either
-            experiment = load_experiment(file, asked.overrides, row.name, asked.gives_steps)
-            wanted = size_run(cut_warmup(experiment)[0], load_profile(FALLBACK))
-            asked_for = figures_asked(wanted)
-        asked_for["settings"] = {"sweep": {"name": sweep, "row": row.name}}
-        reason = hide_secrets("; ".join(str(fault).splitlines()))
-        record = Record(name=f"{sweep}-{row.name}", dialect=DIALECT, ended="refused", cause=reason, **asked_for)
-        cell = BenchCell(row.name, record=with_predicted_memory(record, wanted) if wanted is not None else record)
-    return Rung(sweep, row, cell)
-
-
-def _check_gpus(wanted: int | None, gpus: int) -> None:
-    """ConfigError if there are GPUs, but too few; without any, the ranks run on the CPU."""
-    if wanted and 0 < gpus < wanted:
-        raise ConfigError(f"needs {wanted} GPUs, this machine has {gpus}")
 
 
 # --- savings ----------------------------------------------------------------------------------------------------------
@@ -234,7 +110,7 @@ class LadderOutcome:
         """`tokens/s of workers over baseline: 10.1 (published: 8.66)`."""
         ours = NOT_MEASURED if self.ratio is None else plain(show_digits(self.ratio))
         theirs = show_digits(self.published_ratio)
-        if self.what == _MEMORY:
+        if self.published_time is not None:
             time = NOT_MEASURED if self.time is None else plain(show_digits(self.time))
             ours += f" at {time} x the time" if self.ratio is not None else ""
             theirs += f" at {show_digits(self.published_time)} x"
@@ -266,23 +142,20 @@ def outcome(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> 
     """The last rung over the first. A --smoke run does not count as a measurement."""
     group = ladder.groups[0]
     records = {rung.row.name: each for rung, each in _measured(group, rungs, rows) if not is_smoke(each)}
-    first, last = records.get(group.base), records.get(group.last)
-    published: Mapping[str, Mapping[str, Any]] = {
-        line.row.name: line.row.published for line in sweep_lines(group.sweep, []).lines
-    }
+    last, first = records.get(group.last), records.get(group.base)
+    figures = {line.row.name: line.row.published for line in sweep_lines(group.sweep, []).lines}
 
-    def theirs(key: str) -> float | None:
-        return _over(published[group.last][key], published[group.base][key])
+    def ours(record: Record | None) -> float | None:
+        value = getattr(record, ladder.figure, None)
+        return peak(value) if isinstance(value, list) else value
 
-    if group.sweep == "memory-ladder":
-        ours = [peak(record.memory_reserved_gib) if record else None for record in (last, first)]
-        return LadderOutcome(
-            _MEMORY, group.base, group.last, _over(*ours), theirs("memory_mb"),
-            time_ratio(last, first), theirs("latency_s"),
-        )  # fmt: skip
-    what, key = (_TOKENS, "tokens_per_s") if group.sweep == "colab-ladder" else (_FLOPS, "tflops_hardware")
-    ours = [getattr(record, key) if record else None for record in (last, first)]
-    return LadderOutcome(what, group.base, group.last, _over(*ours), theirs(key))
+    def theirs(key: str | None) -> float | None:
+        values: list[Any] = [figures[name].get(key or "") for name in (group.last, group.base)]
+        return _over(*values)
+
+    of_time = (time_ratio(last, first) if ladder.time else None, theirs(ladder.time))
+    ratios = _over(ours(last), ours(first)), theirs(ladder.published)
+    return LadderOutcome(ladder.what, group.base, group.last, *ratios, *of_time)
 
 
 def _with_reason(line: SweepLine) -> SweepLine:

@@ -15,10 +15,10 @@ from dataclasses import fields, replace
 from statistics import median
 from typing import Any
 
-from hpc_gpt.bench.preparation import profile_here
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.errors import JobFailed
 from hpc_gpt.launch.here import read_allocation
+from hpc_gpt.launch.this_machine import profile_here
 from hpc_gpt.network import free_port
 from hpc_gpt.plan.constants import VALUES
 from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, Rates, generation_of, machine_of

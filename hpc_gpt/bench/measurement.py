@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.peer import peer_record
-from hpc_gpt.bench.preparation import BenchCell, with_predicted_memory
-from hpc_gpt.ends.failures import GOOD
+from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.ends.run_state import newest_submission
 from hpc_gpt.formulas import hfu, mfu
+from hpc_gpt.launch.bench_rows import BenchCell
 from hpc_gpt.launch.submission import start_run, write_run
+from hpc_gpt.launch.this_machine import with_predicted_memory
 from hpc_gpt.process import is_alive, send
 from hpc_gpt.readers.runs import add_figures
 from hpc_gpt.report.gather import refresh_record
@@ -24,8 +25,6 @@ from hpc_gpt.terminal import width
 from hpc_gpt.watch.control import follow
 from hpc_gpt.watch.status import RunStatus
 
-# How a cell ends that is too large for the machine.
-OUT_OF_MEMORY = ("gpu_memory", "host_memory")
 _GONE_S = 45.0  # longer than ranks are given between SIGTERM and SIGKILL
 _POLL_S = 0.05
 # The share by which the device's own matmul rate may change during a run; by more if it was throttled or shared.
@@ -121,11 +120,6 @@ class BenchRow:
     tokens_per_s: tuple[float, ...] = ()
     places: tuple[Path, ...] = ()
     tenth_step_s: tuple[float, ...] = ()
-
-    @property
-    def warm_tenth_step_s(self) -> float | None:
-        """The median over all rounds but the first, which may find no compiler cache; if there is only one, its own."""
-        return statistics.median(self.tenth_step_s[1:] or self.tenth_step_s) if self.tenth_step_s else None
 
     @property
     def is_measured(self) -> bool:

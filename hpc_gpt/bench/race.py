@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.bench.bench_run import BenchFolder, tables_of
-from hpc_gpt.bench.measurement import OUT_OF_MEMORY, BenchRow, Measurement, measurement_row
-from hpc_gpt.bench.preparation import with_predicted_memory
+from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.columns import peak
 from hpc_gpt.ends.decisions import NEXT_MARK, classify, job_of
 from hpc_gpt.ends.end_policy import End, asks_to_requeue, end_by_script, exit_code, first_failure, is_put_back
-from hpc_gpt.ends.failures import GOOD, meaning
+from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY, meaning
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import replace_whole, write_once
+from hpc_gpt.launch.this_machine import with_predicted_memory
 from hpc_gpt.readers.attempt_cause import read_cause
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.runs.own_run import DIALECT, figures_asked
+from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.report.gather import gather_records
-from hpc_gpt.report.race_table import race_text
 from hpc_gpt.runs.race import RaceRow, Visit, make_visit, measured, note_visit, read_rows, read_visits
 from hpc_gpt.runs.record import Record, finite
 from hpc_gpt.runs.requests import answer, open_requests
@@ -117,7 +117,7 @@ class Race:
         again = asks_to_requeue(self.run, self.attempt, end)
         self.attempt.write_ended(end.ended, end.cause, done, requeue=again, node=end.node)
         self.write()
-        print(race_text(self.folder.file), end="", file=sys.stderr, flush=True)
+        print(file_text(self.folder.file), end="", file=sys.stderr, flush=True)
         return 0 if end.ended in GOOD or again else 1
 
     def _asked(self) -> End | None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from types import FrameType
 
@@ -15,6 +16,7 @@ from hpc_gpt.runs import lock
 from hpc_gpt.runs.race import Visit
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.supervision.gpus import wait_until_free
 
 _ASKED = {signal.SIGTERM: End("cancelled", "SIGTERM"), signal.SIGINT: End("stopped", "Ctrl-C")}
 
@@ -48,6 +50,8 @@ def supervise(run: RunFolder, attempt: Attempt) -> int:
             visit = RunFolder(run.path / found.place)
             of_visit = visit.attempts()[-1]
             left_s = None if limit is None else limit - (time.monotonic() - begun)
+            if held := wait_until_free():
+                print(f"note: {held}", file=sys.stderr, flush=True)
             controller = VisitController(visit, of_visit, found.limit_s, left_s)
             controller.run()
             ended = race.conclude(found, classify(of_visit, "", "", read_cause))

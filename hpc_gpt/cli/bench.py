@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from hpc_gpt.bench.preparation import (
+from hpc_gpt.cli import completers
+from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
+from hpc_gpt.cli.option_groups import GroupedCommand
+from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.bench_rows import (
     DEFAULT_BENCH,
     BenchCell,
     BenchRequest,
     parse_engines,
     parse_micro_batches,
     prepare_cells,
-    profile_here,
 )
-from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
-from hpc_gpt.cli.option_groups import GroupedCommand
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.this_machine import profile_here
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile
@@ -36,7 +36,7 @@ from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
     from hpc_gpt.bench.bench_run import Bench
-    from hpc_gpt.bench.ladder import PreparedLadder
+    from hpc_gpt.launch.ladder import PreparedLadder
 
 PLACE = 45
 
@@ -110,7 +110,8 @@ def bench(
     Without EXPERIMENT: GPT-124M, 1,024 tokens a sample, engine ddp on one GPU. Prints a row for each engine and
     micro-batch: tokens/s, TFLOPs by each formula, MFU, memory beside what plan predicts, and figures of the GPU and its
     allocator. Several rows are measured in turns over several rounds: each shows the median of its rounds and the ratio
-    to the first row. --cluster only says which machine this is; nothing is queued.
+    to the first row. --row takes several rows of EXPERIMENT; one of engine command is a peer. --cluster only says
+    which machine this is; nothing is queued.
 
     No checkpoint is saved. Each round is a run under logs/; the rows are records in bench.json beside them, for report
     and compare. Ctrl-C ends the current run and keeps the rows that are done. Exit 3 if the first row runs out of
@@ -127,12 +128,13 @@ def bench(
     hpc-gpt bench
     hpc-gpt bench --model gpt2-xl --mbs 4,8,16
     hpc-gpt bench --engines ddp,deepspeed-zero,deepspeed-zero:3,fsdp --rounds 5
+    hpc-gpt bench memory-techniques --row base,loss-chunks
     hpc-gpt bench --smoke --engines ddp,deepspeed-zero
     hpc-gpt bench --peer nanogpt='cd ~/nanoGPT && python train.py --max_iters=100'
     hpc-gpt bench --ladder memory --steps 30
     hpc-gpt bench --machine --cluster mine
     """
-    from hpc_gpt.bench.peer import prepare_peer, read_peers  # needs numpy
+    from hpc_gpt.launch.peers import prepare_peer, read_peers
 
     if machine:
         _measure_machine(request, as_json)
@@ -175,7 +177,7 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: TextIO | None) -> None:
     """Runs a ladder rung by rung."""
-    from hpc_gpt.bench.ladder import prepare_ladder
+    from hpc_gpt.launch.ladder import prepare_ladder
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))

@@ -11,7 +11,7 @@ from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, pr
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import dry_run as ask_slurm
 from hpc_gpt.readers.runs import BENCH_FILE
-from hpc_gpt.report.race_table import race_text
+from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.slurm.directives import script_directives
 from hpc_gpt.terminal import width
 from hpc_gpt.watch.control import wait_for
@@ -62,7 +62,7 @@ def submit_race(
             wait_for(submitted.run, interrupts)
         except JobFailed as fault:
             failed = fault
-        click.echo(race_text(submitted.run.path / BENCH_FILE, width()), nl=False)
+        click.echo(file_text(submitted.run.path / BENCH_FILE, width()), nl=False)
         if failed is not None:
             raise failed
 

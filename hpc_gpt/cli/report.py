@@ -151,13 +151,15 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; none for a table without runs."""
-    from hpc_gpt.report.published_tables import sweep_text
-    from hpc_gpt.report.race_table import race_text
+    from hpc_gpt.report.bench_table import file_text, read_race
+    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, sweep_text
 
-    files = {file for run in gathered.runs for file in run.files}
-    if form == "table" and columns == "auto" and len(files) == 1 and (text := race_text(files.pop(), width())):
-        return text
-    lines = _sweep_lines(gathered, columns)
+    files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
+    if form == "table" and columns == "auto" and len(files) == 1:
+        (file,) = files
+        is_published = lines is not None and lines.sweep in PUBLISHED_TABLES
+        if (not is_published or read_race(file) is not None) and (text := file_text(file, width())):
+            return text
     if lines is not None:
         return [sweep_text(lines, form, width())]
     chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))

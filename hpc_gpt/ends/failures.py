@@ -154,6 +154,8 @@ LIVE = tuple(ended for ended, row in CLASSES.items() if row.live)
 VAGUE = tuple(ended for ended, row in CLASSES.items() if row.vague)
 RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
 GOOD = tuple(ended for ended, row in CLASSES.items() if row.good)
+# What is too large for the machine ends so.
+OUT_OF_MEMORY = ("gpu_memory", "host_memory")
 
 
 def advice(ended: str | None, ours: bool) -> str:

@@ -30,6 +30,7 @@ from hpc_gpt.launch.request import (
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume, check_products
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
@@ -55,6 +56,8 @@ ONLY_MEASURES: Mapping[str, Any] = {
     "job.max_gpu_hours": None,
     "job.time": None,
 }
+# A row that a bench or a race measures trains as many steps as that says, and nothing else.
+MEASURED: Mapping[str, Any] = {**ONLY_MEASURES, "train.eval_every": 0, "train.minutes": None}
 
 
 def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
@@ -90,7 +93,9 @@ def prepare_row(
     """The run of a file, or of a row of it: each stage decides keys of the experiment, and the last resolves it."""
     # 1. What is asked for.
     until = request.until or Until()
-    experiment = load_row(file, request.overrides, row, request.smoke or (until.steps or until.tokens) is not None)
+    steps_elsewhere, measured = request.smoke or (until.steps or until.tokens) is not None, request.measured
+    experiment = load_row(file, request.overrides, row, steps_elsewhere, batch_follows=measured is not None)
+    experiment = experiment if measured is None else replace(experiment, **AROUND)
     given = keys_given(file, request.overrides, row)
     if engine_named(experiment.engine.name).starts_script(experiment.command):
         from hpc_gpt.launch.prepare_script import prepare_file
@@ -111,26 +116,27 @@ def prepare_row(
     if request.smoke:
         small = _shrunk(experiment, sized, profile)
     else:
-        keys, planned = plan_open(sized, profile, given, searched)
+        keys, planned = plan_open(sized, profile, given, searched) if measured is None else ({}, ())
         experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
         notes += [*planned, *length]
         inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given) if request.until is not None else None
     # 4. Resolved, with the signal's lead by its forecast. A trial here, or a smoke run, need not be predicted to fit.
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
     last, profile = (experiment, profile) if small is None else (small.experiment, replace(profile, stage=None))
+    last = with_keys(last, measured or {})
     prepared = finish(
         last, profile, file=file, row=row, refuse=not may_not_fit, template=request.template, inputs=inputs
     )
     # 5. What its user is to know of it.
     resolved, unread = prepared.resolved, unread_of(experiment, sized.model.seq)
     if small is not None:
-        lines = (*sizes_beside(sized, resolved), *small.notes)
-        notes += [f"smoke: {experiment.name}", *(f"  {line}" for line in lines)]
+        notes += _smoke_lines(experiment.name if measured is None else None, small, sized, resolved)
     if file.path is DEFAULTS:
         notes.insert(0, defaults_note(request, meant_for, experiment.train, resolved, batch))
     elif not request.names_experiment:
         notes.insert(0, _taken_note(request, row, resolved))
-    notes += [f"note: {line}" for line in (*_cautions(resolved, request.smoke, given), *unread)]
+    cautions = _cautions(resolved, request.smoke, given) if measured is None else ()
+    notes += [f"note: {line}" for line in (*cautions, *unread)]
     return replace(
         prepared,
         notes=(*notes, *prepared.notes),
@@ -145,6 +151,15 @@ def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile) -> Sm
     from hpc_gpt.runs.provenance import list_gpus  # loads much that a job script does not need
 
     return shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
+
+
+def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Resolved) -> list[str]:
+    """What a smoke run of an experiment is; without a name one that a bench measures."""
+    sizes = sizes_beside(sized, resolved)
+    if name is not None:
+        return [f"smoke: {name}", *(f"  {line}" for line in (*sizes, *small.notes))]
+    steps = counted(resolved.train.steps, "step")
+    return [f"smoke: {' '.join(sizes[1].split())}, {steps}: its figures show that it runs, no speed", *small.notes]
 
 
 def _taken_note(request: Request, row: str | None, resolved: Resolved) -> str:

@@ -13,7 +13,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.launch.past_timings import PastTimings
-from hpc_gpt.launch.prepare import ONLY_MEASURES, earlier_runs, finish, prepare_row
+from hpc_gpt.launch.prepare import MEASURED, earlier_runs, finish, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, requested_file
@@ -35,12 +35,7 @@ ROUNDS, STEPS, TOP = 3, 20, 5
 _WARM_UP = 5
 # Of a start that no earlier run has measured, and of a job's end.
 _START_S, _END_S = 120.0, 60.0
-_VISIT: Mapping[str, Any] = {
-    **ONLY_MEASURES,
-    "train.eval_every": 0,
-    "train.minutes": None,
-    "job.preflight": False,
-}
+_VISIT: Mapping[str, Any] = {**MEASURED, "job.preflight": False}
 # Keys beside layout and engine that leave the training the same.
 _FREE = ("train.optimizer_mode", "train.eval_every", "train.eval_batches", "data.workers", "data.on_bad_shard")
 _OF_THE_RACE = ("job.time", "job.signal_lead_s", "job.name")
@@ -140,7 +135,12 @@ def _planned(
     """The planner's best layouts that fit; what the command line gives stays."""
     base = prepare_row(replace(request, force=True), profile, file, None, earlier)
     engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
-    for name, keys in best_layouts(base.resolved, profile, request.overrides, top):
+    try:
+        layouts = best_layouts(base.resolved, profile, request.overrides, top)
+    except ConfigError as fault:
+        fault.hint = f"give the race its [rows], or plan what it lacks: {fault.hint}"
+        raise
+    for name, keys in layouts:
         experiment = with_keys(experiment_of(base.resolved), keys)
         made = finish(experiment, profile, file=_own(file), template=request.template)
         yield PreparedRow(name, keys, replace(made, forecast=base.forecast, data_beside=base.data_beside))

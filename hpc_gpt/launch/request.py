@@ -52,7 +52,8 @@ class Request:
 
     `sized`: the size of the run, or a sweep's row, is given. `until` is how far a verb that submits is to train, empty
     if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
-    `grid`: what `--grid` varies, over `row` if the file has rows.
+    `grid`: what `--grid` varies, over `row` if the file has rows. `measured`: of a run of which a bench measures the
+    steps, what is laid over it at the end, by dotted key; plan chooses nothing for it, and nothing happens around it.
     """
 
     experiment: str
@@ -70,6 +71,7 @@ class Request:
     script: ScriptRequest | None = None
     here: bool = False
     grid: tuple[GridAxis, ...] = ()
+    measured: Mapping[str, Any] | None = None
 
 
 def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -298,7 +298,8 @@ def _kinship(
     if verdict in ("same_run", "identical"):
         return []
     notes = []
-    job, are_logs = a.record.job_id, a.folder is None and b.folder is None
+    # Rows of a bench or a race have rounds, and those of a race one job.
+    job, are_logs = a.record.job_id, a.folder is None and b.folder is None and not (a.record.rounds or b.record.rounds)
     if are_logs and job is not None and job == b.record.job_id:
         notes.append(f"both are of job {job}: two logs of one run, or two runs of one job")
     elif are_logs and losses is not None and losses.alike_steps == losses.common_steps >= 8:

@@ -16,7 +16,6 @@ After the time limit of a phase:
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import platform
@@ -28,9 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import IO
 
 from hpc_gpt.errors import RunFolderError
-from hpc_gpt.formulas import GIB
 from hpc_gpt.runs.heartbeats import (
-    GpuFigures,
     RankHeartbeat,
     pack_heartbeats,
     period_s,
@@ -40,15 +37,13 @@ from hpc_gpt.runs.heartbeats import (
     write_heartbeat,
 )
 from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.supervision.gpus import GpuReader
 from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, LastHeartbeat, judge_heartbeats, next_watch_s
 from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_flight_records
 
 _TICK_S = 1.0
 # A longer gap is no busy machine: the process was stopped.
 _STOPPED_S = 30.0
-_EVERY_S = 10.0
-# Figures that are older are those of a driver that does not answer.
-_OLD_S = 3 * _EVERY_S
 
 
 class Watchdog:
@@ -234,55 +229,3 @@ class Watchdog:
     def _end(self, message: str) -> None:
         self._over.set()
         self._leave(message)
-
-
-class GpuReader:
-    """Reads the figures of all GPUs that this job may use every 10 s. Without a GPU or its driver there are none."""
-
-    def __init__(self) -> None:
-        self._last: tuple[float, tuple[GpuFigures, ...]] | None = None
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="watchdog-gpus", daemon=True).start()
-
-    def latest(self) -> tuple[GpuFigures, ...] | None:
-        """The last figures; None if there are none, or if the driver no longer answers."""
-        last = self._last
-        return last[1] if last is not None and time.monotonic() - last[0] < _OLD_S else None
-
-    def _run(self) -> None:
-        try:
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-            handles = _handles(nvml)
-            while handles:
-                self._last = time.monotonic(), tuple(_read(nvml, handle) for handle in handles)
-                time.sleep(_EVERY_S)
-        except (OSError, AttributeError):  # no driver, or one of another kind
-            return
-
-
-def _handles(nvml: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    count, handles = ctypes.c_uint(), []
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return []
-    # If Slurm confines a job to its GPUs, NVML counts these alone, as CUDA does; elsewhere both count all of the node.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
-    if visible in ("", "-1", "NoDevFiles"):
-        return []
-    named = [int(each) for each in visible.split(",") if each.isdecimal()]
-    for index in [index for index in named if index < count.value] or range(count.value):
-        handle = ctypes.c_void_p()
-        if not nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
-            handles.append(handle)
-    return handles
-
-
-def _read(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuFigures:
-    # NVML's structures: percent of time of the GPU and of its memory; bytes in all, free, in use.
-    util, memory, power, heat = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)(), ctypes.c_uint(), ctypes.c_uint()
-    no_util, no_memory = nvml.nvmlDeviceGetUtilizationRates(gpu, util), nvml.nvmlDeviceGetMemoryInfo(gpu, memory)
-    no_power = nvml.nvmlDeviceGetPowerUsage(gpu, ctypes.byref(power))
-    no_heat = nvml.nvmlDeviceGetTemperature(gpu, 0, ctypes.byref(heat))
-    in_use, in_all = (None, None) if no_memory else (round(memory[2] / GIB, 1), round(memory[0] / GIB, 1))
-    watts = None if no_power else round(power.value / 1000)
-    return GpuFigures(None if no_util else util[0], in_use, in_all, watts, None if no_heat else heat.value)

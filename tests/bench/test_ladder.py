@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench.ladder import LADDERS, ladder_json, ladder_text, outcome, prepare_rungs, savings_of
+from hpc_gpt.bench.ladder import ladder_json, ladder_text, outcome, savings_of
 from hpc_gpt.bench.measurement import BenchRow
-from hpc_gpt.bench.preparation import BenchRequest, profile_here, with_predicted_memory
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.bench_rows import BenchRequest
+from hpc_gpt.launch.ladder import LADDERS, prepare_rungs
+from hpc_gpt.launch.this_machine import profile_here, with_predicted_memory
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.experiment_file import find_sweep
+from hpc_gpt.settings.resolved import config_hash
 
 H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
 
@@ -284,3 +287,13 @@ def test_a_narrow_terminal_gets_a_block_a_row():
     text = ladder_text(LADDERS["memory"], RUNGS["memory"], rows, width=60)
     assert max(map(len, text.splitlines())) <= 130
     assert "\nbase\n  Switched on  nothing\n" in text
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_the_published_rungs_are_these(name, file_regression):
+    """Each rung with what it runs on eight H200, and the table before anything is measured."""
+    rungs = rungs_of(name, gpus=8)
+    runs = [(rung.row.name, config_hash(rung.cell.prepared.resolved), rung.cell.prepared.resolved) for rung in rungs]
+    lines = [f"{row} {what} {run.layout} {run.batch.micro_batch} {run.train.steps}" for row, what, run in runs]
+    text = ladder_text(LADDERS[name], rungs, [])
+    file_regression.check("\n".join([*lines, "", *(line.rstrip() for line in text.splitlines())]) + "\n")

@@ -5,8 +5,9 @@ import statistics
 import pytest
 
 from hpc_gpt.bench.measurement import measure
-from hpc_gpt.bench.peer import peer_record, prepare_peer, read_peers
+from hpc_gpt.bench.peer import peer_record
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.launch.peers import prepare_peer, read_peers
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import load_profile
 

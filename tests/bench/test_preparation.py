@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from hpc_gpt.bench.preparation import BenchRequest, parse_engines, parse_micro_batches, prepare_cells, profile_here
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.launch.bench_rows import BenchRequest, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.launch.this_machine import profile_here
 from hpc_gpt.settings.cluster import load_profile
 
 LOCAL = profile_here(None, [])
@@ -237,3 +238,47 @@ def test_a_bench_begins_from_given_weights_a_small_one_cannot(tmp_path):
     small = prepare_cells(BenchRequest(str(file), LOCAL, {"layout.gpus": 1}, smoke=True))
     assert small.cells[0].prepared.resolved.train.init is None
     assert any("random ones here" in note for note in small.notes)
+
+
+ROWS = """
+name = "mine"
+[model]
+hidden = 32
+layers = 2
+heads = 4
+vocab = 256
+[layout]
+gpus = 1
+micro_batch = 2
+[data]
+source = "stdlib"
+[engine]
+compile = "block"
+[train]
+dtype = "fp32"
+lr = 1e-3
+[rows]
+"b1" = { layout.micro_batch = 1 }
+"b2" = {}
+"theirs" = { engine.name = "command", command.run = "./train.sh {much}", command.values.much = 3 }
+"""
+
+
+def test_rows_of_a_file_are_measured_in_turns_and_one_of_engine_command_is_a_peer(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(ROWS)
+    found = prepare_cells(BenchRequest(str(file), LOCAL, {"train.lr": 1e-3}, row="b1, theirs", steps=7))
+    assert [(cell.name, cell.is_peer) for cell in found.cells] == [("b1", False), ("theirs", True)]
+    ours, theirs = (cell.prepared.resolved for cell in found.cells)
+    assert (ours.row, ours.batch.micro_batch, ours.train.steps, ours.data.source) == ("b1", 1, 7, "random")
+    assert (theirs.row, theirs.engine.name, theirs.train.steps, theirs.train.matmul_rate) == (
+        "theirs",
+        "command",
+        0,
+        False,
+    )
+    assert "./train.sh 3" in found.cells[1].prepared.script
+    both = prepare_cells(BenchRequest(str(file), LOCAL, row="b1,b2", engines=["ddp", "fsdp"]))
+    assert [cell.name for cell in both.cells] == ["b1 ddp", "b1 fsdp", "b2 ddp", "b2 fsdp"]
+    with pytest.raises(UserError, match="bench compares trainers of one model"):
+        prepare_cells(BenchRequest(str(file), LOCAL, row="theirs"))

@@ -5,15 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.preparation import (
-    BenchRequest,
-    advice_on_memory,
-    nearest_micro_batch,
-    need_gib,
-    prepare_cells,
-    profile_here,
-)
 from hpc_gpt.engines.base.training import Training
+from hpc_gpt.launch.bench_rows import BenchRequest, prepare_cells
+from hpc_gpt.launch.this_machine import advice_on_memory, nearest_micro_batch, need_gib, profile_here
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.model_shape import ModelShape
 from tests.plan.machines import machine_named

@@ -1,6 +1,8 @@
 """Races on this machine, with ranks that write the metrics of a training at once: a second a visit."""
 
 import json
+import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -8,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.files import logs_dir
+from hpc_gpt.files import config_dir, logs_dir
 from hpc_gpt.runs.race import read_visits
 from hpc_gpt.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.command.mine import PROGRAMS
 from tests.local.conftest import newest
+from tests.supervision.nvml import nvml_environment
 
 FILE = """
 name = "tiny"
@@ -36,6 +39,15 @@ dtype = "fp32"
 lr = 1e-3
 [rows]
 """
+LARGE = """
+name = "large"
+model.preset = "gpt2-xl"
+data.source = "random"
+engine.name = "fsdp"
+layout = { gpus = 8, global_batch = 64 }
+train = { dtype = "bf16", steps = 200000 }
+[rows]
+"""
 # What a row's name says: its step time, its loss, or how it fails.
 RANKS = """
 trap '' USR2
@@ -47,6 +59,8 @@ case "$name" in
 *-slow) step_s=0.2 ;;
 *-other) loss=6.0 ;;
 *-waits) while [ ! -e "$HPC_GPT_RUN/../../go" ]; do sleep 0.1; done ;;
+*-holds) touch "$HELD" && (setsid bash -c "sleep 3; rm $HELD" >/dev/null 2>&1 &) ;;
+*-after) [ ! -e "$HELD" ] || exit 1 ;;
 *-hang) [ "$(ls -d "$HPC_GPT_RUN"/../* | wc -l)" = 1 ] || sleep 1000 ;;
 esac
 for step in 1 2 3 4 5 6 7 8 9 10; do
@@ -90,7 +104,7 @@ def wait(what: Any) -> None:
 
 
 @pytest.mark.long
-def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race):
+def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path):
     run, said = race("quick slow oom other hang", "--rounds", 2, "--wait")
     assert names_of(run) == ["quick", "slow", "oom", "other", "hang", "other", "hang", "quick"]
     page = page_of(run)
@@ -107,7 +121,11 @@ def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race):
     # The race is one run, and its rows by its name.
     assert in_process("report", logs_dir()).stdout.count("tiny-") == 1
     assert "winner: quick" in in_process("report", run.run_id).stdout
-    assert in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2").code == 0
+    compared = in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2")
+    assert compared.code == 0
+    assert "both are of job" not in compared.stdout
+    lost = in_process("submit", tmp_path / "tiny.toml", "--winner", f"{run.run_id}#3", "--cluster", "local")
+    assert (lost.code, "row 'oom' of race" in error_of(lost)[0]) == (2, True)
 
 
 @pytest.mark.long
@@ -144,13 +162,15 @@ def test_stop_ends_it_after_the_visit_and_resume_continues(race):
 
 
 @pytest.mark.long
-def test_cancel_drops_the_visit_and_resume_begins_it_again(race):
+def test_cancel_drops_the_visit_and_resume_begins_it_again(race, tmp_path):
     run, _ = race("quick waits", "--rounds", 1)
     wait(lambda: len(read_visits(run)) == 2)
     assert hpc_gpt("cancel", run.run_id).code == 0
     wait(lambda: run.attempts()[-1].ended())
     assert run.attempts()[-1].ended()["ended"] == "cancelled"
     assert [visit.dropped for visit in read_visits(run)] == [False, True]
+    early = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--cluster", "local")
+    assert (early.code, error_of(early)[0]) == (2, f"race {run.run_id} is not over")
     (run.path / "go").touch()
     done = hpc_gpt("submit", "--resume", run.run_id, "--wait")
     assert done.code == 0, done.stderr
@@ -172,6 +192,48 @@ def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
     other = in_process("submit", tmp_path / "tiny.toml", "--winner", run.run_id, "--seq", "64", "--cluster", "local")
     assert "seq 32, not 64" in error_of(other)[0]
     assert in_process("submit", tmp_path / "tiny.toml", "--winner", "nothing").code == 5
+
+
+def test_before_it_is_queued_its_share_of_the_forecast_is_said_and_a_larger_one_than_the_budget_is_refused(tmp_path):
+    profile = config_dir() / "clusters" / "mine.toml"
+    profile.parent.mkdir(parents=True, exist_ok=True)
+    profile.write_text('extends = "h100-80g-8"\n')
+    file = tmp_path / "tiny.toml"
+    rows = '"a" = { layout.micro_batch = 2 }\n"b" = { layout.micro_batch = 4 }'
+    file.write_text(LARGE + rows)
+    words = ("submit", file, "--race", "--cluster", "mine", "--time", "10:00:00")
+    said = in_process(*words, "--max-gpu-hours", 500, "--dry-run").stderr
+    (line,) = [line for line in said.splitlines() if line.startswith("race: 6 visits at most, 3 of each of 2 rows, ")]
+    hours, share = re.search(r" and ([\d.]+) GPU-hours at most, ([\d.]+)% of the forecast$", line).groups()
+    assert float(hours) / float(share) * 100 == pytest.approx(200, rel=0.5)
+    refused = in_process(*words, "--max-gpu-hours", 1)
+    message, hint = error_of(refused)
+    assert (refused.code, message) == (2, f"the race may take {hours} GPU-hours, more than --max-gpu-hours 1")
+    assert "--rounds, --steps or --top" in hint
+    assert not logs_dir().exists()
+
+
+def test_its_end_names_the_command_that_calibrates_plan_and_that_command_takes_it(race, own_folders):
+    profile = config_dir() / "clusters" / "mine.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text('extends = "local"\ndevice = "a100-80g"\nfabric = "nvlink"\n')
+    run, said = race("quick slow", "--rounds", 1, "--wait", "--cluster", "mine", "--set", "train.dtype=bf16")
+    (line,) = [line for line in said.splitlines() if line.startswith("next: hpc-gpt plan --calibrate")]
+    words = shlex.split(line.removeprefix("next: hpc-gpt "))
+    assert words == ["plan", "--calibrate", str(run.path), "--cluster", "mine"]
+    assert line in in_process("report", run.run_id).stdout
+    done = in_process(*words)
+    assert done.code == 0, done.stderr
+
+
+@pytest.mark.long
+def test_a_visit_begins_once_the_memory_of_the_last_one_is_free(race, tmp_path, monkeypatch):
+    for name, value in nvml_environment(tmp_path / "lib", 1).items():
+        monkeypatch.setenv(name, value)
+    for name in ("HELD", "STAND_IN_NVML_HELD"):
+        monkeypatch.setenv(name, str(tmp_path / "held"))
+    run, _ = race("holds after", "--rounds", 1, "--wait")
+    assert [visit.ended for visit in read_visits(run)] == ["done", "done"]
 
 
 PROGRAM = """
@@ -215,6 +277,21 @@ def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
     won = hpc_gpt("submit", file, "--winner", run.run_id, "--cluster", "local", "--dry-run")
     assert won.code == 0, won.stderr
     assert "row short: command.values.pause = 0.05" in won.stderr
+    # Its rows are what it compares: neither --set nor another --race changes them.
+    again = in_process("submit", "--resume", run.run_id, "--set", "command.values.pause=0.1")
+    assert (again.code, error_of(again)[0]) == (2, f"{run.run_id} is a race, which resumes as it is")
+    both = in_process("submit", "--race", "--resume", run.run_id, "--set", "command.values.pause=0.1")
+    assert (both.code, error_of(both)[0]) == (2, "--race and --resume exclude each other")
+    assert len(run.attempts()) == 1
+
+
+def test_without_rows_and_with_a_device_that_plan_does_not_know_it_asks_for_rows(tmp_path):
+    file = tmp_path / "tiny.toml"
+    file.write_text(FILE.replace("[rows]", ""))
+    done = in_process("submit", file, "--race", "--cluster", "local")
+    message, hint = error_of(done)
+    assert (done.code, message) == (2, "profile local names no device")
+    assert hint.startswith("give the race its [rows], or plan what it lacks: ")
 
 
 def test_a_program_beside_a_row_of_ours_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.compare_text import as_tables, comparison_text
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from hpc_gpt.runs.record import Record
+from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
 
@@ -185,3 +186,14 @@ def test_a_damaged_row_is_told_of(bench, logs):
     gathered = gather_paths([str(bench.path)], logs)
     assert not gathered.runs
     assert "tokens_per_s" in gathered.unread[0]
+
+
+def test_a_report_of_its_folder_alone_is_its_own_table(bench):
+    for path in (bench.path, bench.file):
+        heading, first, second, *_ = in_process("report", path).stdout.splitlines()
+        assert heading.split()[:3] == ["Cell", "Ratio", "Tokens/s"]
+        assert [line.split()[:2] for line in (first, second)] == [["ddp", "1.000"], ["fsdp", "0.900"]]
+    page = json.loads(bench.file.read_text())
+    del page["rows"]  # of an early version
+    bench.file.write_text(json.dumps(page))
+    assert "fsdp" in in_process("report", bench.path).stdout

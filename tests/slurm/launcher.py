@@ -48,13 +48,18 @@ SAVED = ("--set", "train.save_in_background=false")
 # In the queue until it is released.
 HELD = ("--set", 'job.sbatch=["--begin=now+1hour"]')
 
-EXPERIMENT = """
-name = "tiny"
+# A model that trains its steps at once, on the tokens that a launcher makes.
+TINY = """
 model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
 data = {{ source = "tokens", path = "{tokens}" }}
+"""
+EXPERIMENT = (
+    f'name = "tiny"{TINY}'
+    + """
 layout = {{ gpus = 4, tp = 2, pp = 2, micro_batch = 2, micro_batches = 4 }}
 train = {{ steps = {steps}, dtype = "fp32", lr = 1e-3, warmup_steps = 4, log_every = 1, save_every = 10 }}
 """
+)
 
 
 class Launcher:

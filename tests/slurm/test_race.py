@@ -7,25 +7,26 @@ from typing import Any
 import pytest
 
 from hpc_gpt.runs.race import read_visits
-from tests.slurm.launcher import REPOSITORY, Job, Launcher
+from tests.slurm.launcher import REPOSITORY, TINY, Job, Launcher
 from tests.slurm.stories import Teller, slow_story, story
 
-ROWS = """
-name = "{name}"
-model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
-data = {{ source = "tokens", path = "{tokens}" }}
+ROWS = (
+    f'name = "{{name}}"{TINY}'
+    + """
 engine = {{ name = "ddp" }}
 layout = {{ gpus = {gpus}, nodes = {gpus}, micro_batch = 2, global_batch = 8 }}
 train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
 [rows]
 {rows}
 """
+)
 TWO = '"b1" = { layout.micro_batch = 1 }\n"b2" = { layout.micro_batch = 2 }'
 
 
 def submit(launcher: Launcher, name: str, rows: str, *options: str, gpus: int = 1, **more: str) -> Job:
     file = launcher.folder / f"{name}.toml"
-    file.write_text(ROWS.format(name=name, tokens=launcher.folder / "some.tokens", rows=rows, gpus=gpus))
+    text = ROWS if rows else ROWS.partition("[rows]")[0]
+    file.write_text(text.format(name=name, tokens=launcher.folder / "some.tokens", rows=rows, gpus=gpus))
     path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
     return launcher.submit(str(file), "--race", "--steps", "8", *options, PYTHONPATH=path, **more)
 
@@ -40,6 +41,13 @@ def failing_rows(teller: Teller) -> Job:
         '"never" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs" }\n"oom" = {}\n"hang" = { layout.micro_batch = 4 }'
     )
     job = submit(teller.launcher, "failing", f"{TWO}\n{more}", "--rounds", "2")
+    job.wait_end()
+    return job
+
+
+@story
+def of_a_grid(teller: Teller) -> Job:
+    job = submit(teller.launcher, "grid", "", "--rounds", "2", "--grid", "layout.micro_batch=1,2")
     job.wait_end()
     return job
 
@@ -95,6 +103,21 @@ def test_a_row_that_fails_is_a_row_with_its_cause(told: Teller) -> None:
     assert "pp8 needs 8 GPUs" in said
     listed = json.loads(told.launcher.run("status", str(job.run.path.parent), "--json")[0])
     assert [row["run"] for row in listed["runs"]] == [job.run.run_id]
+
+
+@pytest.mark.long
+@pytest.mark.story(of_a_grid)
+def test_the_rows_of_a_grid_race_and_its_winner_is_taken(told: Teller) -> None:
+    job = told(of_a_grid)
+    page = bench_of(job)
+    assert [row["name"] for row in page["race"]["rows"]] == ["micro_batch1", "micro_batch2"]
+    assert [row["keys"] for row in page["race"]["rows"]] == [{"layout.micro_batch": size} for size in (1, 2)]
+    assert (job.ended(), page["race"]["is_over"]) == (["done"], True)
+    assert all(record["ended"] == "done" for record in page["records"])
+    size = page["race"]["winner"].rpartition("#")[2]
+    file = str(told.launcher.folder / "grid.toml")
+    _, said = told.launcher.run("submit", file, "--winner", job.run.run_id, "--dry-run")
+    assert f"from race {job.run.run_id}, row micro_batch{size}: layout.micro_batch = {size}" in said
 
 
 @pytest.mark.long

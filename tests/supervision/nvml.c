@@ -12,7 +12,8 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = given("STAND_IN_NVML_GPUS"
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(uintptr_t)(index + 1); return 0; }
 int nvmlDeviceGetUtilizationRates(void *gpu, unsigned *rates) { wait_ms(); rates[0] = 90 + (uintptr_t)gpu; return 0; }
 int nvmlDeviceGetMemoryInfo(void *gpu, unsigned long long *memory) {
-  memory[0] = 80ull << 30, memory[2] = (10ull * (uintptr_t)gpu) << 30;
+  const char *held = getenv("STAND_IN_NVML_HELD"); /* memory is in use while there is such a file */
+  memory[0] = 80ull << 30, memory[2] = held && access(held, F_OK) ? 0 : (10ull * (uintptr_t)gpu) << 30;
   return 0;
 }
 int nvmlDeviceGetPowerUsage(void *gpu, unsigned *milliwatt) { *milliwatt = 0; return 3; /* not supported */ }

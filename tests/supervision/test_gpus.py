@@ -88,3 +88,27 @@ def test_an_earlier_program_reads_it_and_odd_gpus_are_left_out(tmp_path: Path) -
     assert read_as(before, tmp_path / "3.json", LINE_BYTES).step == 17
     (tmp_path / "3.json").write_text(json.dumps({**vars(beat), "gpus": [[90, 1.0]]}))
     assert read_heartbeats(tmp_path)[3].gpu_figures == []
+
+
+FREE = """
+import sys
+from hpc_gpt.supervision.gpus import wait_until_free
+print(wait_until_free(float(sys.argv[1])))
+"""
+
+
+def what_is_held(limit_s: float, environment: dict[str, str]) -> str:
+    line = [sys.executable, "-c", FREE, str(limit_s)]
+    return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=True).stdout
+
+
+def test_of_gpus_whose_memory_stays_in_use_it_says_which_and_without_a_gpu_it_asks_nothing(tmp_path: Path) -> None:
+    two = nvml_environment(tmp_path / "lib", 2)
+    said = what_is_held(0.1, two)
+    assert said.startswith("10 of 80 GiB of GPU 0, 20 of 80 GiB of GPU 1 are in use, 0.1 s after the last visit")
+    own = {**two, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert what_is_held(0.1, own).startswith("20 of 80 GiB of GPU 1 are")
+    assert what_is_held(60, {**two, "STAND_IN_NVML_HELD": str(tmp_path / "none")}) == "\n"
+    assert what_is_held(60, {"LD_LIBRARY_PATH": ""}) == "\n"
+    slow = nvml_environment(tmp_path / "slow", 1, ms=60_000)
+    assert "has not answered" in what_is_held(0.1, slow)

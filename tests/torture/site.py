@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.slurm.cluster import Cluster, ClusterSpec, Nodes
-from tests.slurm.launcher import Launcher
+from tests.slurm.launcher import TINY, Launcher
 from tests.torture.order import SAVE_EVERY, STEPS
 
 # Of each lane's nodes a run takes two or four; the others replace one that is dead.
@@ -26,15 +26,15 @@ GLOO_SOCKET_IFNAME = "lo"
 OMP_NUM_THREADS = "1"
 """
 
-_EXPERIMENT = """
-name = "tiny"
-model = {{ hidden = 32, layers = 4, heads = 4, vocab = 256, seq = 32 }}
-data = {{ source = "tokens", path = "{tokens}" }}
+_EXPERIMENT = (
+    f'name = "tiny"{TINY}'
+    + """
 engine = {{ name = "deepspeed-3d", zero_stage = 1 }}
 layout = {{ gpus = {gpus}, tp = 2, pp = 2, micro_batch = 2, micro_batches = 2 }}
 train = {{ steps = {steps}, dtype = "fp32", deterministic = true, lr = 1e-3, warmup_steps = 4, log_every = 1,\
  save_every = {save_every} }}
 """
+)
 
 
 def cluster_spec(lanes: int) -> ClusterSpec:
