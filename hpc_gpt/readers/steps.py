@@ -10,7 +10,7 @@ reported. If a line of a log is the mean of several steps, the line counts as on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt.readers.packed import PackedColumns
 from hpc_gpt.readers.pattern import STEP_FIELDS
 from hpc_gpt.runs.record import Flag
 from hpc_gpt.words import counted
 
 StepColumn = NDArray[np.float64]
-Places = NDArray[np.int64]
+Places = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]
 
 # The columns that a table may have: those of a log's lines, and three that only our own metrics have. `memory_gib` is
@@ -32,7 +33,6 @@ Mask = NDArray[np.bool_]
 STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "memory_gib")
 # Further arrays of a table with an entry for each line, and their defaults.
 _BESIDE = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
-_FEW_ROWS = 512
 
 # What a line of steps may lack after a NaN, or have once only.
 _NOT_OF_FORM = frozenset(
@@ -45,10 +45,8 @@ _NOW_AND_THEN = 0.1  # if a loss follows, so few lines may lack one
 
 @lru_cache(1024, typed=True)  # 1 is not True
 def _shared(rows: int, value: Any) -> NDArray[Any]:
-    """An array that short tables share: it cannot be written to."""
-    found = np.full(rows, value)
-    found.flags.writeable = False
-    return found
+    """An array that tables share and that takes no room: it cannot be written to."""
+    return np.broadcast_to(np.array(value), rows)
 
 
 def no_places() -> Places:
@@ -79,7 +77,7 @@ class StepTable:
     those of a mixture.
     """
 
-    columns: dict[str, StepColumn] = field(default_factory=dict)
+    columns: MutableMapping[str, StepColumn] = field(default_factory=dict)
     line: Places = field(default_factory=no_places)
     attempt: Places = field(default_factory=no_places)
     counts: Mask = field(default_factory=_no_marks)
@@ -96,11 +94,16 @@ class StepTable:
     alike: bool = False
 
     def __post_init__(self) -> None:
-        rows = max(map(len, (self.line, *self.columns.values())))
+        of_columns = (
+            {self.columns.rows}
+            if isinstance(self.columns, PackedColumns)
+            else {len(each) for each in self.columns.values()}
+        )
+        rows = max(len(self.line), *of_columns, 0)
         for name, value in _BESIDE.items():
             if not len(getattr(self, name)):
-                setattr(self, name, _shared(rows, value) if rows < _FEW_ROWS else np.full(rows, value))
-        lengths = {len(getattr(self, name)) for name in _BESIDE} | {len(each) for each in self.columns.values()}
+                setattr(self, name, _shared(rows, value))
+        lengths = {len(getattr(self, name)) for name in _BESIDE} | of_columns
         assert lengths == {rows}, lengths
 
     def __len__(self) -> int:
@@ -117,7 +120,7 @@ class StepTable:
     @property
     def is_skipped(self) -> Mask:
         """Steps without an update, as after an overflow of fp16."""
-        return np.nan_to_num(self["skipped"]) > 0
+        return np.asarray(self["skipped"] > 0)
 
     def mark_nan(self, interval: int = 1, always: bool = False) -> None:
         """Marks `nan`, and takes the loss of these steps away. They have a loss or a gradient norm that was printed as
@@ -126,8 +129,8 @@ class StepTable:
 
         `interval`: steps of a line. `always`: every line without a loss is one.
         """
-        has_loss, bad = np.isfinite(self["loss"]), np.nan_to_num(self["not_finite"])
-        by_count = np.nan_to_num(self["nan"]) > 0
+        has_loss, bad = np.isfinite(self["loss"]), self["not_finite"]
+        by_count = self["nan"] > 0
         skipped = self.is_skipped & ~by_count
         lost = ~has_loss
         if lost.any() and not always:
@@ -146,6 +149,8 @@ class StepTable:
     def nan_since(self, attempt: int) -> int | None:
         """The row of the first of the NaN steps that end an attempt; None if a finite one follows the last of them.
         Steps that fp16's loss scaler skips are neither."""
+        if not self.nan.any():
+            return None
         rows = np.flatnonzero(self.attempt == attempt)
         finite = np.flatnonzero(~self.nan[rows] & ~self.is_skipped[rows])
         last = rows[finite[-1] + 1 :] if len(finite) else rows
@@ -166,7 +171,13 @@ class StepTable:
 
     def take(self, rows: Mask | Places) -> StepTable:
         """A table of the rows of a mask, or of indexes; everything else stays."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
+        if rows.dtype == np.bool_ and rows.all():
+            return replace(self)
+        columns: MutableMapping[str, StepColumn]
+        if isinstance(self.columns, PackedColumns):
+            columns = self.columns.take(rows)
+        else:
+            columns = {name: column[rows] for name, column in self.columns.items()}
         beside: dict[str, Any] = {name: getattr(self, name)[rows] for name in _BESIDE}
         return replace(self, columns=columns, **beside)
 
@@ -181,10 +192,14 @@ class StepTable:
         if len(tables) < 2:
             return tables[0] if tables else StepTable()
         known = {name for table in tables for name in table.columns}
+        packed = [table.columns for table in tables if isinstance(table.columns, PackedColumns)]
         totals = {name: sum(table.totals.get(name, 0.0) for table in tables) for each in tables for name in each.totals}
         beside: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in tables]) for name in _BESIDE}
+        names = [name for name in STEP_COLUMNS if name in known]
         return StepTable(
-            {name: np.concatenate([table[name] for table in tables]) for name in STEP_COLUMNS if name in known},
+            PackedColumns.joined(packed)
+            if len(packed) == len(tables)
+            else {name: np.concatenate([table[name] for table in tables]) for name in names},
             **beside,
             files={number: file for table in tables for number, file in table.files.items()},
             stride=max(table.stride for table in tables),
@@ -233,11 +248,15 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
     counts = np.ones(len(step), np.bool_)
     resumed = resumed or {}
     first = math.inf
-    for number in sorted({*np.unique(attempt).tolist(), *resumed}, reverse=True):
-        own = attempt == number
-        counts[own] = ~(step[own] >= first)
-        known = step[own][np.isfinite(step[own])]
-        begins = float(known.min()) if len(known) else math.inf
+    stretches: dict[int, list[slice]] = {number: [] for number in resumed}
+    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(attempt)) + 1).tolist(), len(step)]):
+        if begin < end:
+            stretches.setdefault(int(attempt[begin]), []).append(slice(begin, end))
+    for number in sorted(stretches, reverse=True):
+        begins = math.inf
+        for own in stretches[number]:
+            counts[own] = ~(step[own] >= first)
+            begins = min(begins, float(np.nanmin(step[own], initial=math.inf)))
         first = min(first, resumed.get(number, begins))
     return counts
 
@@ -276,11 +295,12 @@ def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes |
 
     `step_s`: seconds of each row. `apart`: as in `measure_steps`.
     """
-    timed = np.flatnonzero(steps.counts & np.isfinite(step_s) & (step_s > 0))
-    times = measure_steps(step_s[timed], apart[timed], steps.attempt[timed])
+    timed = steps.counts & np.isfinite(step_s) & (step_s > 0)
+    rows = slice(None) if timed.all() else timed
+    times = measure_steps(step_s[rows], apart[rows], steps.attempt[rows])
     if times is not None:
         steps.steady = steps.steady.copy()
-        steps.steady[timed[times.steady]] = True
+        steps.steady[timed] = times.steady
     return times
 
 
@@ -313,10 +333,10 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
     seconds = step_s[steady]
     if len(seconds) < 5:
         flags.append(Flag(f"step_s rests on {counted(len(seconds), 'step')}"))
-    low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9)))
+    mean = float(np.mean(seconds))
+    low, middle, high = (float(each) for each in np.quantile(seconds, (0.1, 0.5, 0.9), overwrite_input=True))
     if high > WIDE * low and len(seconds) >= 5:
         flags.append(Flag(f"step times spread widely: 10th percentile {low:.3g} s, 90th {high:.3g} s", "spread"))
-    mean = float(np.mean(seconds))
     return StepTimes(middle, low, high, mean, len(seconds), warmup, set_apart, tuple(flags), steady)
 
 
@@ -326,10 +346,11 @@ def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
     if len(plain) < 2:
         return min(1, len(step_s)), True
     settled_s = SLOW_STEP * float(np.median(plain[len(plain) // 2 :]))
-    looked_at = np.flatnonzero(~apart)
-    looked_at = looked_at[looked_at > 0]
-    fast = np.flatnonzero(step_s[looked_at] <= settled_s)
-    slow = looked_at[: fast[0]] if len(fast) else looked_at
+    looked_at = ~apart
+    looked_at[0] = False
+    fast = looked_at & (step_s <= settled_s)
+    looked_at[int(fast.argmax()) if fast.any() else len(fast) :] = False
+    slow = np.flatnonzero(looked_at)
     if not len(slow):
         return 1, True
     count, most = int(slow[-1]) + 1, max(1, len(step_s) // 2)

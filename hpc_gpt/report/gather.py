@@ -4,7 +4,7 @@ import contextlib
 import glob
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
@@ -14,6 +14,7 @@ from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, re
 from hpc_gpt.readers.runs.discovery import EMPTY, discover, notes, shown_path
 from hpc_gpt.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.readers.runs.own_run import read_own
+from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
 from hpc_gpt.runs.find_runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
 from hpc_gpt.runs.record import Record, write_record
@@ -53,7 +54,9 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
     gathered.sweeps.update(sweeps)
     if sweeps:
         there = {record.run for record in gathered.records}
-        of_sweeps = gather_records(list_runs(logs), lambda record: (sweep_of(record) or ("",))[0] in sweeps)
+        of_sweeps = gather_records(
+            list_runs(logs), lambda record: (sweep_of(record) or ("",))[0] in sweeps, records_only
+        )
         gathered.runs += [run for run in of_sweeps.runs if run.record.run not in there]
         gathered.unread += of_sweeps.unread
         gathered.unwritten += of_sweeps.unwritten
@@ -84,7 +87,7 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
         if empty and not any("seen before" in why for why in files.counts):
             given += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
     runs = {run.path: run for run in [*given, *oldest_first(files.own)]}
-    gathered = gather_records(list(runs.values()))
+    gathered = gather_records(list(runs.values()), records_only=records_only)
     for file in files.benches:
         try:
             gathered.runs += read_bench(file)
@@ -121,10 +124,12 @@ def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunF
     )
 
 
-def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None) -> GatheredRuns:
+def gather_records(
+    runs: Sequence[RunFolder], wanted: Callable[[Record], bool] | None = None, records_only: bool = False
+) -> GatheredRuns:
     """Reads every run and replaces its record.json. A run that cannot be read is listed in `unread`.
 
-    Runs that are not `wanted` are left out, and their record.json unchanged.
+    Runs that are not `wanted` are left out, and their record.json unchanged. `records_only`: as in `gather_paths`.
     """
     gathered = GatheredRuns()
     for run in runs:
@@ -139,7 +144,7 @@ def gather_records(runs: Sequence[RunFolder], wanted: Callable[[Record], bool] |
             continue
         if wanted is not None and not wanted(read.record):
             continue
-        gathered.runs.append(read)
+        gathered.runs.append(replace(read, steps=StepTable()) if records_only else read)
         try:
             write_record(run, read.record)
         except UserError as fault:
@@ -162,9 +167,10 @@ def refresh_record(run: RunFolder) -> Record:
     return gathered.records[0]
 
 
-def read_one(name: str, logs: Path, *beside: str) -> RunRead:
+def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> RunRead:
     """The run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log, `BENCH#2`
     for the second row of a bench, given by its id, folder or file; else as for find_run. `beside`: more of its logs.
+    `ends_only`: of a run of ours as `read_own`.
 
     Raises NoSuchRun if there is none, or several.
     """
@@ -175,7 +181,7 @@ def read_one(name: str, logs: Path, *beside: str) -> RunRead:
         path, numbered = str(bench), bench is not None
     place = path if numbered else name
     if not beside and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
-        return read_own(find_run(name, logs))
+        return read_own(find_run(name, logs), ends_only)
     gathered = _gather_found([place, *beside], logs, bool(beside))
     runs = gathered.runs
     if numbered:

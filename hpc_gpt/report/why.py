@@ -217,7 +217,7 @@ class Why:
 
 def explain(name: str, logs: Path, *beside: str) -> Why:
     """Why the run `name` ended: a RUN as for read_one, which raises NoSuchRun. `beside`: more logs of it."""
-    read = read_one(name, logs, *beside)
+    read = read_one(name, logs, *beside, ends_only=True)
     if read.folder is not None:
         return _with_lines(_explain_own(read, RunFolder(read.folder)))
     return _with_lines(_explain_foreign(read), next(iter(read.files), None))

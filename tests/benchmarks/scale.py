@@ -2,7 +2,7 @@
 
 Each case is what one process does, with files and messages as so many would leave them, at three sizes that double, N
 times those of tests/test_scale.py: seconds of CPU, most memory of Python's, and bytes, of a message to rank 0, on the
-disk, or copied. Nothing passes or fails here.
+disk, or copied, and of the CPU by which power of the size it grows. Nothing passes or fails here.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import time
@@ -17,10 +18,15 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
+from random import Random
+from struct import pack, unpack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from tests.benchmarks.sweep import make_stand_ins, sweep_text
 
 # A checkpoint of this step has a longer name than the one before.
@@ -181,6 +187,87 @@ def last_step(folder: Path, sources: int) -> Callable[[], int]:
     return work
 
 
+def long_run(folder: Path, steps: int) -> RunFolder:
+    """A run that has trained so many steps, in lines as our trainer writes them."""
+    from tests.made_runs import STARTED, add_attempt, make_run
+
+    run, random = make_run(folder / "logs"), Random(0)
+    attempt = add_attempt(run, [], "error", cause="rank 0: boom")
+    memory = {"memory_allocated_gib": [31.5, 30.25], "memory_reserved_gib": [35.5, 34.5]}
+    with open(attempt.metrics, "w") as file:
+        for step in range(1, steps + 1):
+            loss, norm = unpack("2f", pack("2f", 2 + 4 / step + random.random() / 10, random.random()))
+            step_s = round(0.5 + random.random() / 50, 6)
+            saved, at = None if step % 1000 else 3.25, round(STARTED + step * 0.51, 3)
+            line = {"step": step, "loss": loss, "loss_eval": None, "grad_norm": norm, "lr": 1e-3 * random.random(),
+                    "step_s": step_s, "tokens_per_s": round(8192 / step_s, 1), "tokens": 8192, "skipped": False,
+                    **memory, "save_s": saved, "time": at}  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    return run
+
+
+def first_report(folder: Path, steps: int) -> Callable[[], int]:
+    """report of a run of so many steps, the first time."""
+    from hpc_gpt.readers.runs.own_run import read_run
+
+    run = long_run(folder, steps)
+
+    def work() -> int:
+        with variables(HPC_GPT_CACHE=str(folder / "cache")):
+            assert read_run(run).steps_used
+        return sum(path.stat().st_size for path in (folder / "cache" / "report").iterdir())
+
+    return work
+
+
+def second_report(folder: Path, steps: int) -> Callable[[], int]:
+    """report of it again, ten times."""
+    from hpc_gpt.readers.runs.own_run import read_run
+
+    first_report(folder, steps)()
+    (run,) = list_runs(folder / "logs")
+
+    def work() -> int:
+        with variables(HPC_GPT_CACHE=str(folder / "cache")):
+            for _ in range(10):
+                assert read_run(run).steps_used
+        return run.attempts()[0].metrics.stat().st_size
+
+    return work
+
+
+def why(folder: Path, steps: int) -> Callable[[], int]:
+    """why of it, ten times, with nothing kept."""
+    from hpc_gpt.report.why import explain
+
+    run = long_run(folder, steps)
+
+    def work() -> int:
+        with variables(HPC_GPT_CACHE="off"):
+            for _ in range(10):
+                assert explain(str(run.path), folder).ended == "error"
+        return run.attempts()[0].metrics.stat().st_size
+
+    return work
+
+
+def many_runs(folder: Path, count: int) -> Callable[[], int]:
+    """report of a folder of so many runs, of 200 steps each, the first time."""
+    from hpc_gpt.report.gather import gather_paths
+
+    run = long_run(folder, 200)
+    for number in range(1, count):
+        shutil.copytree(run.path, run.path.with_name(f"20260101-000000-{number:04x}"))
+
+    def work() -> int:
+        with variables(HPC_GPT_CACHE=str(folder / "cache")):
+            gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
+        assert len(gathered.records) == count
+        return sum(path.stat().st_size for path in (folder / "cache" / "report").iterdir())
+
+    return work
+
+
 def preflight(folder: Path, nodes: int) -> Callable[[], int]:
     """The judge of a preflight of nodes of 8 ranks, in a layout with each axis, by what its ranks say."""
     from hpc_gpt.preflight.nodes import Preflight
@@ -235,6 +322,10 @@ CASES = {
     "sweep": Case("rows", 6, rows),
     "logs": Case("KiB", 4 << 10, whole_log),
     "logs --tail": Case("KiB", 1 << 10, tail_of_log),
+    "report": Case("steps", 4_000, first_report),
+    "report again": Case("steps", 8_000, second_report),
+    "why": Case("steps", 4_000, why),
+    "report of many": Case("runs", 12, many_runs),
     "last step": Case("sources", 250, last_step),
 }
 
@@ -257,14 +348,15 @@ def main() -> None:
     asked = parser.parse_args()
     for name in asked.cases or CASES:
         case = CASES[name]
+        first = 0.0
         for size in case.sizes:
             size *= asked.times
             seconds, done = min(cpu_of(case, size) for _ in range(2))
             memory = memory_of(case, size) / 2**20
-            print(
-                f"{name:14} {size:>9,} {case.of:12} {seconds:8.3f} s  {memory:8.1f} MiB of memory  {done:>13,} bytes",
-                flush=True,
-            )
+            first = seconds if size == case.first * asked.times else first
+            law = f"  n^{log(seconds / first) / log(size / case.first / asked.times):.1f}" if seconds != first else ""
+            what = f"{name:14} {size:>9,} {case.of:12} {seconds:8.3f} s"
+            print(f"{what}  {memory:8.1f} MiB of memory  {done:>13,} bytes{law}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.files import aside
+from hpc_gpt.files import aside, open_regular
 
 LEAST_BYTES = 1_000_000  # nothing is kept of a smaller file
 _MOST_BYTES = 256 << 20  # of all that is kept
@@ -50,14 +50,17 @@ class KeptFile:
         with contextlib.suppress(Exception):  # a damaged pickle raises anything
             if not _is_own(self._kept):
                 return 0, None
-            header, _, state = self._kept.read_bytes().partition(b"\n")
-            about = json.loads(header)
+            with open_regular(self._kept) as file:
+                about = json.loads(file.readline())
+                pieces = [bytearray(file.read(size)) for size in about["sizes"]]  # of which arrays can be written to
+            if list(map(len, pieces)) != about["sizes"]:
+                return 0, None
             offset = int(about["offset"])
             # A file that was written to and did not grow is a different one.
             same = (about["size"], about["changed_ns"]) == (self._size, self._changed_ns)
             same = (same or (grows and about["size"] != self._size)) and about["readers"] == readers()
             if same and 0 < offset <= self._size and about["bytes"] == self._digest(offset):
-                found = _Unpickler(io.BytesIO(state)).load()
+                found = _Unpickler(io.BytesIO(pieces[0]), buffers=pieces[1:]).load()
                 os.utime(self._kept)
                 return offset, found
         return 0, None
@@ -69,14 +72,17 @@ class KeptFile:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_own(folder):
                 return
-            about = {"offset": offset, "size": self._size, "changed_ns": self._changed_ns}
-            header = json.dumps({**about, "bytes": self._digest(offset), "readers": readers()})
+            about: dict[str, Any] = {"offset": offset, "size": self._size, "changed_ns": self._changed_ns}
+            arrays: list[pickle.PickleBuffer] = []
+            objects = pickle.dumps(state, 5, buffer_callback=arrays.append)
+            pieces: list[bytes | memoryview] = [objects, *(array.raw() for array in arrays)]  # no copies
+            about |= {"bytes": self._digest(offset), "readers": readers(), "sizes": list(map(len, pieces))}
             with aside(self._kept) as new:
                 with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-                    opened.write(header.encode() + b"\n")
-                    pickle.dump(state, opened, pickle.HIGHEST_PROTOCOL)
+                    opened.write(json.dumps(about).encode() + b"\n")
+                    opened.writelines(pieces)
                 new.replace(self._kept)
-            _remove_oldest(folder)
+            _keep_within(folder, sum(about["sizes"]))
 
     def _digest(self, offset: int) -> str:
         """A digest of the bytes before a place: the first, the last and samples between."""
@@ -149,9 +155,17 @@ def _is_own(path: Path) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
-def _remove_oldest(folder: Path) -> None:
-    """Removes the least recently used files, those of earlier versions among them."""
-    found = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.iterdir())
+_unlisted: dict[Path, int] = {}  # bytes that were stored in a folder since its files were listed
+
+
+def _keep_within(folder: Path, stored: int) -> None:
+    """Removes the least recently used files above the limit, those of earlier versions among them. The folder is listed
+    at the first store and after each further sixteenth of the limit."""
+    _unlisted[folder] = _unlisted.get(folder, _MOST_BYTES) + stored
+    if _unlisted[folder] <= _MOST_BYTES // 16:
+        return
+    _unlisted[folder] = 0
+    found = sorted((about.st_mtime_ns, about.st_size, path) for path in folder.iterdir() if (about := path.stat()))
     total = sum(size for _, size, _ in found)
     for _, size, path in found:
         if total <= _MOST_BYTES:

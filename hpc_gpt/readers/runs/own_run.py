@@ -46,31 +46,35 @@ def read_run(run: RunFolder) -> Record:
     return read_own(run).record
 
 
-def read_own(run: RunFolder) -> RunRead:
-    """Reads one run, in any state, with its steps.
+def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
+    """Reads one run, in any state, with its steps. `ends_only`: how it ended, without figures of its steps, in a time
+    that does not grow with them.
 
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
     """
     resolved = run.resolved()
-    attempts = [read_attempt(attempt) for attempt in run.attempts()]
+    # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
+    has_each_loss = engine_named(resolved.engine.name).writes_metrics
+    attempts = [read_attempt(attempt, ends_only and has_each_loss) for attempt in run.attempts()]
     metrics = MetricsLines.joined([read.metrics for read in attempts])
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}
     steps.counts = steps_that_count(steps["step"], steps.attempt, first_steps)
-    # A trainer may write NaN as null; another program may print its loss now and then.
-    has_each_loss = engine_named(resolved.engine.name).writes_metrics
     steps.mark_nan(1 if has_each_loss else log_interval(steps), always=has_each_loss)
     # Our clock restarts after an evaluation or a save: no step time includes one.
     times = time_steps(steps, steps["step_s"], steps.is_skipped | steps.nan)
-    evaluated = steps.counts & ~np.isnan(steps["loss_eval"])
-    steps.eval_step, steps.eval_loss = steps["step"][evaluated], steps["loss_eval"][evaluated]
+    eval_loss = steps["loss_eval"]
+    evaluated = steps.counts & ~np.isnan(eval_loss)
+    steps.eval_step, steps.eval_loss = steps["step"][evaluated], eval_loss[evaluated]
+    del eval_loss, evaluated
     draft = Draft()
     _add_settings(draft, run, resolved)
     _add_prediction(draft, run)
     _add_device(draft, attempts)
     _add_measurements(draft, attempts)
-    _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
+    if not ends_only:
+        _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     _add_attempts(draft, run, resolved, attempts, steps)
     if jobs := after_table(run.path):
         draft.set("after", jobs, f"{AFTER}/step-*/")
@@ -214,45 +218,52 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     """Adds the figures of the steps that count, and the peaks of memory."""
     if not len(steps):
         return
-    skips = np.nan_to_num(steps["skipped"])
-    nan, losses = np.flatnonzero(steps.nan), np.flatnonzero(np.isfinite(steps["loss"]))
-    if len(losses):
-        for key, index in (("loss_first", losses[0]), ("loss_last", losses[-1])):
-            draft.set(key, float(steps["loss"][index]), steps.place(index))
-        if len(losses) > 1 and draft.get("loss_last") >= draft.get("loss_first"):
+    # Of millions of steps a column takes much room: none is held longer than it is looked at.
+    nan, skipped, loss = np.flatnonzero(steps.nan), steps.is_skipped, steps["loss"]
+    has_loss = np.isfinite(loss)
+    if has_loss.any():
+        first, last = int(has_loss.argmax()), len(loss) - 1 - int(has_loss[::-1].argmax())
+        for key, index in (("loss_first", first), ("loss_last", last)):
+            draft.set(key, float(loss[index]), steps.place(index))
+        if last > first and draft.get("loss_last") >= draft.get("loss_first"):
             draft.flag("the loss did not fall", "loss")
+    del loss, has_loss
     if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
         draft.set("loss_last", math.nan, steps.place(since))
-    evaluated = np.flatnonzero(~np.isnan(steps["loss_eval"]))
+    eval_loss = steps["loss_eval"]
+    evaluated = np.flatnonzero(~np.isnan(eval_loss))
     if len(evaluated):
         last = evaluated[-1]
-        draft.set("loss_eval", float(steps["loss_eval"][last]), steps.place(last))
+        draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
         if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
             draft.set("loss_eval_by", by_source, steps.place(last))
+    del eval_loss
     if len(nan):
         where = steps.place(int(nan[0]))
         draft.flag(
             f"{counted(len(nan), 'step')} with a loss or a gradient that is no number, the first at {where}", "nan"
         )
-    if np.all(skips > 0):
+    if skipped.all():
         draft.flag("every step was skipped: step_s includes forward and backward only", "all_skipped")
     where = "metrics.jsonl of the attempts"
-    saves = steps["save_s"][~np.isnan(steps["save_s"])]
-    draft.set("skipped_steps", int(skips.sum()), where)
+    saves = steps["save_s"]
+    saves = saves[~np.isnan(saves)]  # which frees the column
+    draft.set("skipped_steps", int(steps["skipped"].sum(where=skipped)), where)
     draft.set("nan_steps", len(nan), where)
     draft.set("save_s", float(np.median(saves)) if len(saves) else None, where)
     for key, stages in peaks.items():
         draft.set(key, stages, f"{where}, the highest of each stage")
     asked = (draft.get("global_batch") or 0) * (draft.get("seq") or 0)
-    tokens = np.nan_to_num(steps["tokens"])
-    total = int(np.where(tokens > 0, tokens, asked).sum())
+    known = (tokens := steps["tokens"]) > 0
+    total = int(tokens.sum(where=known)) + asked * int((~known).sum())
+    del tokens
     draft.set(
         "tokens_total",
         total if total or asked else None,
         "tokens of the lines that count; a step trained again counts once",
     )
-    rates = steps["tokens_per_s"][np.isfinite(steps["tokens_per_s"])]
-    if not asked and len(rates):
+    rates = np.zeros(0) if asked else steps["tokens_per_s"]
+    if len(rates := rates[np.isfinite(rates)]):
         draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of what the program prints")
     if times is None:
         draft.values |= {"steps_used": 0, "warmup_steps": 0}

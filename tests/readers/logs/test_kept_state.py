@@ -180,3 +180,16 @@ def test_what_ends_with_a_carriage_return_is_read_once(cache: Path, log: Path) -
         assert_same(read_log(log), log)
     append(log, b"\n" + MORE)
     assert_same(read_log(log), log)
+
+
+def test_the_folder_is_not_listed_at_each_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "many"))
+    listed = []
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: (listed.append(path), real(path))[1])
+    for number in range(40):
+        found = kept.kept_file(tmp_path / str(number), (1, number, 10, 0), lambda start, size: b"-" * size, 1)
+        assert found is not None
+        found.store(10, number)
+        assert found.load() == (10, number)
+    assert len(listed) == 1

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hpc_gpt.files import read_json, read_json_lines
 from hpc_gpt.readers.runs import attempts as own_metrics
-from hpc_gpt.readers.runs.attempts import KEYS, MetricsLines, read_metrics
-from tests.made_runs import metrics_line
+from hpc_gpt.readers.runs.attempts import KEYS, MetricsLines, read_metrics, read_metrics_ends
+from hpc_gpt.report.why import explain
+from tests.made_runs import add_attempt, make_run, metrics_line
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))
 LINES = st.one_of(
@@ -148,3 +149,47 @@ def test_a_longer_file_in_the_place_of_a_kept_one_is_read_anew(tmp_path):
     assert len(read_metrics(path, 1).steps) == 1000
     path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in range(5001, 6501)))
     assert read_metrics(path, 1).steps["step"].tolist() == list(range(5001, 6501))
+
+
+NAN = {"loss": float("nan")}
+
+
+@pytest.mark.parametrize(
+    ("last", "since"), [([{}], None), ([NAN, NAN], 9_999), ([NAN, {}], None), ([NAN] * 3_000, 7_001)]
+)
+def test_the_ends_say_what_all_lines_say_of_the_end(tmp_path, last, since):
+    path = tmp_path / "metrics.jsonl"
+    begin = 10_001 - len(last)
+    lines = [metrics_line(step) for step in range(1, begin)]
+    lines += [metrics_line(step, **values) for step, values in enumerate(last, begin)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole, ends = read_metrics(path, 1).steps, read_metrics_ends(path, 1).steps
+    assert len(ends) < len(whole)
+    for steps in (whole, ends):
+        steps.mark_nan(always=True)
+        row = steps.nan_since(1)
+        assert (None if row is None else steps["step"][row]) == since
+        assert [steps[name][place] for name in ("step", "at") for place in (0, -1)] == [
+            whole[name][place] for name in ("step", "at") for place in (0, -1)
+        ]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"step": 1}', '{"step": 1}\n{"step": 2}\n{"st', "x\n" * 20_000])
+def test_the_ends_of_short_and_of_damaged_files_are_all_lines(tmp_path, text):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    assert fields_of(read_metrics_ends(path, 1)) == fields_of(read_metrics(path, 1))
+
+
+def test_why_and_status_of_a_long_run_read_its_ends_alone(tmp_path, monkeypatch):
+    def lines_parsed(steps):
+        run = make_run(tmp_path / str(steps))
+        add_attempt(run, [metrics_line(step) for step in range(1, steps + 1)], "error", cause="rank 0: boom")
+        parsed = []
+        real = own_metrics._parsed
+        with monkeypatch.context() as patch:
+            patch.setattr(own_metrics, "_parsed", lambda lines: (parsed.extend(lines), real(lines))[1])
+            assert explain(str(run.path), tmp_path).to_dict()["ended"] == "error"
+        return len(parsed)
+
+    assert lines_parsed(40_000) == lines_parsed(2_000) < 200

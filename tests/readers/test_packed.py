@@ -1,0 +1,81 @@
+"""Columns of many steps in little room: every value comes back to the last bit."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_gpt.readers.packed import PackedColumn, PackedColumns
+from hpc_gpt.readers.steps import StepTable
+
+FLOATS = st.floats(allow_nan=True, allow_infinity=True)
+KINDS = [
+    FLOATS,
+    st.floats(width=32),
+    st.integers(-(2**53), 2**53).map(float),
+    st.sampled_from([np.nan, np.nan, np.nan, 1.5]),
+    st.decimals(0, 10**7, places=3).map(float),
+    st.integers(0, 10**8).map(lambda number: number / 1e6),
+    st.sampled_from([0.0, -0.0]),
+]
+BLOCKS = st.lists(st.one_of([st.lists(kind, max_size=40) for kind in KINDS]), max_size=5)
+
+
+def packed(blocks: list[list[float]]) -> PackedColumn:
+    column = PackedColumn()
+    for block in blocks:
+        column.add(np.array(block, np.float64))
+    return column
+
+
+def bits(values: np.ndarray) -> list[int]:
+    return np.where(np.isnan(values), np.nan, values).view(np.int64).tolist()
+
+
+@given(blocks=BLOCKS)
+def test_what_was_packed_comes_back(blocks: list[list[float]]) -> None:
+    values = np.array([value for block in blocks for value in block], np.float64)
+    assert bits(packed(blocks).values()) == bits(values)
+    assert bits(pickle.loads(pickle.dumps(packed(blocks))).values()) == bits(values)
+
+
+@given(first=BLOCKS, second=BLOCKS)
+def test_joined_columns_are_one_after_the_other(first: list[list[float]], second: list[list[float]]) -> None:
+    one, other = (PackedColumns({"loss": column}, column.rows) for column in (packed(first), packed(second)))
+    nothing = PackedColumns({}, 2)
+    joined = PackedColumns.joined([one, nothing, other])
+    assert bits(joined["loss"]) == bits(np.concatenate([one["loss"], [np.nan, np.nan], other["loss"]]))
+    assert joined.rows == one.rows + other.rows + 2
+
+
+def test_rows_are_taken_of_rows_that_were_taken() -> None:
+    table = StepTable(PackedColumns({"step": packed([[1.0, 2.0, 3.0, 4.0, 5.0]])}, 5), np.arange(5))
+    some = table.take(np.array([True, False, True, True, True]))
+    some.columns["loss"] = np.arange(4) / 3
+    last = some.take(np.array([3, 1]))
+    assert (last["step"].tolist(), last["loss"].tolist(), len(last)) == ([5.0, 3.0], [1.0, 1 / 3], 2)
+    both = StepTable.joined([last, table])
+    assert both["step"].tolist() == [5.0, 3.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        (np.arange(7.0, 1e5), 200),
+        (np.full(100_000, np.nan), 200),
+        (np.round(np.random.default_rng(0).random(100_000), 6), 410_000),
+        (np.random.default_rng(0).random(100_000).astype(np.float32).astype(np.float64), 410_000),
+    ],
+    ids=["steps", "nothing", "seconds", "losses"],
+)
+def test_columns_of_a_trainer_take_half_the_room_or_less(values: np.ndarray, most: int) -> None:
+    column = PackedColumn()
+    column.add(values)
+    assert len(pickle.dumps(column)) < most + 400
+
+
+def test_steps_beyond_two_to_the_31_are_exact() -> None:
+    column = packed([[2.0**31 - 1, 2.0**31, 2.0**31 + 1], [2.0**40, 2.0**52 + 1]])
+    assert column.values().tolist() == [2**31 - 1, 2**31, 2**31 + 1, 2**40, 2**52 + 1]
