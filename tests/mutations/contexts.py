@@ -18,6 +18,7 @@ from tests.mutations.recorder import FOLDER
 _folder = Path(os.environ[FOLDER])
 _uses: dict[str, list[str]] = {}
 _seconds: dict[str, float] = defaultdict(float)
+_others: set[str] = set()  # failed or skipped: no verdict of these counts
 
 
 def _turn_to(name: str) -> None:
@@ -37,6 +38,8 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds[report.nodeid] += report.duration
+    if report.outcome != "passed":
+        _others.add(report.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,5 +61,5 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    seconds = {test: round(each, 2) for test, each in _seconds.items()}
+    seconds = {test: round(each, 2) for test, each in _seconds.items() if test not in _others}
     (_folder / "tests.json").write_text(json.dumps({"uses": _uses, "seconds": seconds}), encoding="utf-8")

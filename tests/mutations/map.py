@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.mutations.python_faults import lines_of_functions
 from tests.mutations.recorder import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,22 @@ class Map:
         found = [test for test, has in self.lines.get(file, {}).items() if any_line or not wanted.isdisjoint(has)]
         return sorted((test for test in found if test in self.seconds), key=lambda test: (self.seconds[test], test))
 
+    def tests_that_use(self, file: str, lines: Iterable[int], source: bytes | None) -> list[str]:
+        """Those that use these lines of the file, which the map's commit has as `source`, if at all.
+
+        What runs as a module is imported is recorded of the test that came first: it counts as each one's that calls
+        something of the file.
+        """
+        lines = set(lines)
+        if file.endswith(".py") and source is not None:
+            called = lines_of_functions(source)
+            lines = lines if lines <= called else lines | called
+        return self.tests_of(file, lines)
+
+    def has(self, file: str) -> bool:
+        """Whether the file's tests were recorded."""
+        return file in self.pieces or "/".join(file.split("/")[:2]) in self.pieces
+
 
 def pieces() -> Iterator[str]:
     """Folders directly in tests/ that have tests, and the files beside them."""
@@ -58,6 +75,18 @@ def pieces() -> Iterator[str]:
 def commit_of(tree: Path = ROOT, name: str = "HEAD") -> str:
     done = subprocess.run(["git", "-C", tree, "rev-parse", name], capture_output=True, text=True, check=True)
     return done.stdout.strip()[:12]
+
+
+def map_of(commit: str = "") -> Map | None:
+    """The map with most pieces whose program is the commit's, the working tree's without one; None if there is none."""
+    same = [path.name for path in MAPS.glob("*") if _same(path.name, commit, "hpc_gpt", "templates")]
+    found = [each for each in map(read_map, same) if each is not None]
+    return max(found, key=lambda each: len(each.pieces), default=None)
+
+
+def _same(one: str, other: str, *paths: str) -> bool:
+    words = ["git", "-C", str(ROOT), "diff", "--quiet", one, *filter(None, [other]), "--", *paths]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def read_map(commit: str) -> Map | None:
@@ -95,7 +124,10 @@ def record(piece: str, folder: Path) -> dict[str, object]:
     tests = json.loads((folder / "tests.json").read_text(encoding="utf-8"))
     lines = _lines_of(folder, tests["uses"])
     count = sum(len(each) for each in lines.values())
-    print(f"{piece}: {time.monotonic() - began:.0f} s, {len(tests['seconds'])} tests, {count} pairs: {said[-1]}", flush=True)
+    print(
+        f"{piece}: {time.monotonic() - began:.0f} s, {len(tests['seconds'])} tests, {count} pairs: {said[-1]}",
+        flush=True,
+    )
     return {"piece": piece, "seconds": tests["seconds"], "lines": lines}
 
 
@@ -148,6 +180,11 @@ def make(wanted: list[str]) -> None:
     os.environ[_START] = str(_RECORDER)
     for piece in wanted:
         kept = target / f"{piece.replace('/', '-')}.json"
+        same = [
+            path for path in MAPS.glob(f"*/{kept.name}") if _same(path.parent.name, "", "hpc_gpt", "templates", piece)
+        ]
+        if same and not kept.exists():
+            shutil.copy(same[0], kept)
         if kept.exists():
             continue
         folder = Path(tempfile.mkdtemp(prefix="hpc-gpt-map-"))

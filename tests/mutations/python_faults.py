@@ -17,7 +17,21 @@ _TURNED = {
 }  # fmt: skip
 _SHIFTED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 # Calls whose value is their argument's, but for what the call is there for.
-_OF_ONE = {"sorted", "abs", "round", "int", "float", "set", "list", "tuple", "reversed", "ceil", "floor", "quote", "bool"}
+_OF_ONE = {
+    "sorted",
+    "abs",
+    "round",
+    "int",
+    "float",
+    "set",
+    "list",
+    "tuple",
+    "reversed",
+    "ceil",
+    "floor",
+    "quote",
+    "bool",
+}
 _OF_NONE = {"strip", "rstrip", "lstrip", "lower", "upper", "resolve", "absolute", "detach", "item", "copy"}
 _UNITS = {"GiB": "GB", "GB": "GiB", "MiB": "GiB", "TiB": "GiB", "KiB": "MiB", "MB": "GB", "TB": "GB", "ms": "s", "s": "ms",
           "min": "h", "h": "min", "days": "h", "TFLOP/s": "GFLOP/s", "tokens/s": "tokens"}  # fmt: skip
@@ -31,6 +45,15 @@ def is_grammatical(sound: bytes, changed: bytes) -> bool:
         return ast.dump(ast.parse(changed)) != ast.dump(ast.parse(sound))
     except (SyntaxError, ValueError):
         return False
+
+
+def lines_of_functions(source: bytes) -> set[int]:
+    """The lines that run as something is called; the others of the file run as it is imported."""
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return found
 
 
 def changes_of_python(source: bytes) -> Iterator[Change]:

@@ -32,7 +32,9 @@ def is_grammatical(sound: bytes, changed: bytes) -> bool:
 
 def _is_read(text: bytes) -> bool:
     plain = re.sub(r"\{#.*?#\}", "", text.decode(), flags=re.DOTALL)
-    plain = re.sub(r"\{\{.*?\}\}", "word", re.sub(r"^\s*\{%.*?%\}\n|\{%.*?%\}", "", plain, flags=re.DOTALL | re.MULTILINE))
+    plain = re.sub(
+        r"\{\{.*?\}\}", "word", re.sub(r"^\s*\{%.*?%\}\n|\{%.*?%\}", "", plain, flags=re.DOTALL | re.MULTILINE)
+    )
     return subprocess.run(["bash", "-n"], input=plain, text=True, capture_output=True, check=False).returncode == 0
 
 

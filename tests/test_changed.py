@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.changed_gpu import changed_files, concerned
+from tests.changed import changed_files, concerned
 
 MARK = "pytest.mark." + "gpu"
 FILES = {
