@@ -1,8 +1,8 @@
 """Which tests a change concerns: `make test CHANGED=main`, and of those marked gpu `make test-gpu CHANGED=main`.
 
-python -m tests.changed main          pytest's words for the tests that execute a line that differs from where this branch
-                                      left `main`, by the map of that commit (`make map`); what the map does not know
-                                      goes by imports, and what those do not show is all of tests
+python -m tests.changed main          pytest's words for the tests that execute a line that differs from where this
+                                      branch left `main`, by the map of that commit (`make map`); what the map does not
+                                      know goes by imports, and what those do not show is all of tests
 python -m tests.changed main --gpu    the files marked gpu, each that differs, or imports a module that does, directly
                                       or not; "none" without one
 
@@ -42,7 +42,7 @@ def base_of(commit: str, root: Path = ROOT) -> str:
     try:
         return _git(root, "merge-base", "HEAD", commit + "^{commit}").strip()
     except subprocess.CalledProcessError:
-        raise UnknownCommit(f"CHANGED={commit} is no commit that this one has in common with a branch") from None
+        raise UnknownCommit(f"CHANGED={commit} is no commit from which this one branched off") from None
 
 
 def changed_files(commit: str, root: Path = ROOT) -> set[Path]:
@@ -88,17 +88,17 @@ class _Graph:
         self.named_in = named_in
 
     def reaching(self, changed: set[Path]) -> list[Path]:
+        """Those that name one directly first."""
         found = []
         for path in sorted((self.root / "tests").rglob("test_*.py")):
-            seen, rest = set[Path](), [path, *_conftests(path, self.root)]
-            while rest:
-                one = rest.pop()
-                if one not in seen:
-                    seen.add(one)
-                    rest += self.named_in(one)
-            if seen & changed:
-                found.append(path)
-        return found
+            seen, rest, steps = set[Path](), {path, *_conftests(path, self.root)}, 0
+            while rest and not rest & changed:
+                seen |= rest
+                rest = {named for one in rest for named in self.named_in(one)} - seen
+                steps += 1
+            if rest:
+                found.append((steps, path))
+        return [path for _, path in sorted(found)]
 
 
 def chosen(commit: str, known: Map | None = None, root: Path = ROOT) -> tuple[set[str], set[str]]:

@@ -1,9 +1,10 @@
-"""As a plugin of pytest: of what is collected only the tests that a file lists, or that are in a file or folder it lists.
+"""As a plugin of pytest: of what is collected only the tests that a file lists, alone or by their file or folder.
 
-`pytest -p tests.mutations.chosen --chosen=LIST FILES`. With --no-kept those are left out that compare with what was once
-printed: they fail on a right change, too.
+`pytest -p tests.mutations.chosen --chosen=LIST FILES`. With --no-kept those are left out that compare with what was
+once printed: they fail on a right change, too.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def is_kept(item: pytest.Item) -> bool:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--chosen", type=Path, help="a file of tests, files and folders, one on a line, run in its order")
+    parser.addoption("--chosen", help="a file of tests, files and folders, one on a line, run in its order")
     parser.addoption("--no-kept", action="store_true", help="no golden scripts, sums of answers or generated texts")
 
 
@@ -30,11 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = [item for item in items if not (config.getoption("no_kept") and is_kept(item))]
     if (listed := config.getoption("chosen")) is not None:
-        order = {name: number for number, name in enumerate(listed.read_text(encoding="utf-8").splitlines())}
+        order = {name: number for number, name in enumerate(Path(listed).read_text(encoding="utf-8").splitlines())}
         places = {item: place for item in chosen if (place := _place(item.nodeid, order)) is not None}
         chosen = sorted(places, key=lambda item: places[item])
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = chosen
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Whoever waits for the end can see which test runs, and for how long: the file's time is that of its start."""
+    if file := os.environ.get("TESTS_NOW"):
+        Path(file).write_text(nodeid, encoding="utf-8")
 
 
 def _place(test: str, order: dict[str, int]) -> int | None:

@@ -1,4 +1,4 @@
-"""Faults that nobody has chosen: `python -m tests.mutations --random N --seed S` draws them from all lines of the program.
+"""Faults that nobody has chosen: `python -m tests.mutations --random N --seed S` draws them from all of the program.
 
 A line counts once if any fault can be made of it; of a line drawn, each of its faults is as likely. The draw follows
 from the seed and the files alone.
@@ -17,7 +17,7 @@ from tests.mutations.shell_faults import changes_of_shell, is_shell
 
 @dataclass(frozen=True, order=True)
 class Drawn:
-    """`text` in the place of the bytes from `start` to `end` of `file`; what it changes runs in lines `line` to `last`."""
+    """`text` takes the place of bytes `start` to `end` of `file`, in a statement of the lines `line` to `last`."""
 
     file: str
     line: int

@@ -33,9 +33,10 @@ _OF_ONE = {
     "bool",
 }
 _OF_NONE = {"strip", "rstrip", "lstrip", "lower", "upper", "resolve", "absolute", "detach", "item", "copy"}
-_UNITS = {"GiB": "GB", "GB": "GiB", "MiB": "GiB", "TiB": "GiB", "KiB": "MiB", "MB": "GB", "TB": "GB", "ms": "s", "s": "ms",
-          "min": "h", "h": "min", "days": "h", "TFLOP/s": "GFLOP/s", "tokens/s": "tokens"}  # fmt: skip
-_UNIT = re.compile(rf"(?<=[\d}} ])({'|'.join(sorted(map(re.escape, _UNITS), key=len, reverse=True))})(?![\w/'])")
+_UNITS = {"GiB": "GB", "GB": "GiB", "MiB": "GiB", "TiB": "GiB", "KiB": "MiB", "MB": "GB", "TB": "GB", "ms": "s",
+          "s": "ms", "min": "h", "h": "min", "days": "h", "TFLOP/s": "GFLOP/s", "tokens/s": "tokens"}  # fmt: skip
+_ANY_UNIT = "|".join(map(re.escape, sorted(_UNITS, key=len, reverse=True)))
+_UNIT = re.compile(rf"(?<=[\d}} ])({_ANY_UNIT})(?![\w/'])")
 _WORD = re.compile(r"[\w.%/-]+")
 
 
@@ -239,9 +240,6 @@ def _is_left_out(statement: ast.stmt) -> bool:
 def _expressions(statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
     """(expression, whether it is inside an f-string) of a statement, without its blocks, types and decorators."""
     skipped = {"body", "orelse", "finalbody", "handlers", "cases", "annotation", "returns", "decorator_list", "bases"}
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.annotation, ast.Name):
-        if statement.annotation.id == "TypeAlias":
-            return
 
     def inner(node: ast.AST, inside: bool) -> Iterator[tuple[ast.expr, bool]]:
         name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""

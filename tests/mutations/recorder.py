@@ -1,7 +1,7 @@
 """Records which lines of hpc_gpt and templates a process executes, and for which test: a part of `make map`.
 
-Every Python of the environment runs this file at its start while TESTS_MAP names a folder (tests/mutations/map.py puts a .pth
-file beside the packages for that time): pytest, commands, ranks, jobs of the cluster, forked workers. coverage does the
+Every Python of the environment runs this file at its start while TESTS_MAP names a folder (tests/mutations/map.py
+puts a .pth file beside the packages): pytest, commands, ranks, jobs of the cluster, forked workers. coverage does the
 work. A process belongs to the test that the folder's file `current` names as it starts. It saves what it has each
 second, so that one that is killed loses no more.
 """
@@ -47,9 +47,9 @@ def start(folder: str, forked: bool = False) -> None:
             save()
 
     threading.Thread(target=keep_saving, daemon=True).start()
+    atexit.register(save)  # before coverage's own end of it
     if forked:
         return
-    atexit.register(_save_current)
     os.register_at_fork(after_in_child=lambda: start(folder, forked=True))
     leave = os._exit
 

@@ -80,6 +80,6 @@ def _of_line(line: str, before: str) -> Iterator[tuple[str, int, int, str]]:
             yield "an argument dropped", *flag.span(), ""
     for end in re.finditer(r"\b(exit|return|fail|die)\b[^;&|}]*", code):
         yield "an exception swallowed", *end.span(), ": "
-    if not _KEYWORDS.match(line) and not _OPEN.search(code) and not _OPEN.search(before) and "\0" not in code[:1]:
-        if code.count('"') % 2 == 0 and code.count("'") % 2 == 0 and code.count("(") == code.count(")"):
-            yield "a call left out", len(code) - len(code.lstrip()), len(code.rstrip()), ":"
+    whole = code.count('"') % 2 == 0 and code.count("'") % 2 == 0 and code.count("(") == code.count(")")
+    if whole and not _KEYWORDS.match(line) and not _OPEN.search(code) and not _OPEN.search(before) and code[0] != "\0":
+        yield "a call left out", len(code) - len(code.lstrip()), len(code.rstrip()), ":"
