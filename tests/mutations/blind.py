@@ -1,7 +1,7 @@
 """Tries faults drawn by a seed: each is put into a copy of the tree, and the tests run that execute its line.
 
 The map (tests/mutations/map.py) says which these are; without one, or for a line that it does not know, the import
-graph does (tests/changed.py). A fault's tests run the quickest first, until one fails.
+graph does (tests/changed.py). A fault's tests run the nearest first, the quick ones before the others, until one fails.
 """
 
 import contextlib
@@ -63,13 +63,21 @@ def choose(fault: Drawn, known: Map | None, limit: float, tree: Path = REPOSITOR
     tests = known.tests_that_use(fault.file, lines, (tree / fault.file).read_bytes()) if known is not None else []
     if tests and known is not None:
         within: dict[str, float] = {}
-        for test in tests:
+        for test in sorted(tests, key=lambda test: _distance(test, fault.file)):
             if within and sum(within.values()) + known.seconds[test] > limit:
                 break
             within[test] = known.seconds[test]
         return Choice(sorted({test.partition("::")[0] for test in within}), within, len(tests) - len(within))
     files = [str(path.relative_to(tree)) for path in files_that_reach({tree / fault.file}, tree)] or ["tests"]
     return Choice(files)
+
+
+def _distance(test: str, file: str) -> int:
+    """0 for a test of the file that mirrors the module, 1 for one of its folder's, 2 for any other."""
+    folder, _, name = file.removeprefix("hpc_gpt/").rpartition("/")
+    if test.partition("::")[0].endswith(f"/test_{name.partition('.')[0]}.py"):
+        return 0
+    return 1 if folder and test.startswith(f"tests/{folder.partition('/')[0]}/") else 2
 
 
 def judge(tree: Path, fault: Drawn, choice: Choice, limit: float, long: bool = False) -> Verdict:
@@ -99,7 +107,7 @@ def _run(tree: Path, choice: Choice, limit: float, long: bool) -> tuple[int | No
     """(pytest's exit code, _HUNG for a test that hangs, None after `limit`; what it printed) in a fork of this one."""
     with tempfile.TemporaryDirectory(prefix="hpc-gpt-fault-") as folder:
         output = Path(folder) / "output"
-        environment = {"TESTS_NOW": f"{folder}/now", "CI": "", "ALL_TESTS": "true" if long else "", "PYTHONPATH": str(tree),
+        environment = {"TESTS_NOW": f"{folder}/now", "PYTHONPATH": str(tree), "CI": "", "ALL_TESTS": "true" * long,
                        "PYTHONDONTWRITEBYTECODE": "1", "HPC_GPT_SHARED": "", "OMP_NUM_THREADS": "1",
                        "PYTEST_DEBUG_TEMPROOT": folder}  # fmt: skip
         now = Path(environment["TESTS_NOW"])
