@@ -1,7 +1,8 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    the tests, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
 # make test-all    the same, and what is too long for every change: whole tables; make test-long    what that adds, alone
-# make mutations   does a test fail where it must? 60 and more one-line faults, each in a copy of the tree
+# make mutations   does a test fail where it must? 200 and more one-line faults, each in a copy of the tree;
+#                  .venv/bin/python -m tests.mutations --random 40 --seed 1: faults that nobody chose
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
 # make test-gpu, make lint, make bench; make test CHANGED=main, make test-gpu CHANGED=main: those that a change concerns
 # make map      which test executes which line, for CHANGED and for faults that nobody chose; in pieces, goes on where it was
