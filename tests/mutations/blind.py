@@ -92,7 +92,7 @@ def judge(tree: Path, fault: Drawn, choice: Choice, limit: float, long: bool = F
         os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
     failed = re.search(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - .*)?$", output, re.MULTILINE)
     if code == _HUNG:
-        name, by = "caught", "a hang"
+        name, by = "caught", f"{output.splitlines()[-1]} hangs"
     elif code is None:
         name, by = "survived", "not all of its tests were reached"
     elif failed or code not in (0, 1, 5):
@@ -132,6 +132,8 @@ def _run(tree: Path, choice: Choice, limit: float, long: bool) -> tuple[int | No
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
             os.waitpid(pid, 0)
+        if code == _HUNG:  # the test, as the last line
+            return code, now.read_text(encoding="utf-8")
         return code, output.read_text(encoding="utf-8", errors="replace")
 
 
@@ -193,14 +195,15 @@ def _judge_here(fault: Drawn, choice: Choice, limit: float, ends: float, with_lo
     if found.name == "survived" and with_long:
         again = judge(_Worker.tree, fault, Choice(choice.files), limit, long=True)
         found = again if again.name == "caught" else found
-    if found.name == "caught" and "::" in found.by and _fails_without(found.by):
+    test = found.by.removesuffix(" hangs")
+    if found.name == "caught" and "::" in test and _fails_without(test, (choice.tests or {}).get(test, 60.0)):
         return replace(found, name="unclear", by=f"{found.by} fails without the fault, too")
     return found
 
 
-def _fails_without(test: str) -> bool:
+def _fails_without(test: str, usual: float) -> bool:
     if test not in _Worker.fails:
-        code, _ = _run(_Worker.tree, Choice([test.partition("::")[0]], {test: 60.0}), 10 * _START_S, True)
+        code, _ = _run(_Worker.tree, Choice([test.partition("::")[0]], {test: usual}), 10 * _START_S, True)
         _Worker.fails[test] = code not in (0, 5)
     return _Worker.fails[test]
 
