@@ -23,9 +23,7 @@ from tests.mutations.map import MAPS, Map, map_of
 ROOT = Path(__file__).resolve().parents[1]
 _MARK = "pytest.mark." + "gpu"  # not in one piece, so that this file has none
 # What a test file depends on without a word of it.
-_EVERY_TEST = re.compile(
-    r"(setup\.cfg|pyproject\.toml|constraints\.txt|\.ci/.*|experiments/.*|templates/clusters/.*)"
-)
+_EVERY_TEST = re.compile(r"(setup\.cfg|pyproject\.toml|constraints\.txt|\.ci/.*|experiments/.*|templates/clusters/.*)")
 _PAGES = re.compile(r"(docs/.*|[^/]*\.md)")
 
 
