@@ -1,9 +1,11 @@
 # make demo    train a small GPT at tp2 x pp2 on this machine, from nothing but Python 3.11+, python3-venv and git
 # make test    the tests, on a real Slurm cluster where this machine allows one; make test TESTS=tests/slurm for some
 # make test-all    the same, and what is too long for every change: whole tables; make test-long    what that adds, alone
-# make mutations   does a test fail where it must? 60 and more one-line faults, each in a copy of the tree
+# make mutations   does a test fail where it must? 200 and more one-line faults, each in a copy of the tree;
+#                  .venv/bin/python -m tests.mutations --random 40 --seed 1: faults that nobody chose
 # make torture     break runs on purpose on that cluster, 100 times; FAULTS=20 SEED=2 for less, ONLY=7 for one of them
-# make test-gpu, make lint, make bench; make test-gpu CHANGED=main: those that a change concerns, by what they import
+# make test-gpu, make lint, make bench; make test CHANGED=main, make test-gpu CHANGED=main: those that a change concerns
+# make map      which test executes which line, for CHANGED and for faults that nobody chose; in pieces, goes on where it was
 #
 # PYTHON=python3.12 chooses the interpreter of .venv; PIP_ARGS='…' goes to pip.
 
@@ -25,7 +27,7 @@ PINS := constraints.txt setup.cfg pyproject.toml .ci/make-venv
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --durations 20
 
-.PHONY: demo test test-all test-long test-gpu torture mutations lint bench packages tests-exist
+.PHONY: demo test test-all test-long test-gpu torture mutations map lint bench packages tests-exist
 .DELETE_ON_ERROR:
 # One .venv, and a typing error in TESTS is said before it is made.
 .NOTPARALLEL:
@@ -34,7 +36,8 @@ demo: .venv/.ready
 	@$(BIN)/hpc-gpt submit experiments/demo.toml --cluster local --wait
 
 test: tests-exist .venv/.ready-test packages
-	@$(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
+	@$(if $(CHANGED),words=$$($(BIN)/python -m tests.changed $(CHANGED)) && \
+		{ [ "$$words" = none ] || $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $$words; },$(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS))
 
 test-all: tests-exist .venv/.ready-test packages
 	@ALL_TESTS=true $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
@@ -43,8 +46,11 @@ test-long: tests-exist .venv/.ready-test packages
 	@ALL_TESTS=long $(PYTEST) -m "not gpu" $(SIDE_BY_SIDE) $(TESTS)
 
 test-gpu: tests-exist .venv/.ready-test
-	@$(if $(CHANGED),files=$$($(BIN)/python -m tests.changed_gpu $(CHANGED)) && echo "marked gpu and changed: $$files" && \
+	@$(if $(CHANGED),files=$$($(BIN)/python -m tests.changed $(CHANGED) --gpu) && echo "marked gpu and changed: $$files" && \
 		{ [ "$$files" = none ] || $(PYTEST) -m gpu $$files; },$(PYTEST) -m gpu $(TESTS))
+
+map: .venv/.ready-test packages
+	@$(BIN)/python -m tests.mutations.map $(PIECES)
 
 mutations: .venv/.ready-test packages
 	@$(BIN)/python -m tests.mutations
@@ -73,7 +79,7 @@ bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/data_path.py
 
 tests-exist:
-	@.ci/check-tests $(TESTS)
+	@CHANGED='$(CHANGED)' .ci/check-tests $(TESTS)
 
 packages:
 	@.ci/install-test-packages

@@ -1,6 +1,7 @@
 """Puts one fault after the other into a copy of the tree and runs the tests that must fail on it.
 
-python -m tests.mutations [--at-once N] [WORDS]      WORDS: only faults whose name or file holds them
+python -m tests.mutations [--at-once N] [WORDS]         WORDS: only faults whose name or file holds them
+python -m tests.mutations --random N --seed S [--list]  faults that nobody has chosen (tests/mutations/blind.py)
 
 First all those tests run without a fault. A fault that those of `make test` do not catch is tried again with those that
 are `long`. Ends with 1 if a fault survives, or cannot be judged: its line is gone, its tests cannot be collected, or
@@ -8,9 +9,9 @@ they do not end; or if `make test` alone catches fewer than nine in ten.
 """
 
 import argparse
+import math
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,34 +19,16 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
+from tests.mutations.copies import copy_tree
 from tests.mutations.faults import Fault, read_faults
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 _LIMIT_S = 900.0
 # What pytest's exit codes mean here; any other is no verdict.
 _VERDICTS = {0: "SURVIVED", 1: "caught"}
 _NONE_SELECTED = 5
 _LATE = "caught by make test-all alone"
-
-
-def copy_tree(target: Path) -> None:
-    """All that git knows of, and what it does not ignore, as it is now; its bytecode, too."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        source = REPOSITORY / name
-        if source.is_file():
-            # With what Python and pytest have compiled of it: that counts for a file of its size and time.
-            compiled = source.parent.glob(f"__pycache__/{source.stem}.*.pyc") if source.suffix == ".py" else ()
-            for path in (source, *compiled):
-                copied = target / path.relative_to(REPOSITORY)
-                copied.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, copied)
 
 
 def run_tests(tree: Path, tests: list[str], long: bool = False) -> tuple[int | None, str]:
@@ -99,12 +82,36 @@ def judge(tree: Path, fault: Fault) -> tuple[str, str]:
     return verdict, output[-3000:]
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"Error: {message}\n")
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text} is no number from 1")
+    return int(text)
+
+
 def main() -> int:
     """The exit code; a line for each fault, then how many of each package were caught."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
+    parser = _Parser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
     parser.add_argument("words", nargs="?", default="", help="only faults whose name or file holds these words")
-    parser.add_argument("--at-once", type=int, default=2, help="copies of the tree that work side by side")
+    parser.add_argument("--at-once", type=_count, default=2, help="copies of the tree that work side by side")
+    blind = parser.add_argument_group("faults drawn from all lines")
+    blind.add_argument("--random", type=_count, metavar="N", help="so many, each of another line")
+    blind.add_argument(
+        "--seed", type=int, metavar="S", default=1, help="the draw's: on one commit it has the same faults"
+    )
+    blind.add_argument("--list", action="store_true", help="print them, and run nothing")
+    blind.add_argument("--limit", type=float, metavar="SECONDS", default=math.inf, help="of tests for a fault")
+    blind.add_argument("--minutes", type=float, default=math.inf, help="for all; says how many were not reached")
+    blind.add_argument("--long", action="store_true", help="try the tests marked long on those that survive")
     asked = parser.parse_args()
+    if asked.random is not None:
+        from tests.mutations.blind import run_random
+
+        return run_random(asked.random, asked.seed, asked.list, asked.at_once, asked.limit, asked.minutes, asked.long)
     faults = [fault for fault in read_faults() if asked.words in fault.name or asked.words in fault.file]
     if not faults:
         print(f"Error: no fault's name or file holds {asked.words!r}", file=sys.stderr)

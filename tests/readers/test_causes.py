@@ -26,6 +26,47 @@ def test_many_failures_take_no_square_of_time(echo: bool) -> None:
     assert len(first_cause(parts, False).ordered) == 40_000
 
 
+def _at(ended: str, words: str, file: str, line: int, at: float | None, echo: bool = False) -> Failure:
+    return Failure(ended, words, Place(file, line), None, None, at, echo)
+
+
+@pytest.mark.parametrize(
+    ("signal", "errors", "first"),
+    [
+        (("a", 5, None), [("a", 9, None)], True),
+        (("a", 9, None), [("a", 5, None)], False),
+        (("a", 5, None), [("b", 9, None)], False),  # nothing shows which of two files came first
+        (("a", 5, 100.0), [("b", 2, 101.0)], True),
+        (("a", 5, 100.0), [("b", 2, 100.0)], True),
+        (("a", 5, 100.0), [("b", 9, 99.0)], False),
+        (("a", 5, 100.0), [("b", 9, 101.0), ("a", 2, 99.0)], False),
+        (("a", 5, 100.0), [("b", 9, 101.0), ("a", 7, None)], True),
+    ],
+)
+def test_a_signal_is_the_cause_if_all_that_failed_is_after_it(signal, errors, first: bool) -> None:
+    failures = [_at("cancelled", "received SIGTERM", *signal, echo=True)]
+    failures += [_at("error", f"KeyError: {number}", *error) for number, error in enumerate(errors)]
+    files = dict.fromkeys(failure.place.file for failure in failures)
+    parts = [Part(file, failures=[each for each in failures if each.place.file == file]) for file in files]
+    for order in (parts, parts[::-1]):
+        assert (first_cause(order, False).ended == "cancelled") == first
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "ended"),
+    [
+        ("SignalException: Process 7 got signal: 15", 9, "cancelled"),  # torchrun says so last of all
+        ("received SIGTERM", 9, "error"),
+        ("received SIGTERM", 2, "cancelled"),
+    ],
+)
+def test_of_consequences_alone_a_signal_is_the_cause_if_it_came_first(words: str, line: int, ended: str) -> None:
+    others = [_at("error", "exits with return code = 1", "a", 5, None, echo=True)]
+    told = _at("cancelled", words, "a", line, None, echo=True)
+    failures = sorted([*others, told], key=lambda each: each.place.line)
+    assert first_cause([Part("a", failures=failures)], False).ended == ended
+
+
 _FAILURES = st.builds(
     Failure,
     st.sampled_from(ENDED),

@@ -43,6 +43,8 @@ def test_a_short_array_is_whole_and_a_huge_spike_is_kept():
 def test_what_is_kept_has_the_extremes_in_order_and_gaps(y, buckets):
     kept = extremes(y, buckets)
     assert len(kept) <= max(2 * buckets, 1)
+    level = np.ones(2 * buckets)  # as many as may be drawn, none of them an extreme
+    assert extremes(level, buckets).tolist() == list(range(len(level)))
     assert (np.diff(kept) > 0).all()
     finite, drawn = y[np.isfinite(y)], y[kept][np.isfinite(y[kept])]
     if len(finite):

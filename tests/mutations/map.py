@@ -1,0 +1,201 @@
+"""The map: which test executes which line of hpc_gpt and of templates, made in pieces by `make map`.
+
+python -m tests.mutations.map [PIECES]      PIECES: folders or files of tests, all without them
+
+A piece is a folder of tests. What one has given is kept under .map/COMMIT, so that a map that was cut off goes on where
+it was. tests/mutations/recorder.py records, tests/mutations/contexts.py names the test.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.mutations.python_faults import lines_of_functions
+from tests.mutations.recorder import FOLDER
+
+ROOT = Path(__file__).resolve().parents[2]
+MAPS = ROOT / ".map"
+_RECORDER = Path(__file__).with_name("recorder.py")
+# The submitted copy of a run, another tree's or a package's: the same line.
+_OURS = re.compile(r"(?:.*/)?((?:hpc_gpt|templates)/.*)", re.DOTALL)
+_START = "TESTS_MAP_START"
+_LIMIT_S = 3600.0
+
+
+@dataclass
+class Map:
+    """`lines` is {file: {test: lines that it executes}}, `seconds` what each test took while it was recorded."""
+
+    lines: dict[str, dict[str, set[int]]] = field(default_factory=lambda: defaultdict(dict))
+    seconds: dict[str, float] = field(default_factory=dict)
+    pieces: set[str] = field(default_factory=set)
+
+    def tests_of(self, file: str, lines: Iterable[int]) -> list[str]:
+        """Those that execute one of the lines, the quickest first. Of a template: those that render any of it."""
+        wanted = set(lines)
+        any_line = file.startswith("templates/")
+        found = [test for test, has in self.lines.get(file, {}).items() if any_line or not wanted.isdisjoint(has)]
+        return sorted((test for test in found if test in self.seconds), key=lambda test: (self.seconds[test], test))
+
+    def tests_that_use(self, file: str, lines: Iterable[int], source: bytes | None) -> list[str]:
+        """Those that use these lines of the file, which the map's commit has as `source`, if at all.
+
+        What runs as a module is imported is recorded of the test that came first: it counts as each one's that calls
+        something of the file.
+        """
+        lines = set(lines)
+        if file.endswith(".py") and source is not None:
+            called = lines_of_functions(source)
+            lines = lines if lines <= called else lines | called
+        return self.tests_of(file, lines)
+
+    def has(self, file: str) -> bool:
+        """Whether the file's tests were recorded."""
+        return file in self.pieces or "/".join(file.split("/")[:2]) in self.pieces
+
+
+def pieces() -> Iterator[str]:
+    """Folders directly in tests/ that have tests, and the files beside them."""
+    for path in sorted((ROOT / "tests").iterdir()):
+        if path.is_dir() and any(path.rglob("test_*.py")):
+            yield f"tests/{path.name}"
+    yield from (f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py")))
+
+
+def commit_of(tree: Path = ROOT, name: str = "HEAD") -> str:
+    done = subprocess.run(["git", "-C", tree, "rev-parse", name], capture_output=True, text=True, check=True)
+    return done.stdout.strip()[:12]
+
+
+def map_of(commit: str = "") -> Map | None:
+    """The map with most pieces whose program is the commit's, the working tree's without one; None if there is none."""
+    same = [path.name for path in MAPS.glob("*") if _same(path.name, commit, "hpc_gpt", "templates")]
+    found = [each for each in map(read_map, same) if each is not None]
+    return max(found, key=lambda each: len(each.pieces), default=None)
+
+
+def _same(one: str, other: str, *paths: str) -> bool:
+    words = ["git", "-C", str(ROOT), "diff", "--quiet", one, *filter(None, [other]), "--", *paths]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def read_map(commit: str) -> Map | None:
+    """All pieces that there are of a commit's map, None without one."""
+    files = sorted((MAPS / commit).glob("*.json"))
+    if not files:
+        return None
+    found = Map()
+    for path in files:
+        piece = json.loads(path.read_text(encoding="utf-8"))
+        found.pieces.add(piece["piece"])
+        found.seconds |= piece["seconds"]
+        for file, tests in piece["lines"].items():
+            for test, runs in tests.items():
+                found.lines[file].setdefault(test, set()).update(_unpacked(runs))
+    return found
+
+
+def record(piece: str, folder: Path) -> dict[str, object]:
+    """Runs the piece's tests and returns what is kept of them."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "tests.mutations.contexts", piece],
+        cwd=ROOT,
+        env={**os.environ, FOLDER: str(folder), "CI": "", "ALL_TESTS": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    said = done.stdout.strip().splitlines() or [""]
+    if not (folder / "tests.json").exists():
+        raise SystemExit(f"Error: {piece} could not be recorded: {said[-1]}")
+    tests = json.loads((folder / "tests.json").read_text(encoding="utf-8"))
+    lines = _lines_of(folder, tests["uses"])
+    count = sum(len(each) for each in lines.values())
+    print(
+        f"{piece}: {time.monotonic() - began:.0f} s, {len(tests['seconds'])} tests, {count} pairs: {said[-1]}",
+        flush=True,
+    )
+    return {"piece": piece, "seconds": tests["seconds"], "lines": lines}
+
+
+def _lines_of(folder: Path, uses: dict[str, list[str]]) -> dict[str, dict[str, list[int]]]:
+    """{file: {test: lines}} of all processes; a shared fixture's lines are those of each test that uses it."""
+    from coverage import CoverageData
+
+    users = defaultdict(list)
+    for test, fixtures in uses.items():
+        for fixture in fixtures:
+            users[fixture].append(test)
+    found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for path in folder.glob("lines.*"):
+        data = CoverageData(str(path), no_disk=False)
+        try:
+            data.read()
+            for name in data.measured_files():
+                if ours := _OURS.fullmatch(name):
+                    for line, contexts in data.contexts_by_lineno(name).items():
+                        for context in contexts:
+                            for test in users.get(context, [context]):
+                                found[ours[1]][test].add(line)
+        except Exception as cut:  # killed while it wrote
+            print(f"left out {path.name}: {cut}", file=sys.stderr)
+    return {file: {test: _packed(lines) for test, lines in tests.items()} for file, tests in found.items()}
+
+
+def _packed(lines: set[int]) -> list[int]:
+    """First and last of each stretch of lines."""
+    found: list[int] = []
+    for line in sorted(lines):
+        if found and found[-1] == line - 1:
+            found[-1] = line
+        else:
+            found += [line, line]
+    return found
+
+
+def _unpacked(ends: list[int]) -> Iterator[int]:
+    for first, last in zip(ends[::2], ends[1::2], strict=True):
+        yield from range(first, last + 1)
+
+
+def make(wanted: list[str]) -> None:
+    target = MAPS / commit_of()
+    target.mkdir(parents=True, exist_ok=True)
+    # It stays: without the variable it does nothing. A path with a quote in it could not stand in a .pth itself.
+    start = Path(sysconfig.get_path("purelib")) / "tests_map.pth"
+    start.write_text(f"import os; {_START!r} in os.environ and exec(open(os.environ[{_START!r}]).read(), {{}})\n")
+    os.environ[_START] = str(_RECORDER)
+    for piece in wanted:
+        kept = target / f"{piece.replace('/', '-')}.json"
+        same = [
+            path for path in MAPS.glob(f"*/{kept.name}") if _same(path.parent.name, "", "hpc_gpt", "templates", piece)
+        ]
+        if same and not kept.exists():
+            shutil.copy(same[0], kept)
+        if kept.exists():
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="hpc-gpt-map-"))
+        folder.chmod(0o777)  # a job's user may be another
+        try:
+            text = json.dumps(record(piece, folder))
+            kept.with_suffix(".part").write_text(text, encoding="utf-8")
+            kept.with_suffix(".part").rename(kept)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    make(sys.argv[1:] or list(pieces()))

@@ -1,0 +1,199 @@
+"""Faults that nobody has chosen: what is drawn, which tests are chosen for one, and what is said of it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import coverage
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.mutations import blind
+from tests.mutations.draw import Drawn, draw, files_of
+from tests.mutations.map import Map
+from tests.mutations.python_faults import changes_of_python, is_grammatical, lines_of_functions
+from tests.mutations.shell_faults import changes_of_shell
+
+PYTHON = [
+    ("if a < b: f()", {"a >= b", "a <= b", "if False", ": pass"}),
+    ("if f(x): y = 1", {"not (f(x))", "if False", "y = 2"}),
+    ("if a:\n    y = b\nelse:\n    y = c", {"not (a)", "if False", "    pass"}),
+    ("x = a and b or c", {"a or b", "b and c"}),
+    ("x = a if b else c", {"x = (a)", "x = (c)"}),
+    ("x = f(a, b, c=d)", {"f(a, c=d)", "f(a, b)"}),
+    ("x = f(c=d, e=g)", {"f(e=g)", "f(c=d)"}),
+    ("raise E(x)", {"pass"}),
+    ("try:\n    pass\nexcept E:\n    y = z", {"    pass\nexcept E:\n    pass"}),
+    ("x = [True, 3, 0.5, 'ended']", {"False", "4", "1.0", "'endedx'"}),
+    ("x = f'{a:.1f} GiB of it'", {"1{a:.1f} GiB", "{a:.1f} GB of"}),
+    ("x = sorted(y)", {"x = (y)"}),
+    ("x = [a for a in b if c(a)]", {"if (not (c(a)))"}),
+    ('def f(a: int = 3) -> "str":\n    """What 3 is for."""', {"= 4"}),
+    ("import a\nfrom b import c\n@d(e=True)\ndef f(): pass", set()),
+    ("if TYPE_CHECKING:\n    x = 3", set()),
+]
+SHELL = [
+    ("if [ $n -lt 3 ]; then", {"! [", "-le", "4"}),
+    ("if ! cmp -s a b; then", {"if cmp", "cmp a"}),
+    ("a && b || return 1", {"a || b", "b && return", "|| : ", "return 2", ":"}),
+    ("{% if stage and not way %}", {"not (stage and not way)", "stage or not"}),
+    ("remove_environment", {":"}),
+    ("# if [ $n -lt 3 ]", set()),
+    ("{# if [ $n -lt 3 ] #}", set()),
+]
+
+
+def _results(source: str, make) -> list[str]:
+    sound = source.encode()
+    return [
+        Drawn("a", *change).applied(sound).decode()
+        for change in make(sound)
+        if make is changes_of_shell or is_grammatical(sound, Drawn("a", *change).applied(sound))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "make"),
+    [(*case, changes_of_python) for case in PYTHON] + [(*case, changes_of_shell) for case in SHELL],
+)
+def test_each_kind_of_fault_is_made(source: str, wanted: set[str], make) -> None:
+    results = _results(source, make)
+    for text in wanted:
+        assert any(text in result for result in results), (text, results)
+    assert all(any(text in result for text in wanted) for result in results), results
+
+
+def test_a_seed_has_its_faults_and_every_line_of_the_program_counts() -> None:
+    faults = draw(REPOSITORY, 30, 4)
+    assert draw(REPOSITORY, 10, 4) == faults[:10]
+    assert draw(REPOSITORY, 10, 5) != faults[:10]
+    assert len({(fault.file, fault.line) for fault in faults}) == 30
+    for fault in faults:
+        assert "\n" not in fault.described(REPOSITORY)
+    names = files_of(REPOSITORY)
+    assert {"hpc_gpt/words.py", "templates/base.sh.j2", "templates/enter.sh"} <= set(names)
+    assert not any(name.startswith("templates/report") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--random", "0"], "argument --random: 0 is no number from 1"),
+        (["--random", "3", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["--random", "900000", "--list"], "not of 900,000"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(words: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutations", *words], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+
+
+SOURCE = """LIMIT = 3
+
+
+def twice(x):
+    if x > LIMIT:
+        return 0
+    while x < 0:
+        x += 1
+    return 2 * x
+"""
+TESTS = """from hpc_gpt.a import twice
+
+def test_a():
+    assert twice(1) == 2
+
+def test_b():
+    assert twice(-2) == 0
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A program of one function with two tests, and what they are run by."""
+    files = {
+        "setup.cfg": "[tool:pytest]\n",
+        "hpc_gpt/__init__.py": "",
+        "hpc_gpt/a.py": SOURCE,
+        "tests/test_a.py": TESTS,
+    }
+    for name, text in {**files, "tests/__init__.py": "", "tests/mutations/__init__.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    shutil.copy(REPOSITORY / "tests/mutations/chosen.py", tmp_path / "tests/mutations/chosen.py")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "after", "tests", "said"),
+    [
+        (9, "2 * x", "3 * x", ["test_a"], ("caught", "tests/test_a.py::test_a")),
+        (5, "x > LIMIT", "x >= LIMIT", ["test_a", "test_b"], ("survived", "")),
+        (9, "2 * x", "3 * x", ["test_b"], ("survived", "")),
+        (8, "x += 1", "x += 0", ["test_b"], ("caught", "tests/test_a.py::test_b hangs")),
+        (1, "LIMIT = 3", "LIMIT = nosuch", ["test_a"], ("caught", "tests/test_a.py")),
+    ],
+)
+def test_what_is_said_of_a_fault(tree: Path, monkeypatch, line, before, after, tests, said) -> None:
+    if said[1].endswith("hangs"):
+        monkeypatch.setattr(blind, "_START_S", 2.0)
+    place = SOURCE.index(before)
+    fault = Drawn("hpc_gpt/a.py", line, line, "a kind", place, place + len(before), after)
+    choice = blind.Choice(["tests/test_a.py"], {f"tests/test_a.py::{test}": 0.1 for test in tests})
+    found = blind.judge(tree, fault, choice, 60)
+    assert (found.name, found.by) == said
+    assert (tree / "hpc_gpt/a.py").read_text() == SOURCE
+
+
+def test_a_line_has_the_tests_that_execute_it_and_one_of_a_module_those_that_call_it() -> None:
+    known = Map(
+        {"hpc_gpt/a.py": {"first": {1, 4, 5, 9}, "slow": {5, 7, 8}, "other": {1, 4}}},
+        {"first": 0.1, "slow": 2.0, "other": 0.1},
+    )
+    source = SOURCE.encode()
+    assert lines_of_functions(source) == {5, 6, 7, 8, 9}
+    assert known.tests_that_use("hpc_gpt/a.py", [8], source) == ["slow"]
+    assert known.tests_that_use("hpc_gpt/a.py", [5], source) == ["first", "slow"]
+    assert known.tests_that_use("hpc_gpt/a.py", [1], source) == ["first", "other", "slow"]
+    assert known.tests_that_use("hpc_gpt/a.py", [6], source) == []
+
+
+RECORDER = REPOSITORY / "tests/mutations/recorder.py"
+ENDS = {
+    "returns": "",
+    "killed": "import os, signal, time; time.sleep(2.5); os.kill(os.getpid(), signal.SIGKILL)",
+    "leaves at once": "import os; os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["itself", "its fork"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_is_recorded_however_it_ends(tmp_path: Path, end: str, forked: bool) -> None:
+    (tmp_path / "hpc_gpt").mkdir()
+    (tmp_path / "hpc_gpt/__init__.py").touch()
+    (tmp_path / "hpc_gpt/a.py").write_text(SOURCE)
+    (tmp_path / "current").write_text("tests/test_a.py::test_one")
+    fork = "import os\nif os.fork(): raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))" if forked else ""
+    program = f"exec(open({str(RECORDER)!r}).read(), {{}})\n{fork}\nfrom hpc_gpt.a import twice; twice(-1)\n{ENDS[end]}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {[str(tmp_path), *sys.path]}\n{program}"],
+        env={**os.environ, "TESTS_MAP": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.stderr
+    assert done.returncode == (-signal.SIGKILL if end == "killed" and not forked else done.returncode)
+    lines = set()
+    for path in tmp_path.glob("lines.*"):
+        data = coverage.CoverageData(str(path))
+        data.read()
+        for file in data.measured_files():
+            by_line = data.contexts_by_lineno(file)
+            lines |= {line for line, tests in by_line.items() if tests == ["tests/test_a.py::test_one"]}
+    assert {5, 7, 8, 9} <= lines
+    assert 6 not in lines
