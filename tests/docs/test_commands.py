@@ -35,6 +35,7 @@ NOT_RUN = {
     "cancel": "the same",
     "clean": "needs a run that has ended: tests/watch/test_clean.py",
     "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/tokens",
+    "data corpus.parquet": "needs a file of Parquet: tests/tokens/test_sources.py",
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
     "plan --model gpt2 --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
