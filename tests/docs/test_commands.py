@@ -106,7 +106,7 @@ def place(tmp_path_factory):
                 run, [metrics_line(step, step_s=seconds + 0.01 * (step % 3)) for step in range(1, 31)]
             )
             attempt.log.write_text("step 30\n")
-    (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be."}\n' * 200)
+    (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be.", "content": "That is the question."}\n' * 200)
     for name, of in (("path/to/Qwen3-8B", "qwen3-8b"), ("Llama-3.2-1B", "llama3.2-1b")):
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(config_of(preset(of))))
