@@ -26,12 +26,14 @@ _DEMO_VOCAB = 256  # the demo reads bytes
     show_default=True,
     help="megatron: a pair of files, OUTPUT.bin and OUTPUT.idx.",
 )
+@click.option("--text-key", default="text", show_default=True, help="Where jsonl and Parquet have a document's text.")
 @click.option("--begin-token", is_flag=True, help="Write the tokenizer's begin-of-text token before each document.")
-def data(source: str, output: Path | None, tokenizer: str, form: str, begin_token: bool) -> None:
+def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: str, begin_token: bool) -> None:
     """Make a token file from SOURCE.
 
-    SOURCE is a text file or a jsonl file, either also as .gz or .zst, a folder of these, or `stdlib`: the sources of
-    the Python standard library on this machine. Tokenizer `char` writes its character table beside the token file.
+    SOURCE is a text file or a jsonl file, either also as .gz or .zst, a Parquet file, a folder of these, or `stdlib`:
+    the sources of the Python standard library on this machine. Tokenizer `char` writes its character table beside the
+    token file.
 
     \b
     hpc-gpt data corpus.jsonl -o corpus.tokens
@@ -39,29 +41,33 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, begin_toke
     """
     from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
     from hpc_gpt.tokens.sources import DocumentCount, check_text, text_files
-    from hpc_gpt.tokens.tokenizer import open_tokenizer
+    from hpc_gpt.tokens.tokenizer import BYTE, open_tokenizer
 
-    if source == STDLIB and output is None and tokenizer == "byte" and form == "tokens" and not begin_token:
+    if source == STDLIB and output is None and tokenizer == BYTE and form == "tokens" and not begin_token:
         file = build_stdlib()
         click.echo(f"{stdlib_path()}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
         return
-    for path in text_files(Path(source)) if source != STDLIB else []:
+    for path in text_files(Path(source), parquet=True) if source != STDLIB else []:
         if warning := check_text(path):
             click.echo(plain(warning), err=True)
     name, documents = Path(Path(source.rstrip("/")).name), DocumentCount()
     if form == "megatron":
         path = output or name.with_suffix("")
-        count, vocab = build_megatron(source, path, tokenizer, begin_token, documents), open_tokenizer(tokenizer).vocab
+        count = build_megatron(source, path, tokenizer, begin_token, documents, text_key)
+        vocab = open_tokenizer(tokenizer).vocab
         click.echo(f"{path}.bin, {path}.idx: {count} tokens, tokenizer {tokenizer}")
     else:
         path = output or name.with_suffix(".tokens")
-        file = build_tokens(source, path, tokenizer, begin_token, documents)
+        file = build_tokens(source, path, tokenizer, begin_token, documents, text_key)
         vocab = file.vocab
         click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
     for line in _files_lines(Path(source)) if source != STDLIB else []:
         click.echo(line, err=True)
     if documents.empty:
         click.echo(f"{counted(documents.documents, 'document')}, of which {documents.empty:,} without text", err=True)
+    if tokenizer == BYTE and source != STDLIB:
+        bytes_alone = f"each byte is a token, {_DEMO_VOCAB} in all"
+        click.echo(f"note: {bytes_alone}; --tokenizer takes a model's tokenizer.json", err=True)
     settings = [f"data.source={form}", f"data.path={path}"]
     settings += [f"data.tokenizer={tokenizer}"] if tokenizer != "byte" else []
     settings += [f"model.vocab={vocab}"] if vocab > _DEMO_VOCAB else []
@@ -74,5 +80,5 @@ def _files_lines(folder: Path) -> list[str]:
         return []
     from hpc_gpt.tokens.sources import left_out_line, listed_files, names_line
 
-    taken = [str(path.relative_to(folder)) for path, why in listed_files(folder) if not why]
-    return [*filter(None, (f"read: {names_line(taken)}", left_out_line(folder)))]
+    taken = [str(path.relative_to(folder)) for path, why in listed_files(folder, parquet=True) if not why]
+    return [*filter(None, (f"read: {names_line(taken)}", left_out_line(folder, parquet=True)))]

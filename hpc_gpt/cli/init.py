@@ -34,6 +34,7 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
     hpc-gpt init --from train.slurm
     hpc-gpt init big --model llama3.1-8b --gpus 64 --cluster h100-80g-8
     """
+    name = name and name.removesuffix(".toml")
     if name is not None and not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
     if script is not None:

@@ -7,6 +7,7 @@ import click
 from hpc_gpt.cli.experiment_options import experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.files import write_new
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 
@@ -16,7 +17,7 @@ PLACE = 30
 @click.command(cls=ScriptCommand)
 @experiment_options
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-              help="With --sweep: write the scripts there, NAME.sh for each row.")  # fmt: skip
+              help="With --sweep: write the scripts there, NAME.sh for each row; none is overwritten.")  # fmt: skip
 def render(request: Request, folder: Path | None) -> None:
     """Print the job script of EXPERIMENT.
 
@@ -43,12 +44,12 @@ def render(request: Request, folder: Path | None) -> None:
     from hpc_gpt.launch.sweep import prepare_sweep  # loads what submits, which a render of one run does not need
 
     sweep = prepare_sweep(request)
-    folder.mkdir(parents=True, exist_ok=True)
     for note in sweep.messages:
         click.echo(note, err=True)
-    for row in sweep.rows:
-        path = folder / f"{row.resolved.row}.sh"
-        path.write_text(row.script, encoding="utf-8")
+    texts = {folder / f"{row.resolved.row}.sh": row.script for row in sweep.rows}
+    same = {path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()}
+    write_new({path: text for path, text in texts.items() if path not in same})
+    for path in texts:
         click.echo(str(path))
     for impossible in sweep.impossible:
         click.echo(f"not {impossible.name}: {impossible.impossible}", err=True)

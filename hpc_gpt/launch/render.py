@@ -126,15 +126,32 @@ def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str],
     return head + body.decode("utf-8", "surrogateescape")
 
 
+def _extends_base(environment: Environment, tree: Any) -> bool:
+    """Whether a template extends base.sh.j2, directly or not, or what an expression names as it is rendered."""
+    from jinja2 import nodes
+
+    assert environment.loader is not None
+    parents: set[str] = set()
+    while names := [node.template for node in tree.body if isinstance(node, nodes.Extends)]:
+        if not isinstance(names[0], nodes.Const) or names[0].value == "base.sh.j2":
+            return True
+        if names[0].value in parents:
+            return False
+        parents.add(names[0].value)
+        tree = environment.parse(environment.loader.get_source(environment, names[0].value)[0])
+    return False
+
+
 def _check_blocks(environment: Environment, template: str, own: str) -> None:
-    """RenderError for a block of the user's child that base.sh.j2 does not have: jinja would leave it out."""
+    """RenderError for a user's template that does not extend base.sh.j2: a run of its script would have no chain. And
+    for a block that base.sh.j2 does not have: jinja would leave it out."""
     from jinja2 import nodes
 
     base = environment.parse((templates_dir() / "base.sh.j2").read_text(encoding="utf-8"))
     known = [block.name for block in base.find_all(nodes.Block)]
     tree = environment.parse(own)
-    if not any(isinstance(node, nodes.Extends) for node in tree.body):
-        return
+    if not _extends_base(environment, tree):
+        raise RenderError(f"{template} does not extend base.sh.j2", 'begin it with {% extends "base.sh.j2" %}')
     for block in tree.body:
         if isinstance(block, nodes.Block) and block.name not in known:
             raise RenderError(

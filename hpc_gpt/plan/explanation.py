@@ -207,8 +207,9 @@ _OTHERS = 4
 _KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")
 _ENDS = {
     "data": (
-        "Python's own sources, for a first run. Your text: hpc-gpt data SOURCE makes a token file, then",
-        'source = "tokens" and path = "FILE".',
+        "Python's own sources by byte, 256 different tokens, for a first run. Your text: hpc-gpt data SOURCE",
+        "--tokenizer TOKENIZER.JSON, that of the model, makes a token file; then",
+        'source = "tokens", path = "FILE" and tokenizer = "TOKENIZER.JSON".',
     ),
     "train": (
         "How long, and how fast it learns; save_every or save_minutes say when it saves.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import aside, data_dir, give_name, try_folder
 from hpc_gpt.tokens import megatron
-from hpc_gpt.tokens.sources import DocumentCount, file_pieces, pieces
+from hpc_gpt.tokens.sources import TEXT_KEY, DocumentCount, file_pieces, pieces
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens, write_tokens
 from hpc_gpt.tokens.tokenizer import (
     BYTE,
@@ -35,16 +35,21 @@ _ELSEWHERE = "give a file name in a folder with room that you can write"
 
 
 def build_tokens(
-    source: Path | str, out: Path | str, tokenizer: str = BYTE, begins: bool = False, count: DocumentCount | None = None
+    source: Path | str,
+    out: Path | str,
+    tokenizer: str = BYTE,
+    begins: bool = False,
+    count: DocumentCount | None = None,
+    key: str = TEXT_KEY,
 ) -> TokenFile:
-    """Makes the token file `out` from a text or jsonl file, compressed or not, a folder of such files, or "stdlib".
+    """Makes the token file `out` from a file of text, jsonl or Parquet, a folder of such files, or "stdlib".
 
     The same source gives the same bytes. `out` gets its name when it is complete. With tokenizer "char" its table of
     characters is written beside it. `begins`: a begin-of-text token comes before each document. `count` counts the
-    documents. Raises DataError and leaves nothing if the source is missing, damaged or without text, if `out` exists,
-    or if the disk refuses.
+    documents; `key` is that of their text in jsonl and Parquet. Raises DataError and leaves nothing if the source is
+    missing, damaged or without text, if `out` exists, or if the disk refuses.
     """
-    read, out = _reader(source), Path(out)
+    read, out = _reader(source, key=key), Path(out)
     table = None
     _refuse_taken(out, table_path(out) if tokenizer == CHAR else out)
     if tokenizer == CHAR:
@@ -54,7 +59,7 @@ def build_tokens(
         if table is not None:
             _write_table(table, table_path(out))
             undo.callback(table_path(out).unlink)
-        _write(_reader(source, count)(), out, chosen, str(source))
+        _write(_reader(source, count, key)(), out, chosen, str(source))
         undo.pop_all()
     return open_tokens(out)
 
@@ -65,6 +70,7 @@ def build_megatron(
     tokenizer: str = BYTE,
     begins: bool = False,
     count: DocumentCount | None = None,
+    key: str = TEXT_KEY,
 ) -> int:
     """Makes Megatron's `prefix.bin` and `prefix.idx` likewise, with a sequence for each document.
 
@@ -73,7 +79,7 @@ def build_megatron(
     prefix, chosen = Path(prefix), open_tokenizer(tokenizer, begins)
     _refuse_taken(*megatron.paths(prefix))
     with _refusals(prefix, _ELSEWHERE):
-        made = megatron.write(_reader(source, count)(), prefix, chosen, str(source))
+        made = megatron.write(_reader(source, count, key)(), prefix, chosen, str(source))
     return made  # noqa: RET504 (to mypy the `with` may swallow an exception)
 
 
@@ -163,8 +169,10 @@ def _write_shard(folder: Path, number: int, files: list[Path]) -> None:
     (folder / f"{number:03d}.{kind}").write_bytes(packed)
 
 
-def _reader(source: Path | str, count: DocumentCount | None = None) -> Callable[[], Iterator[bytes]]:
-    return _stdlib_pieces if str(source) == STDLIB else lambda: pieces(Path(source), count)
+def _reader(
+    source: Path | str, count: DocumentCount | None = None, key: str = TEXT_KEY
+) -> Callable[[], Iterator[bytes]]:
+    return _stdlib_pieces if str(source) == STDLIB else lambda: pieces(Path(source), count, key)
 
 
 def _refuse_taken(*paths: Path) -> None:

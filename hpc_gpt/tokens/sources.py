@@ -2,7 +2,8 @@
 
 Documents come in pieces, so a file may be larger than memory; `DOCUMENT_END` follows each document. A file compressed
 by gzip (.gz) or Zstandard (.zst, an extra) has the suffix of its content before that: corpus.jsonl.gz. Whether a file
-is jsonl, its content says (`is_jsonl`); an object may take several lines.
+is jsonl, its content says (`is_jsonl`); an object may take several lines. `hpc-gpt data` also reads Parquet (pyarrow,
+an extra), and either under another key than "text".
 """
 
 import codecs
@@ -16,10 +17,13 @@ from typing import Any
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.files import data_dir
+from hpc_gpt.settings.requirements import check_package
 from hpc_gpt.tokens.content import COMPRESSED_SUFFIXES, content
 from hpc_gpt.words import and_more, counted, plain
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET_SUFFIX = ".parquet"
+TEXT_KEY = "text"
 # What data sets have beside their jsonl, which is no text of theirs.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|dataset_infos?|dataset_dict)(\.(md|txt|rst|html|cff|json))?",
@@ -28,7 +32,7 @@ _ABOUT = re.compile(
 _ABOUT_IT = "about the data"
 # So much of a file is read to see its first value, and so many files of a folder whose names do not say what they are.
 _LOOK_BYTES, _LOOK_FILES = 1 << 24, 16
-_OBJECT, _TEXT_FIRST = re.compile(rb'\s*\{\s*["}]'), re.compile(rb'\s*\{\s*"text"\s*:')
+_OBJECT, _FIRST_KEY = re.compile(rb'\s*\{\s*["}]'), re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
 # Up to this size an object over several lines may end at any; the last line of a larger one is indented as its first.
 _SMALL_BYTES = 1 << 16
 _OPEN = object()
@@ -71,30 +75,31 @@ class DocumentCount:
     empty: int = 0
 
 
-def text_files(source: Path) -> list[Path]:
+def text_files(source: Path, parquet: bool = False) -> list[Path]:
     """The files with text: `source` itself, or those in the folder, in the order of their paths.
 
-    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored, and
-    beside jsonl also README, LICENSE and the like. Raises DataError if `source` does not exist.
+    In a folder, hidden and empty files, tar archives and binaries (a NUL byte among the first 8192) are ignored, of
+    which `parquet` takes those of Parquet, and beside jsonl also README, LICENSE and the like. Raises DataError if
+    `source` does not exist.
     """
     if not source.exists():
         raise DataError(f"no text at {source}", "give a text file, a jsonl file or a folder")
-    return [path for path, why in listed_files(source) if not why] if source.is_dir() else [source]
+    return [path for path, why in listed_files(source, parquet) if not why] if source.is_dir() else [source]
 
 
-def listed_files(folder: Path) -> list[tuple[Path, str]]:
+def listed_files(folder: Path, parquet: bool = False) -> list[tuple[Path, str]]:
     """(file, why it is left out; empty if it is read) of a folder, in the order of their paths."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts)
-    listed = [(path, _left_out(folder, path)) for path in paths if path.is_file()]
+    listed = [(path, _left_out(folder, path, parquet)) for path in paths if path.is_file()]
     about = {path for path, why in listed if not why and _ABOUT.fullmatch(path.name)}
     if about and _have_jsonl([path for path, why in listed if not why and path not in about]):
         return [(path, _ABOUT_IT if path in about else why) for path, why in listed]
     return listed
 
 
-def left_out_line(folder: Path) -> str:
+def left_out_line(folder: Path, parquet: bool = False) -> str:
     """The files of a folder that are left out, with the reasons; empty without one."""
-    left = [f"{path.relative_to(folder)} ({why})" for path, why in listed_files(folder) if why]
+    left = [f"{path.relative_to(folder)} ({why})" for path, why in listed_files(folder, parquet) if why]
     return f"left out: {names_line(left)}" if left else ""
 
 
@@ -104,11 +109,13 @@ def names_line(names: Sequence[str]) -> str:
     return plain(f"{counted(len(names), 'file')}: {', '.join(names[:_MOST_NAMES])}{more}")
 
 
-def _left_out(folder: Path, path: Path) -> str:
+def _left_out(folder: Path, path: Path, parquet: bool) -> str:
     if any(part.startswith(".") for part in path.relative_to(folder).parts):
         return "hidden"
     if not path.stat().st_size:
         return "empty"
+    if _is_parquet(path):
+        return "" if parquet else "Parquet, which hpc-gpt data reads"
     return "binary" if _is_binary(path) else ""
 
 
@@ -124,8 +131,12 @@ def named_jsonl(path: Path, exactly: bool = False) -> bool:
     return (suffix if exactly else suffix.lower()) in JSONL_SUFFIXES
 
 
-def is_jsonl(path: Path) -> bool:
-    """Whether a file has jsonl: by its name, or because its first value is an object with the key "text".
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == PARQUET_SUFFIX
+
+
+def is_jsonl(path: Path, key: str = TEXT_KEY) -> bool:
+    """Whether a file has jsonl: by its name, or because its first value is an object with the key of its text.
 
     Raises DataError, with the keys that are there, for `.json` of another form, and for a file of nothing but objects,
     the first without that key: as text they would be read braces and all. A file about the data counts as text.
@@ -133,14 +144,14 @@ def is_jsonl(path: Path) -> bool:
     if named_jsonl(path):
         return True
     first = _first_object(path)
-    if first is not None and "text" in first:
+    if first is not None and key in first:
         return True
     if _ABOUT.fullmatch(path.name):
         return False
     if _is_named_json(path):
-        raise _no_documents(path, first)
+        raise _no_documents(path, first, key)
     if first is not None and all(isinstance(value, dict) for *_, value in _values(content(path))):
-        raise _no_documents(path, first)
+        raise _no_documents(path, first, key)
     return False
 
 
@@ -161,8 +172,8 @@ def _is_named_json(path: Path) -> bool:
 
 
 def _first_object(path: Path) -> dict[str, Any] | None:
-    """The object that a file begins with, None if it begins otherwise. Of one of more than 16 MiB "text" alone is
-    known, if it comes first."""
+    """The object that a file begins with, None if it begins otherwise. Of one of more than 16 MiB its first key
+    alone is known."""
     size = 0
 
     def begin() -> Iterator[bytes]:
@@ -178,12 +189,12 @@ def _first_object(path: Path) -> dict[str, Any] | None:
         return None
     size = 0
     *_, value = next(_values(begin()))
-    if value is None and size >= _LOOK_BYTES and _TEXT_FIRST.match(start):
-        return {"text": None}
+    if value is None and size >= _LOOK_BYTES and (begun := _FIRST_KEY.match(start)):
+        return {json.loads(begun[1]): None}
     return value if isinstance(value, dict) else None
 
 
-def _no_documents(path: Path, first: dict[str, Any] | None) -> DataError:
+def _no_documents(path: Path, first: dict[str, Any] | None, key: str) -> DataError:
     """The refusal of a file of JSON, with the keys of its first object."""
     start = next(content(path), b"").decode("utf-8", errors="replace").lstrip()
     what, write = "its first object has", "'{text: .KEY}'"
@@ -195,28 +206,30 @@ def _no_documents(path: Path, first: dict[str, Any] | None) -> DataError:
         f"{what} the keys {', '.join(first)}" if isinstance(first, dict) else f"it begins with {start[:40].rstrip()}"
     )
     return DataError(
-        f'{path} is JSON, but no object with a string under "text" for each document: {plain(known, " ")}',
-        f"jq -c {write} {path.name} >NAME.jsonl writes such objects; no other file of JSON is read",
+        f'{path} is JSON, but no object with a string under "{key}" for each document: {plain(known, " ")}',
+        f"hpc-gpt data --text-key KEY reads another key of objects; jq -c {write} {path.name} >NAME.jsonl writes them",
     )
 
 
-def pieces(source: Path, count: DocumentCount | None = None) -> Iterator[bytes]:
-    """Yields the documents of all text files in `source`; see `file_pieces`."""
-    for path in text_files(source):
-        yield from file_pieces(path, count)
+def pieces(source: Path, count: DocumentCount | None = None, key: str = TEXT_KEY) -> Iterator[bytes]:
+    """Yields the documents of all text files in `source`, of Parquet too; see `file_pieces`."""
+    for path in text_files(source, parquet=True):
+        yield from file_pieces(path, count, key)
 
 
-def file_pieces(path: Path, count: DocumentCount | None = None) -> Iterator[bytes]:
+def file_pieces(path: Path, count: DocumentCount | None = None, key: str = TEXT_KEY) -> Iterator[bytes]:
     """Yields the documents of one file as bytes in pieces, with `DOCUMENT_END` after each. `count` counts them.
 
-    A text file is one document; a jsonl file has one in each object, under the key "text". Raises DataError, with file
-    and offset, if the compressed data are damaged or truncated, or an object has no text; UnreadableFile if the file
-    cannot be read.
+    A text file is one document; jsonl has one in each object and Parquet one in each row, under `key`. Raises
+    DataError, with file and offset, if the compressed data are damaged or truncated, or an object has no text;
+    UnreadableFile if the file cannot be read.
     """
     count = count or DocumentCount()
     try:
-        if is_jsonl(path):
-            yield from _jsonl_pieces(path, count)
+        if _is_parquet(path):
+            yield from _documents(_parquet_texts(path, key), count)
+        elif is_jsonl(path, key):
+            yield from _documents(_jsonl_texts(path, key), count)
         else:
             piece = b""
             for piece in content(path):
@@ -234,6 +247,9 @@ def file_pieces(path: Path, count: DocumentCount | None = None) -> Iterator[byte
 def check_text(path: Path) -> str:
     """A warning if a file's content is not UTF-8 at its begin, else empty. DataError for a NUL byte, which no text
     has."""
+    if _is_parquet(path):
+        check_package("pyarrow", "parquet", str(path))
+        return ""
     begin = next(content(path), b"")[:8192]
     if b"\0" in begin:
         raise DataError(
@@ -247,23 +263,47 @@ def check_text(path: Path) -> str:
     return ""
 
 
-def _jsonl_pieces(path: Path, count: DocumentCount) -> Iterator[bytes]:
-    for number, offset, begin, value in _values(content(path)):
-        text = value.get("text") if isinstance(value, dict) else None
-        if not isinstance(text, str):
-            keys = f"; its keys are {', '.join(value)}" if isinstance(value, dict) else ""
-            start = begin[:40].decode("utf-8", errors="replace").rstrip()
-            raise DataError(
-                f'{path}:{number}: no object with a string under "text" at byte {offset} of the text: {start}'
-                + plain(keys, " "),
-                'each line must look like {"text": "…"}',
-            )
+def _documents(texts: Iterable[str], count: DocumentCount) -> Iterator[bytes]:
+    for text in texts:
         count.documents += 1
         if document := text.encode("utf-8", errors="surrogatepass"):
             yield document
             yield DOCUMENT_END
         else:
             count.empty += 1
+
+
+def _jsonl_texts(path: Path, key: str) -> Iterator[str]:
+    for number, offset, begin, value in _values(content(path)):
+        text = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            keys = f"; its keys are {', '.join(value)}" if isinstance(value, dict) else ""
+            start = begin[:40].decode("utf-8", errors="replace").rstrip()
+            raise DataError(
+                f'{path}:{number}: no object with a string under "{key}" at byte {offset} of the text: {start}'
+                + plain(keys, " "),
+                f'each line must look like {{"{key}": "…"}}',
+            )
+        yield text
+
+
+def _parquet_texts(path: Path, key: str) -> Iterator[str]:
+    check_package("pyarrow", "parquet", str(path))
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            if key not in file.schema_arrow.names:
+                has = ", ".join(file.schema_arrow.names)
+                raise DataError(f'{path} has no column "{key}": {plain(has, " ")}', "give one of them as --text-key")
+            batches = file.iter_batches(1024, columns=[key])
+            for number, text in enumerate((text for batch in batches for text in batch.column(0).to_pylist()), start=1):
+                if not isinstance(text, str | None):
+                    raise DataError(f'{path}, row {number:,}: "{key}" is no text', "give another column as --text-key")
+                yield text or ""
+    except pyarrow.ArrowException as fault:
+        raise DataError(f"{path} is damaged: {plain(str(fault), ' ')}", "copy it again from a sound copy") from None
 
 
 def _values(text: Iterable[bytes]) -> Iterator[tuple[int, int, bytes, Any]]:

@@ -289,7 +289,7 @@ def check_end(run: RunFolder, status: RunStatus, hint: str = "") -> None:
     """JobFailed, with a `hint`, if the state in which a run has ended is not in GOOD."""
     if status.state not in GOOD:
         end = f"run {run.run_id}: {describe(status)}"
-        raise JobFailed(f"{end}; {status.cause}" if status.cause else end, hint or f"hpc-gpt logs {run.run_id}")
+        raise JobFailed(f"{end}; {status.cause}" if status.cause else end, hint or f"hpc-gpt why {run.run_id}")
 
 
 def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
@@ -307,7 +307,7 @@ def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStat
     bad = [status for status in statuses if status.state not in GOOD]
     if bad:
         ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
-        raise JobFailed("\n".join(ends), f"hpc-gpt logs {bad[0].run}")
+        raise JobFailed("\n".join(ends), f"hpc-gpt why {bad[0].run}")
     return statuses
 
 

@@ -26,7 +26,9 @@ def test_a_text_becomes_tokens_and_the_next_command_is_named(tmp_path, tokens):
     assert bytes(open_tokens(tokens).tokens[: len(TEXT)].astype("u1")).decode() == TEXT
     done = hpc_gpt("data", "text.txt", cwd=tmp_path)
     assert done.stdout == f"text.tokens: {len(open_tokens(tokens).tokens)} tokens, vocabulary 256, tokenizer byte\n"
-    assert done.stderr.startswith("next: hpc-gpt submit demo ")
+    note, line = done.stderr.splitlines()
+    assert note == "note: each byte is a token, 256 in all; --tokenizer takes a model's tokenizer.json"
+    assert line.startswith("next: hpc-gpt submit demo ")
     done = in_process("data", "text.txt", "-o", "a $(text).tokens", cwd=tmp_path)
     assert "--set 'data.path=a $(text).tokens'\n" in done.stderr
 
@@ -36,7 +38,7 @@ def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(text)
     done = in_process("data", "text.txt", "--tokenizer", "char" if vocab > 256 else "byte")
-    words = shlex.split(done.stderr.removeprefix("next: hpc-gpt "))
+    words = shlex.split(done.stderr.splitlines()[-1].removeprefix("next: hpc-gpt "))
     dry = in_process(*words, "--dry-run", "--script", environment=without_slurm(tmp_path))
     assert f"data: text.tokens by tokenizer {'char' if vocab > 256 else 'byte'}, " in dry.stderr
     script = dry.stdout
@@ -105,7 +107,7 @@ def test_characters_and_megatrons_files_have_a_next_command(tmp_path):
     done = in_process("data", "text.txt", "--format", "megatron", "-o", "pair", cwd=tmp_path, environment=bare)
     assert done.stdout == f"pair.bin, pair.idx: {len(TEXT) + 1} tokens, tokenizer byte\n"
     settings = "--set data.source=megatron --set data.path=pair"
-    assert done.stderr == f"next: hpc-gpt submit demo --cluster local {settings}\n"
+    assert done.stderr.endswith(f"\nnext: hpc-gpt submit demo --cluster local {settings}\n")
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert names == {"text.txt", "text.tokens", "text.tokens.vocab.json", "pair.bin", "pair.idx"}
 
@@ -134,7 +136,7 @@ def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):
     (folder / "empty.txt").touch()
     for number in range(30):
         (folder / f"many{number:02}.txt").write_text("more\n")
-    read, left, _ = in_process("data", "corpus", cwd=tmp_path).stderr.splitlines()
+    read, left, *_ = in_process("data", "corpus", cwd=tmp_path).stderr.splitlines()
     assert read.startswith("read: 32 files: a.txt, b.toml, many00.txt, ")
     assert read.endswith(", many17.txt, and 12 more")
     assert left == "left out: 3 files: .d (hidden), c.bin (binary), empty.txt (empty)"

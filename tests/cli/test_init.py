@@ -91,7 +91,7 @@ def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
 def test_the_files_that_it_is_given_are_named_by_their_places(tmp_path: Path) -> None:
     (tmp_path / "a.tokens").write_bytes(b"")
     given = ("--model", "gpt2", "--gpus", "2", "--set", "data.source=tokens", "--set", "data.path=a.tokens")
-    assert in_process("init", "far", "-o", "away", *given, "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
+    assert in_process("init", "far.toml", "-o", "away", *given, "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
     assert load_experiment(str(tmp_path / "away" / "far.toml")).data.path == str(tmp_path / "a.tokens")
 
 

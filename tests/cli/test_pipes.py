@@ -109,6 +109,14 @@ def test_what_is_left_to_do_is_done(tmp_path):
         assert done.returncode == 0, done.stderr
     assert {path.stem for path in scripts.iterdir()} == {row.name for row in read_experiment("memory-ladder").possible}
     assert page.is_file()
+    edited = next(scripts.iterdir())
+    edited.write_text("edited\n")
+    again = subprocess.run(
+        [sys.executable, "-m", "hpc_gpt", *rows], capture_output=True, cwd=REPOSITORY, text=True, check=False
+    )
+    assert (again.returncode, again.stdout) == (2, "")
+    assert f"\nError: {edited} exists, and nothing is overwritten\n" in again.stderr
+    assert edited.read_text() == "edited\n"
 
 
 @pytest.mark.parametrize("words", [["logs", "--follow"], ["status", "--watch", "--interval", "0.1"]])

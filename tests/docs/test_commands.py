@@ -35,6 +35,7 @@ NOT_RUN = {
     "cancel": "the same",
     "clean": "needs a run that has ended: tests/watch/test_clean.py",
     "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/tokens",
+    "data corpus.parquet": "needs a file of Parquet: tests/tokens/test_sources.py",
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
     "plan --model gpt2 --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
@@ -105,7 +106,7 @@ def place(tmp_path_factory):
                 run, [metrics_line(step, step_s=seconds + 0.01 * (step % 3)) for step in range(1, 31)]
             )
             attempt.log.write_text("step 30\n")
-    (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be."}\n' * 200)
+    (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be.", "content": "That is the question."}\n' * 200)
     for name, of in (("path/to/Qwen3-8B", "qwen3-8b"), ("Llama-3.2-1B", "llama3.2-1b")):
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(config_of(preset(of))))

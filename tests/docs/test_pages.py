@@ -3,13 +3,17 @@
 import re
 import shlex
 import tomllib
+from dataclasses import fields
+from typing import get_args
 
 import pytest
 
 from hpc_gpt import cli, errors
 from hpc_gpt.cli.experiment_options import PREFIX, variables_of
+from hpc_gpt.engines import engines
 from hpc_gpt.readers.steps import SLOW_STEP
 from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.experiment import Engine, Matmul, Model, Train
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.presets import PRESETS
 from hpc_gpt.settings.resolve import resolve
@@ -22,7 +26,45 @@ from tests.docs.pictures import picture_of_plan
 
 
 def test_the_readme_is_read_in_one_sitting():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 250
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def section(name: str, heading: str) -> str:
+    return re.split(r"^## ", text_of(name).partition(f"\n## {heading}\n")[2], flags=re.MULTILINE)[0]
+
+
+MEASURED = re.findall(r"^\| ([a-z0-9].*?) \| (.*?) \| (.*) \|$", section("README.md", "Measured"), re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize(("measured", "by"), [row[1:] for row in MEASURED], ids=[row[0] for row in MEASURED])
+def test_a_measured_figure_is_on_the_page_with_its_command(measured, by):
+    page = text_of(re.search(r"\]\(([^)#]+)", by).group(1))
+    for figure in [*re.findall(r"[\d.,]*\d(?:e-\d)?", measured), *re.findall(r"`([^`]+)`", by)]:
+        assert figure in page, figure
+
+
+WITHOUT = re.compile("expert|window|lora|prefer")
+
+
+def test_what_it_does_not_do_is_so():
+    said = section("README.md", "What it does not do")
+    assert not [each.name for table in (Model, Engine, Train) for each in fields(table) if WITHOUT.search(each.name)]
+    trains = {name for name, facts in engines().items() if "fp8-tensor" in facts.matmuls}
+    assert f"FP8 in other engines than {' and '.join(sorted(trains))}" in said
+    planned = set(get_args(Matmul)) - {matmul for facts in engines().values() for matmul in facts.matmuls}
+    assert {"mxfp8", "nvfp4"} <= planned
+    assert {axis for facts in engines().values() for axis in facts.axes} == {"tp", "pp", "cp"}, (
+        "tensor x pipeline x context"
+    )
+
+
+def test_a_short_answer_is_short_and_has_a_command():
+    answers = re.split(r"^## ", text_of("docs/how-do-i.md"), flags=re.MULTILINE)[1:]
+    assert len(answers) >= 16
+    for answer in answers:
+        text = re.sub(r"^```.*?^```", "", answer.partition("\n")[2], flags=re.DOTALL | re.MULTILINE)
+        assert len(text.strip().splitlines()) <= 3, answer
+        assert re.search(r"^```(sh|python)\n", answer, re.MULTILINE), answer
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))

@@ -86,7 +86,16 @@ class TestOwnTemplate:
         assert "srun --export=ALL" in script
 
     def test_it_may_have_the_name_of_a_shipped_one(self, tmp_path):
-        assert self.render(tmp_path, "mine\n", "deepspeed-3d.sh.j2") == "mine\n"
+        own = '{% extends "base.sh.j2" %}{% block launch %}mine{% endblock %}'
+        assert "mine" in self.render(tmp_path, own, "deepspeed-3d.sh.j2").split()
+
+    def test_what_extends_another_is_refused(self, tmp_path):
+        (tmp_path / "between.sh.j2").write_text('{% extends "base.sh.j2" %}')
+        assert "srun --export=ALL" in self.render(tmp_path, '{% extends "between.sh.j2" %}')
+        (tmp_path / "between.sh.j2").write_text("#!/bin/bash\n")
+        for text in ("#!/bin/bash\necho hi\n", '{% extends "between.sh.j2" %}', '{% extends "mine.sh.j2" %}'):
+            with pytest.raises(RenderError, match=r"mine\.sh\.j2 does not extend base\.sh\.j2"):
+                self.render(tmp_path, text)
 
     def test_a_missing_variable_is_named_with_file_and_line(self, tmp_path):
         with pytest.raises(RenderError, match=r"mine\.sh\.j2:3: 'nosuch' is undefined"):
@@ -94,7 +103,7 @@ class TestOwnTemplate:
 
     def test_a_missing_attribute_too(self, tmp_path):
         with pytest.raises(RenderError, match=r"mine\.sh\.j2:2: .*no attribute 'nosuch'"):
-            self.render(tmp_path, "\n{{ job.nosuch }}\n")
+            self.render(tmp_path, '{% extends "base.sh.j2" %}{% block launch %}\n{{ job.nosuch }}\n{% endblock %}')
 
     def test_a_syntax_error_is_named_with_file_and_line(self, tmp_path):
         with pytest.raises(RenderError, match=r"mine\.sh\.j2:2: "):
@@ -108,7 +117,7 @@ class TestOwnTemplate:
 
     def test_a_fault_of_python_in_it_is_no_traceback(self, tmp_path):
         with pytest.raises(RenderError, match=r"mine\.sh\.j2:1: "):
-            self.render(tmp_path, "{{ 1 // 0 }}")
+            self.render(tmp_path, '{% extends "base.sh.j2" %}{% block launch %}{{ 1 // 0 }}{% endblock %}')
 
 
 def test_modules_load_without_a_purge_if_the_profile_says_so():

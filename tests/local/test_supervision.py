@@ -94,7 +94,7 @@ def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     )
     assert done.code == 3
     assert "ended with exit code 9" in done.stderr
-    assert f"hint: hpc-gpt logs {newest().run_id}" in done.stderr
+    assert f"hint: hpc-gpt why {newest().run_id}" in done.stderr
 
 
 def test_by_hand_the_script_ends_with_the_worst_ranks_code(rank_template, tmp_path):

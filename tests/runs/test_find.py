@@ -107,7 +107,7 @@ def test_a_sweep_is_one_line(sweep):
     assert (line.run, line.name, line.state, line.job_id) == (sweep.id, "table", "2 done, 1 nan", "4711 4712")
     with pytest.raises(JobFailed, match=f"^run {sweep.runs[1].run_id}: b nan") as failure:
         wait_for_all(sweep.runs)
-    assert failure.value.hint == f"hpc-gpt logs {sweep.runs[1].run_id}"
+    assert failure.value.hint == f"hpc-gpt why {sweep.runs[1].run_id}"
     assert [status.state for status in wait_for_all([sweep.runs[0], sweep.runs[2]])] == ["done", "done"]
 
 

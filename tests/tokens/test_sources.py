@@ -5,10 +5,12 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from hpc_gpt.errors import ConfigError, DataError
 from hpc_gpt.tokens import content
@@ -20,15 +22,16 @@ from hpc_gpt.tokens.sources import (
     file_pieces,
     is_jsonl,
     listed_files,
+    pieces,
     text_files,
 )
 
 LINES = b'{"text": "one\\n"}\n{"text": "\\u0000"}\n\n{"text": ""}\r\n{"text": "tw\\u00f6", "id": 2}'
 
 
-def documents(path: Path, count: DocumentCount | None = None) -> list[bytes]:
+def documents(path: Path, count: DocumentCount | None = None, key: str = "text") -> list[bytes]:
     found, begun = [], b""
-    for piece in file_pieces(path, count):
+    for piece in file_pieces(path, count, key):
         if piece is DOCUMENT_END:
             found.append(begun)
             begun = b""
@@ -223,3 +226,27 @@ def test_a_read_that_fails_is_tried_again_from_its_place(tmp_path: Path, monkeyp
     with pytest.raises(UnreadableFile, match="No such file"):
         documents(tmp_path / "gone.txt")
     assert len(pauses) == 5
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a", "a.jsonl.gz", "a.parquet"])
+def test_text_may_have_another_key(tmp_path: Path, name: str) -> None:
+    texts = ["one", "", "zwei\n" * 30_000, "three"]
+    path, count = tmp_path / name, DocumentCount()
+    if name == "a.parquet":
+        column = [text or None for text in texts]
+        parquet.write_table(pyarrow.table({"id": range(4), "content": column}), path, row_group_size=2)
+    else:
+        lines = "\n".join(json.dumps({"id": number, "content": text}) for number, text in enumerate(texts))
+        path.write_bytes(packed(lines.encode(), path.suffix if path.suffix == ".gz" else ""))
+    assert b"".join(pieces(tmp_path, count, "content")) == b"".join(f"{text}\0".encode() for text in texts if text)
+    assert (count.documents, count.empty) == (4, 1)
+    for key in ("text", "id"):
+        with pytest.raises(DataError, match=rf"\"{key}\""):
+            documents(path, key=key)
+
+
+def test_a_stream_leaves_parquet_out_and_damage_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 is all there is")
+    assert listed_files(tmp_path) == [(tmp_path / "a.parquet", "Parquet, which hpc-gpt data reads")]
+    with pytest.raises(DataError, match=r"a\.parquet is damaged: "):
+        documents(tmp_path / "a.parquet")
