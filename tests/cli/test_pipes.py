@@ -11,7 +11,7 @@ from hpc_gpt.cli import verbs
 from hpc_gpt.settings.experiment_file import read_experiment
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import unsubmitted_run, with_attempt
 from tests.terminal import on_a_terminal
 
 # Prints [exit code, stderr] of each verb, whose reader has left before its first line. Each is a fork of one process.
@@ -81,7 +81,8 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["help", "keys"],
     ]
     assert {words[0] for words in ends_well} >= set(verbs())
-    others = [["requeue", name], ["render", "nosuch"], ["status", "nosuch"]]  # which keep their own codes
+    over = with_attempt(unsubmitted_run(), 3)
+    others = [["requeue", over.run_id], ["render", "nosuch"], ["status", "nosuch"]]  # which keep their own codes
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps([*ends_well, *others])],
         cwd=tmp_path,

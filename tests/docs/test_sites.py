@@ -146,7 +146,7 @@ def test_a_training_needs_no_network_but_lo():
 
 @pytest.mark.long
 @needs("modulecmd", "environment-modules")
-def test_a_profiles_module_is_loaded_by_ranks_and_one_that_is_not_there_ends_the_run(tmp_path, monkeypatch):
+def test_ranks_load_a_profiles_module_and_a_missing_one_ends_them(tmp_path, monkeypatch):
     (tmp_path / "modules" / "site").mkdir(parents=True)
     (tmp_path / "modules" / "site" / "1").write_text('#%Module\nsetenv OF_MODULE "site 1"\n')
     monkeypatch.setenv("MODULEPATH", str(tmp_path / "modules"))
@@ -201,7 +201,7 @@ def project(monkeypatch) -> Iterator[Path]:
 
 
 @needs_root
-def test_two_of_the_group_who_have_one_state_folder_share_out_the_gpus(project):
+def test_two_of_a_group_with_one_state_folder_share_out_the_gpus(project):
     (project / "state").mkdir()
     os.chown(project / "state", 0, 12000)
     (project / "state").chmod(0o2775)
@@ -237,7 +237,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @needs_root
-def test_one_of_the_group_reads_and_asks_anothers_run_but_does_not_cancel_it(project, sleeper):
+def test_one_of_a_group_reads_anothers_run_but_cannot_cancel_it(project, sleeper):
     warm = make_run(project / "warm")
     for verb in ("status", "why", "report", "save", "cancel"):  # all that is needed is imported as root
         in_process(verb, warm.path)

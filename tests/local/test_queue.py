@@ -57,7 +57,7 @@ def cause_has(run: RunFolder, words: str) -> bool:
     return words in (status_of(run).cause or "")
 
 
-def test_a_run_whose_gpus_are_taken_waits_and_a_killed_holder_frees_them(gpus, submit):
+def test_a_run_waits_for_taken_gpus_until_their_holder_is_killed(gpus, submit):
     gpus(3)
     first = submit()
     assert seen(first) == ["0,1"] * 2
@@ -121,7 +121,7 @@ def test_a_killed_wait_is_over_and_its_place_is_free(gpus, submit):
 
 
 @pytest.mark.long
-def test_now_waits_for_no_gpu_and_without_gpus_runs_start_side_by_side(gpus, submit):
+def test_now_waits_for_no_gpu_and_without_gpus_none_waits(gpus, submit):
     gpus(2)
     submit()
     beside = submit("--now")
@@ -132,7 +132,7 @@ def test_now_waits_for_no_gpu_and_without_gpus_runs_start_side_by_side(gpus, sub
     assert status_of(submit()).state == "running"
 
 
-def test_requeue_puts_a_run_at_the_end_of_the_queue_in_its_own_process(gpus, submit):
+def test_requeue_puts_a_run_at_the_end_of_the_queue(gpus, submit):
     gpus(2)
     ends = (
         'if [ "$HPC_GPT_ATTEMPT" = 1 ] && [ "$rank" = 0 ]; then\n'
@@ -161,7 +161,7 @@ def test_requeue_puts_a_run_at_the_end_of_the_queue_in_its_own_process(gpus, sub
 
 
 @pytest.mark.long
-def test_a_training_goes_on_where_its_requeue_has_saved_it_and_after_its_time_if_its_profile_says_so(own_folders):
+def test_a_training_goes_on_where_its_requeue_has_saved_it(own_folders):
     profile = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters" / "turns.toml"
     profile.parent.mkdir(parents=True, exist_ok=True)
     profile.write_text('extends = "local"\nchain = "requeue"\nsignal_lead_s = 1\n')
@@ -186,7 +186,7 @@ def test_a_training_goes_on_where_its_requeue_has_saved_it_and_after_its_time_if
 
 
 @pytest.mark.long
-def test_a_run_starts_after_another_one_and_never_after_one_that_failed(submit):
+def test_a_run_starts_after_another_one_not_after_a_failed_one(submit):
     first = submit(text=DONE)
     second = submit("--dependency", f"afterok:{first.run_id}")
     failing = submit(text=RANK + "\nexit 3")

@@ -194,7 +194,7 @@ def test_a_winner_is_laid_over_the_experiment_and_noted(race, tmp_path):
     assert in_process("submit", tmp_path / "tiny.toml", "--winner", "nothing").code == 5
 
 
-def test_before_it_is_queued_its_share_of_the_forecast_is_said_and_a_larger_one_than_the_budget_is_refused(tmp_path):
+def test_its_share_of_the_forecast_is_said_before_it_is_queued(tmp_path):
     profile = config_dir() / "clusters" / "mine.toml"
     profile.parent.mkdir(parents=True, exist_ok=True)
     profile.write_text('extends = "h100-80g-8"\n')
@@ -213,7 +213,7 @@ def test_before_it_is_queued_its_share_of_the_forecast_is_said_and_a_larger_one_
     assert not logs_dir().exists()
 
 
-def test_its_end_names_the_command_that_calibrates_plan_and_that_command_takes_it(race, own_folders):
+def test_its_end_names_the_command_that_calibrates_plan(race, own_folders):
     profile = config_dir() / "clusters" / "mine.toml"
     profile.parent.mkdir(parents=True)
     profile.write_text('extends = "local"\ndevice = "a100-80g"\nfabric = "nvlink"\n')
@@ -285,7 +285,7 @@ def test_a_program_in_nanogpts_manner_races_with_two_values(tmp_path):
     assert len(run.attempts()) == 1
 
 
-def test_without_rows_and_with_a_device_that_plan_does_not_know_it_asks_for_rows(tmp_path):
+def test_without_rows_on_an_unknown_device_it_asks_for_rows(tmp_path):
     file = tmp_path / "tiny.toml"
     file.write_text(FILE.replace("[rows]", ""))
     done = in_process("submit", file, "--race", "--cluster", "local")

@@ -138,7 +138,7 @@ def _run(tree: Path, choice: Choice, limit: float, long: bool) -> tuple[int | No
 
 
 def _become_pytest(tree: Path, output: Path, environment: dict[str, str], words: list[str]) -> None:
-    """Goes on as pytest in the tree; what it has of the tests is another tree's."""
+    """Goes on as pytest in the tree; what it has of the program and its tests is another tree's."""
     code = 3
     try:
         os.setsid()
@@ -150,7 +150,7 @@ def _become_pytest(tree: Path, output: Path, environment: dict[str, str], words:
         sys.stderr = os.fdopen(2, "w", 1, closefd=False)
         os.chdir(tree)
         os.environ.update(environment)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "hpc_gpt")]:
             del sys.modules[name]
         ours = str(REPOSITORY)
         sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in ("", ours))]

@@ -66,7 +66,7 @@ def test_each_kind_of_fault_is_made(source: str, wanted: set[str], make) -> None
     assert all(any(text in result for text in wanted) for result in results), results
 
 
-def test_a_seed_has_its_faults_and_every_line_of_the_program_counts() -> None:
+def test_a_seed_has_its_faults_and_every_line_counts() -> None:
     faults = draw(REPOSITORY, 30, 4)
     assert draw(REPOSITORY, 10, 4) == faults[:10]
     assert draw(REPOSITORY, 10, 5) != faults[:10]
@@ -152,7 +152,7 @@ def test_what_is_said_of_a_fault(tree: Path, monkeypatch, line, before, after, t
     assert (tree / "hpc_gpt/a.py").read_text() == SOURCE
 
 
-def test_a_line_has_the_tests_that_execute_it_and_one_of_a_module_those_that_call_it() -> None:
+def test_a_line_has_the_tests_that_execute_it() -> None:
     known = Map(
         {"hpc_gpt/a.py": {"first": {1, 4, 5, 9}, "slow": {5, 7, 8}, "other": {1, 4}}},
         {"first": 0.1, "slow": 2.0, "other": 0.1},

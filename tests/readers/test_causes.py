@@ -60,7 +60,7 @@ def test_a_signal_is_the_cause_if_all_that_failed_is_after_it(signal, errors, fi
         ("received SIGTERM", 2, "cancelled"),
     ],
 )
-def test_of_consequences_alone_a_signal_is_the_cause_if_it_came_first(words: str, line: int, ended: str) -> None:
+def test_of_consequences_alone_a_signal_that_came_first_is_cause(words: str, line: int, ended: str) -> None:
     others = [_at("error", "exits with return code = 1", "a", 5, None, echo=True)]
     told = _at("cancelled", words, "a", line, None, echo=True)
     failures = sorted([*others, told], key=lambda each: each.place.line)

@@ -102,7 +102,7 @@ def what_is_held(limit_s: float, environment: dict[str, str]) -> str:
     return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=True).stdout
 
 
-def test_of_gpus_whose_memory_stays_in_use_it_says_which_and_without_a_gpu_it_asks_nothing(tmp_path: Path) -> None:
+def test_of_gpus_whose_memory_stays_in_use_it_says_which(tmp_path: Path) -> None:
     two = nvml_environment(tmp_path / "lib", 2)
     said = what_is_held(0.1, two)
     assert said.startswith("10 of 80 GiB of GPU 0, 20 of 80 GiB of GPU 1 are in use, 0.1 s after the last visit")
