@@ -264,7 +264,7 @@ lr = 1e-3
 """
 
 
-def test_rows_of_a_file_are_measured_and_one_of_command_is_a_peer(tmp_path):
+def test_rows_of_a_file_are_measured_and_command_is_a_peer(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(ROWS)
     found = prepare_cells(BenchRequest(str(file), LOCAL, {"train.lr": 1e-3}, row="b1, theirs", steps=7))

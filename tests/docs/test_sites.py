@@ -146,7 +146,7 @@ def test_a_training_needs_no_network_but_lo():
 
 @pytest.mark.long
 @needs("modulecmd", "environment-modules")
-def test_ranks_load_a_profiles_module_and_a_missing_one_ends_them(tmp_path, monkeypatch):
+def test_ranks_load_a_profiles_module_and_end_without_it(tmp_path, monkeypatch):
     (tmp_path / "modules" / "site").mkdir(parents=True)
     (tmp_path / "modules" / "site" / "1").write_text('#%Module\nsetenv OF_MODULE "site 1"\n')
     monkeypatch.setenv("MODULEPATH", str(tmp_path / "modules"))
