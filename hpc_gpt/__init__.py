@@ -1,3 +1,3 @@
 """hpc-gpt: plan, render, submit, train and report GPT trainings on Slurm clusters."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

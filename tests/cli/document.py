@@ -69,8 +69,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": verbs,
     "keys.md": experiment_keys,
     "profiles.md": profile_keys,
-    "finishing.md": ends,
-    "engines.md": lambda: f"```text\n{fast_text()}```\n",
+    "long-runs.md": ends,
+    "models-and-engines.md": lambda: f"```text\n{fast_text()}```\n",
 }
 
 

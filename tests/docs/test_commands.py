@@ -110,7 +110,7 @@ def place(tmp_path_factory):
     for name, of in (("path/to/Qwen3-8B", "qwen3-8b"), ("Llama-3.2-1B", "llama3.2-1b")):
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(config_of(preset(of))))
-    (folder / "mine.sh.j2").write_text(blocks("docs/writing-a-template.md", "jinja")[0])
+    (folder / "mine.sh.j2").write_text(blocks("docs/extending.md", "jinja")[0])
     (folder / "old-logs").mkdir()
     (folder / "old-logs" / "train.log").write_text(
         "".join(f"step {step}: train loss {4 - step / 10:.4f}, val loss {4 - step / 11:.4f}\n" for step in range(3))

@@ -2,13 +2,14 @@
 
 import re
 import shlex
+import subprocess
 import tomllib
 from dataclasses import fields
 from typing import get_args
 
 import pytest
 
-from hpc_gpt import cli, errors
+from hpc_gpt import __version__, cli, errors
 from hpc_gpt.cli.experiment_options import PREFIX, variables_of
 from hpc_gpt.engines import engines
 from hpc_gpt.readers.steps import SLOW_STEP
@@ -77,6 +78,24 @@ def test_its_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors_of(there), target
 
 
+def test_every_page_that_a_file_names_is_there():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.split()
+    for name in listed:
+        if not name.endswith((".py", ".toml", ".j2", ".sh", ".cfg", "Makefile")) or name.startswith("tests/docs/"):
+            continue
+        text = (REPOSITORY / name).read_text(encoding="utf-8")
+        for file, anchor in re.findall(r"docs/([\w-]+\.md)(?:#([\w-]+))?", text):
+            page = REPOSITORY / "docs" / file
+            assert page.is_file(), f"{name}: {file}"
+            assert not anchor or anchor in anchors_of(page), f"{name}: {file}#{anchor}"
+
+
+def test_the_newest_changes_are_of_this_version():
+    assert re.search(r"^## (\S+), \d{4}-\d\d-\d\d$", text_of("CHANGELOG.md"), re.MULTILINE)[1] == __version__
+
+
 def test_every_page_is_in_the_index_and_the_readme_leads_to_it():
     assert "(docs/README.md)" in README.read_text(encoding="utf-8")
     index = text_of("docs/README.md")
@@ -141,7 +160,9 @@ def test_the_experiment_it_shows_runs_on_a_cluster(tmp_path):
     assert (run.gpus, run.batch.global_batch, run.name) == (16, 512, "myrun")
 
 
-@pytest.mark.parametrize("block", [*blocks("docs/keys.md", "console"), *blocks("docs/engines.md", "console")])
+@pytest.mark.parametrize(
+    "block", [*blocks("docs/keys.md", "console"), *blocks("docs/models-and-engines.md", "console")]
+)
 def test_the_refusals_it_shows_are_what_is_said(block, capsys):
     command, _, said = block.partition("\n")
     with pytest.raises(SystemExit) as end:
@@ -162,7 +183,7 @@ def test_the_variables_they_name_are_read():
 
 
 def test_the_presets_they_name_are_all_there_are():
-    said = re.search(r"^- Presets: (.*?)\. Other", text_of("docs/models.md"), re.MULTILINE | re.DOTALL)
+    said = re.search(r"^- Presets: (.*?)\. Other", text_of("docs/models-and-engines.md"), re.MULTILINE | re.DOTALL)
     named = re.findall(r"`([^`]+)`", said.group(1))
     assert set(named) <= set(PRESETS)
     first, last = named.index("7.5b"), named.index("1t")  # from … to …
@@ -176,7 +197,7 @@ def test_the_warm_up_rule_is_the_one_in_force():
 
 
 def test_the_exit_codes_are_those_of_the_errors():
-    table = dict(re.findall(r"\| (\d+) \| ([^|]+)", text_of("docs/exit-codes.md")))
+    table = dict(re.findall(r"\| (\d+) \| ([^|]+)", text_of("docs/files-and-codes.md")))
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.UserError)]
     assert {str(kind.exit_code) for kind in kinds} | {"0", "130"} == set(table)
 

@@ -1,4 +1,4 @@
-"""A seventh engine is the three files in `seventh`, and no edit elsewhere, as docs/writing-an-engine.md says."""
+"""A seventh engine is the three files in `seventh`, and no edit elsewhere, as docs/extending.md says."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ CASES = (
     f"test_half_is_near[{_CASE} bf16 adamw m2 clip0.25]",
     f"test_a_missing_collective_or_wrong_scale_fails[{_CASE} fp32 adamw m2, without the right gradient scale]",
 )
-PAGE = (REPOSITORY / "docs" / "writing-an-engine.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def test_three_files_are_an_engine(tmp_path: Path) -> None:

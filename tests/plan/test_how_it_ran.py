@@ -96,7 +96,7 @@ def test_a_ring_moves_the_output_of_each_block_that_it_merges(engine: str, moved
 
 
 def test_products_in_fp8_under_ddp_gain_what_one_h100_measured() -> None:
-    """docs/engines.md: 85,998 tokens/s in bf16 of four layers of Llama 3.1 8B, 1.326 times as many in FP8."""
+    """docs/models-and-engines.md: 85,998 tokens/s in bf16 of four layers of Llama 3.1 8B, 1.326 times as many in FP8."""
     shape = replace(LLAMA, hidden=4096, heads=32, kv_heads=8, ffn=14336, layers=4, vocab=16032, seq=8192, tied=False)
     switches = {"compiled": True, "compiled_loss": True, "compiled_head": True, "one_pass_loss": True}
     plain = Training(shape, micro_batch=2, engine="ddp", flash=True, optimizer_mode="compiled", **switches)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_products_in_fp8_under_ddp_gain_what_one_h100_measured() -> None:
     ],
 )
 def test_short_layers_wait_for_the_hooks_of_fsdp(shape: ModelShape, batches: tuple[int, int], share: float) -> None:
-    """docs/engines.md, one H100: tokens/s of fsdp over ddp's, in rounds that differ by 17 %."""
+    """docs/models-and-engines.md, one H100: tokens/s of fsdp over ddp's, in rounds that differ by 17 %."""
     fast = {"compiled": True, "compiled_loss": True, "compiled_head": True, "one_pass_loss": True}
     plain = Training(shape, micro_batch=batches[0], micro_batches=batches[1], flash=True, **fast)  # type: ignore[arg-type]
     ddp, fsdp = (step(replace(plain, engine=name, zero_stage=stage)) for name, stage in (("ddp", 0), ("fsdp", 3)))

@@ -39,7 +39,7 @@ OUR_MODEL = frozenset(
 )
 
 
-# Where fast settings were measured, in this order (docs/engines.md).
+# Where fast settings were measured, in this order (docs/models-and-engines.md).
 MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
 
 

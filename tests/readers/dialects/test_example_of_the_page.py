@@ -1,4 +1,4 @@
-"""The dialect of docs/writing-a-dialect.md, copied unchanged among the others: it is found, and its lines are read."""
+"""The dialect of docs/extending.md, copied unchanged among the others: it is found, and its lines are read."""
 
 import json
 import re
@@ -20,7 +20,7 @@ print(json.dumps(gather_paths([str(log)], Path(sys.argv[1])).records[0].to_table
 
 
 def test_the_pages_dialect_is_found_and_read(tmp_path):
-    text = (REPOSITORY / "docs/writing-a-dialect.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs/extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (module,) = [block for block in blocks if "DIALECT" in block]
     (specimen,) = re.findall(r"^```text\n# seen: .*\n((?:.+\n)+)```", text, re.MULTILINE)
