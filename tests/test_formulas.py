@@ -172,7 +172,7 @@ def test_of_any_shape_it_is_passes_over_matrices_and_attention(name):
 
 
 def test_llama_3_8b_on_8_h100_as_torchtitan_published_it():
-    # torchtitan, docs/performance.md: 6,667 tokens/s a GPU with FSDP at a sequence of 8192, 39 % by its own formula,
+    # torchtitan, its performance.md: 6,667 tokens/s a GPU with FSDP at a sequence of 8192, 39 % by its own formula,
     # which leaves the embedding out of P.
     shape = replace(PRESETS["llama3.1-8b"], seq=8192)
     run = {"seq": 8192, "global_batch": 1, "gpus": 1, "step_s": 8192 / 6667}

@@ -116,7 +116,7 @@ def test_a_sweeps_rows_are_predicted_each_and_shared_facts_once(tmp_path):
     *lines, last = there.stderr.splitlines()
     assert [line.split()[:2] for line in lines] == [["a:", "predicted:"], ["b:", "predicted:"]]
     assert re.fullmatch(r"predicted: [\d.e-]+ GPU-hours of steps for 2 rows", last)
-    done = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x")
+    done = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "y")
     assert done.stderr == "not predicted: profile generic-slurm names no device\n"
 
 
