@@ -213,7 +213,7 @@ def test_its_share_of_the_forecast_is_said_before_it_is_queued(tmp_path):
     assert not logs_dir().exists()
 
 
-def test_its_end_names_the_command_that_calibrates_plan(race, own_folders):
+def test_its_end_names_what_calibrates_plan(race, own_folders):
     profile = config_dir() / "clusters" / "mine.toml"
     profile.parent.mkdir(parents=True)
     profile.write_text('extends = "local"\ndevice = "a100-80g"\nfabric = "nvlink"\n')
