@@ -25,6 +25,7 @@ from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import data_dir, logs_folder, read_text, state_dir, write_once
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
+from hpc_gpt.launch.services import python_lines
 from hpc_gpt.launch.submission import check_inputs, dry_run, lines_on_data
 from hpc_gpt.network import GLOO, check_open_files, describe_interfaces
 from hpc_gpt.preflight.nodes import Preflight
@@ -82,6 +83,8 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
         checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
     checks += _check_scheduler(resolved, script, profile)
     checks += check_versions()
+    if profile.scheduler == "slurm":
+        checks.append(check_python(profile))
     if resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
         checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
@@ -166,6 +169,15 @@ def check_versions() -> list[Check]:
         hint = "set venv or modules in the profile"
         return [Check("versions", "warn", f"{versions}; no torch in {sys.executable}", hint)]
     return [Check("versions", "ok", versions)]
+
+
+def check_python(profile: ClusterProfile) -> Check:
+    """The Python that jobs use. What of it is not on this machine may be on the nodes."""
+    python, *missing = python_lines(profile)
+    if not missing:
+        return Check("python", "ok", f"jobs use {python.text}")
+    hint = "look on a node, or correct the profile; a login node need not have it"
+    return Check("python", "warn", "; ".join(line.text for line in missing), hint)
 
 
 def check_gpus_here(resolved: Resolved) -> list[Check]:

@@ -12,6 +12,7 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.formulas import GIB
 from hpc_gpt.launch.prepared import PreparedRun
+from hpc_gpt.launch.services import python_lines, service_lines
 from hpc_gpt.launch.tracker import check_tracker
 from hpc_gpt.network import check_open_files
 from hpc_gpt.preflight.verdict import preflight_limit_s
@@ -50,9 +51,12 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     run in the user's allocation."""
     run = prepared.resolved
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
+    if run.cluster.scheduler == "slurm" and prepared.job_script is None:
+        rows += [line.under("python") for line in python_lines(run.cluster)]
     rows += [("copy", line) for line in describe_copy(run)]
     rows += [line.under("data") for line in lines_on_data(run, prepared.data_beside)]
     rows += [line.under("checkpoints") for line in saves(run, logs)]
+    rows += [(line.label, line.text) for line in service_lines(run)]
     if (predicted := prepared.prediction) is not None:
         rows.append(("predicted", predicted.line.text if predicted.is_known else f"nothing: {predicted.line.text}"))
     if prepared.forecast is not None:

@@ -132,10 +132,10 @@ EVERY = ["run", "model", "layout", "batch", "engine", "train", "data", "checkpoi
 @pytest.mark.parametrize(
     ("asked", "more", "says"),
     [
-        (("--gpus", "64", "--pp", "16"), ["asks Slurm"], "--nodes=16 --ntasks-per-node=4 --gres=gpu:4"),
+        (("--gpus", "64", "--pp", "16"), ["asks Slurm", "python"], "--nodes=16 --ntasks-per-node=4 --gres=gpu:4"),
         (("demo", "--cluster", "local", "--until", "tokens=1e6"), ["forecast"], "bash job.sh, for each of 4 ranks"),
         (("demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3", "--set", "data.source=random"),
-         ["asks Slurm", "forecast"], "budget       3 GPU-hours"),
+         ["asks Slurm", "python", "forecast"], "budget       3 GPU-hours"),
     ],
 )  # fmt: skip
 def test_it_prints_an_overview_of_a_screen(bare, asked, more, says):
@@ -145,6 +145,40 @@ def test_it_prints_an_overview_of_a_screen(bare, asked, more, says):
     assert {line[:12].strip() for line in lines if line[0] != " "} == {*EVERY, *more, "would run"}
     assert says in done.stdout
     assert "dry run: nothing was written or submitted" in done.stderr
+
+
+def test_the_python_of_jobs_and_what_of_it_is_not_here(bare, tmp_path, monkeypatch):
+    (tmp_path / "site.toml").write_text(f'venv = "{tmp_path}/venv"\n')
+    asked = ("demo", "--cluster", str(tmp_path / "site.toml"))
+    missing = f"venv {tmp_path}/venv is not on this machine; without it on the nodes no rank starts"
+    assert f"python       {tmp_path}/venv/bin/python\n             note: {missing}\n" in dry_run(*asked)
+    assert re.search(rf"warn  python +{missing}\n", in_process("doctor", *asked).stdout)
+    (tmp_path / "venv").mkdir()
+    assert f"python       {tmp_path}/venv/bin/python\ndata " in dry_run(*asked)
+    (tmp_path / "site.toml").write_text('container = { kind = "apptainer", image = "/no/torch.sif" }\n')
+    assert "python3 of the image /no/torch.sif\n             note: container.image /no/torch.sif is" in dry_run(*asked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ["after.every=2", 'after.sbatch=["--gpus=2", "--time=30"]'],
+            "after one checkpoint in 2: 5 jobs, 5 GPU-hours at most",
+        ),
+        (["after.every=0"], "after the last checkpoint: 1 job, of 0 GPUs each"),
+        (["train.save_minutes=5"], "after each checkpoint: as many jobs as there are, of 0 GPUs each"),
+    ],
+)
+def test_what_surrounds_a_training_is_in_the_overview(bare, settings, says):
+    given = ["after.run=python eval.py {checkpoint}", "notify.command=mail me", "train.save_every=20", *settings]
+    shown = dry_run("demo", *(word for each in given for word in ("--set", each)))
+    assert f"after        python eval.py {{checkpoint}}, {says}\n" in shown
+    assert "notify       mail me, when ended or failed or retried\n" in shown
+
+
+def dry_run(*asked: str) -> str:
+    return in_process("submit", *asked, "--dry-run", code=0).stdout
 
 
 def test_a_run_that_resumes_has_an_overview_too(bare):
