@@ -38,6 +38,7 @@ from hpc_gpt.watch.control import LOCAL_POLL_S, until_over
 from hpc_gpt.watch.status import read_status
 
 QUEUE = "hpc_gpt.launch.local.queue"
+_BEFORE = "hpc_gpt.launch.local.controller"  # which took RUN ATTEMPT
 
 
 def dependencies(resolved: Resolved, logs: Path) -> list[tuple[bool, RunFolder]]:
@@ -117,15 +118,18 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
     It is noted in submissions.jsonl. Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if
     too little of the budget is left.
     """
-    may_have = gpus.choice()
-    own = job_python(resolved) | code_environment(ready_code(run.path), os.environ) | may_have
+    may_have, code = gpus.choice(), ready_code(run.path)
+    # A run's own code supervises it; that of earlier versions has no queue, and begins at once.
+    queues = (code / "hpc_gpt" / "launch" / "local" / "queue.py").is_file()
+    module, now = (QUEUE, now) if queues else (_BEFORE, True)
+    own = job_python(resolved) | code_environment(code, os.environ) | may_have
     own |= budget_environment(run, resolved, time.time())
     own |= given_environment(os.environb) if resolved.script is not None else {}
     environment = submission_environment(os.environ, own)
     with interrupts_wait(), lock.locked(run):
         held, waits = look_for_turn(run, resolved, gpus.choice_in(may_have), now)
         attempt = begin_attempt(run) if held is not None else None
-        line = [sys.executable, "-m", QUEUE, str(run.path), *([str(attempt.number)] if attempt is not None else [])]
+        line = [sys.executable, "-m", module, str(run.path), *([str(attempt.number)] if attempt is not None else [])]
         with open(attempt.log if attempt is not None else os.devnull, "ab") as log:
             process = subprocess.Popen(
                 line,
