@@ -143,7 +143,7 @@ def prepare_cell(
     """
     experiment = load_experiment(file, {**over, **asked.overrides}, row, asked.gives_steps)
     facts = engine_named(experiment.engine.name)
-    is_peer = facts.takes_command and name is not None and experiment.command.script is None
+    is_peer = name is not None and facts.starts_command(experiment.command)
     of_peer = ("command", "layout", "job")
     own = {key: value for key, value in asked.overrides.items() if not is_peer or key.partition(".")[0] in of_peer}
     if not is_peer:

@@ -33,9 +33,9 @@ def python_lines(profile: ClusterProfile) -> Iterator[Line]:
 def service_lines(resolved: Resolved) -> Iterator[Line]:
     """What is done at a run's events and after its checkpoints, with the jobs and GPU-hours of these at most."""
     notify, after, track = resolved.notify, resolved.after, resolved.track
-    if notify.command is not None:
+    if notify.is_asked:
         yield Line("notify", f"{_shown(notify.command)}, when {' or '.join(notify.on)}")
-    if after.run is not None:
+    if after.is_asked:
         yield Line("after", f"{_shown(after.run)}, {_jobs_after(resolved)}")
     where = [
         *(["tensorboard/ of the run"] if track.tensorboard else []),
@@ -45,8 +45,8 @@ def service_lines(resolved: Resolved) -> Iterator[Line]:
         yield Line("track", " and ".join(where))
 
 
-def _shown(command: str | tuple[str, ...]) -> str:
-    return hide_secrets(command if isinstance(command, str) else shlex.join(command))
+def _shown(command: str | tuple[str, ...] | None) -> str:
+    return hide_secrets(command if isinstance(command, str) else shlex.join(command or ()))
 
 
 def _jobs_after(resolved: Resolved) -> str:

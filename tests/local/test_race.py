@@ -205,7 +205,9 @@ def test_its_share_of_the_forecast_is_said_before_it_is_queued(tmp_path):
     said = in_process(*words, "--max-gpu-hours", 500, "--dry-run").stderr
     (line,) = [line for line in said.splitlines() if line.startswith("race: 6 visits at most, 3 of each of 2 rows, ")]
     hours, share = re.search(r" and ([\d.]+) GPU-hours at most, ([\d.]+)% of the forecast$", line).groups()
-    assert float(hours) / float(share) * 100 == pytest.approx(200, rel=0.5)
+    one = in_process("submit", file, "--row", "a", *words[3:], "--max-gpu-hours", 500, "--dry-run").stdout
+    forecast = float(re.search(r"([\d.]+) GPU-hours on 8 GPUs", one)[1])
+    assert float(hours) / float(share) * 100 == pytest.approx(forecast, rel=0.05)
     refused = in_process(*words, "--max-gpu-hours", 1)
     message, hint = error_of(refused)
     assert (refused.code, message) == (2, f"the race may take {hours} GPU-hours, more than --max-gpu-hours 1")

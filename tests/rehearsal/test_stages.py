@@ -27,7 +27,7 @@ def test_ranks_that_train_are_counted_not_a_preflights(monkeypatch: pytest.Monke
     monkeypatch.setattr(stages_module, "steps_of", lambda attempt: {1: 5.0})
     attempt = SimpleNamespace(number=1, started=lambda: {"job_id": "7"}, ended=dict)
     job = SimpleNamespace(
-        id=7, nodes=["node1", "node2"], steps=[4, 2], is_over=False, words=["", "run"], environment={}, options={}
+        id=7, nodes=["node1", "node2"], steps=[4, 2], is_over=False, argv=["", "run"], environment={}, options={}
     )
     prepared: Any = SimpleNamespace(resolved=SimpleNamespace(gpus=2))
     slurm: Any = SimpleNamespace(jobs=lambda: {7: job})

@@ -75,7 +75,7 @@ def test_runs_are_shown_reported_verified_and_compared(made):
             line.split()[0] for line in in_process("verify", run).stdout.splitlines() if not line.startswith(" ")
         ]
         assert "code" in differing
-        assert set(differing) <= {"code", "script"}
+        assert set(differing) <= {"code", "script", "versions"}
     compared = in_process("compare", run_of(made, "ddp"), run_of(made, "fsdp"))
     assert compared.code == 0, compared.stderr
     assert "ddp -> fsdp" in compared.stdout

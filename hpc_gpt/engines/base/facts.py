@@ -150,6 +150,10 @@ class EngineFacts(States):
         """Whether `[command]` names a job script, and it starts that."""
         return self.takes_command and command.script is not None
 
+    def starts_command(self, command: Command) -> bool:
+        """Whether it starts the command of `[command]`, which is no job script."""
+        return self.takes_command and command.script is None
+
     # --- rules
 
     def program_of(self, command: Command) -> Command | None:
