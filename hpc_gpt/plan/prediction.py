@@ -344,10 +344,13 @@ def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Cand
     theirs = best.step
     if theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
         return ""
-    bands = f"give or take {theirs.band:.0%} and {ours.band:.0%}"
+    flags = _flags(found.run.training, best.training)
+    what = f"{best.layout} is predicted faster than {resolved.layout}"
+    if str(best.layout) == str(resolved.layout):
+        what = f"{flags} is predicted faster in the same layout, {best.layout}"
     return (
-        f"note: {best.layout} is predicted faster than {resolved.layout}: {show_short(theirs.step_s)} instead of "
-        f"{show_short(ours.step_s)} s a step, {bands}; use {_flags(found.run.training, best.training)}"
+        f"note: {what}: {show_short(theirs.step_s)} instead of {show_short(ours.step_s)} s a step, give or take "
+        f"{theirs.band:.0%} and {ours.band:.0%}; use {flags}"
     )
 
 

@@ -131,7 +131,7 @@ class Data:
     phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True)
     "Tokens of a mixture after which its next phase begins, with other weights; for example [30e9]."
     max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0)
-    "A run that reads a source of its mixture more often is refused; 0 for no limit; for example 8."
+    "A run that reads a mixture's source more often is refused, other data are a note; 0 for no limit; for example 8."
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,15 @@ def _lines(resolved: Resolved) -> tuple[Line, ...]:
         if samples
         else unknown
     )
-    line = Line("data", f"{what}{by}, {length}; {epochs}")
+    lines = [Line("data", f"{what}{by}, {length}; {epochs}")]
+    if samples and 0 < data.max_epochs < (times := steps * each / samples):
+        hint = f"above data.max_epochs = {data.max_epochs:g} a model learns little from a repetition"
+        lines.append(Line("note", f"each token is read {show_short(times)} times: {hint}"))
     if used is None or 10 * used >= vocab:
-        return (line,)
+        return tuple(lines)
     share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
     hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens of other text"
-    return (line, Line("note", f"the data have {share}; {hint}"))
+    return (*lines, Line("note", f"the data have {share}; {hint}"))
 
 
 def _describe_mixture(resolved: Resolved) -> tuple[Line, ...]:

@@ -37,9 +37,12 @@ def epochs_of(line):
 def test_epochs_are_all_steps_samples_over_the_files(text, tmp_path, source):
     path = tmp_path / "made"
     (build_tokens if source == "tokens" else build_megatron)(text, path)
-    resolved = run_of(data__source=source, data__path=str(path), model__seq=100, train__steps=50)
-    (line,) = describe_data(resolved)
+    given = {"data__source": source, "data__path": str(path), "model__seq": 100, "train__steps": 50}
+    resolved = run_of(**given)
+    line, note = describe_data(resolved)
     samples = open_samples(resolved)
+    assert note.startswith(f"note: each token is read {epochs_of(line):g} times: above data.max_epochs = 4 ")
+    assert len(describe_data(run_of(**{**given, "train__steps": 5}))) == 1
     assert line.startswith(f"data: {path}")
     assert f" {int(40001 * 0.95) + 1:,} tokens to train on; " in line
     assert epochs_of(line) == pytest.approx(50 * resolved.batch.global_batch / samples.train_size, rel=0.01)
