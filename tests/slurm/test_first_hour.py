@@ -28,7 +28,7 @@ for step in range(20):
 
 def commands_under(heading: str) -> list[list[str]]:
     """The words of each command in the first sh block under a heading of the README."""
-    block = text_of("README.md").partition(f"### {heading}\n")[2].partition("```sh\n")[2].partition("```")[0]
+    block = text_of("README.md").partition(f"\n## {heading}\n")[2].partition("```sh\n")[2].partition("```")[0]
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     return [words[1:] for words in lines if words[:1] == ["hpc-gpt"]]
 
@@ -47,7 +47,8 @@ def newcomer(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launch
 
 @pytest.mark.long
 def test_with_our_trainer(newcomer: Launcher) -> None:
-    commands = commands_under("With our trainer")
+    profile, _, *looks, _ = commands_under("With your own script")
+    commands = [profile, *commands_under("With our trainer"), *looks, ["report"]]
     commands.remove(["rehearse", "demo", "--cluster", "mine"])  # test_rehearsal.py
     assert [words[0] for words in commands] == ["profile", "doctor", "submit", "submit", "status", "logs", "report"]
     said = {}
@@ -64,7 +65,7 @@ def test_with_ones_own_script(newcomer: Launcher) -> None:
     (newcomer.folder / "train.slurm").write_text(SCRIPT)
     (newcomer.folder / "train.py").write_text(PROGRAM)
     commands = commands_under("With your own script")
-    assert [words[0] for words in commands] == ["submit", "why"]
+    assert [words[0] for words in commands] == ["profile", "submit", "status", "logs", "why"]
     said = {}
     for words in commands:
         said[words[0]], _ = newcomer.run(*words)
