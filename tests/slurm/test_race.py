@@ -47,7 +47,7 @@ def failing_rows(teller: Teller) -> Job:
 
 @story
 def of_a_grid(teller: Teller) -> Job:
-    job = submit(teller.launcher, "grid", "", "--rounds", "2", "--grid", "layout.micro_batch=1,2")
+    job = submit(teller.launcher, "raced", "", "--rounds", "2", "--grid", "layout.micro_batch=1,2")
     job.wait_end()
     return job
 
@@ -115,7 +115,7 @@ def test_the_rows_of_a_grid_race_and_its_winner_is_taken(told: Teller) -> None:
     assert (job.ended(), page["race"]["is_over"]) == (["done"], True)
     assert all(record["ended"] == "done" for record in page["records"])
     size = page["race"]["winner"].rpartition("#")[2]
-    file = str(told.launcher.folder / "grid.toml")
+    file = str(told.launcher.folder / "raced.toml")
     _, said = told.launcher.run("submit", file, "--winner", job.run.run_id, "--dry-run")
     assert f"from race {job.run.run_id}, row micro_batch{size}: layout.micro_batch = {size}" in said
 
