@@ -99,7 +99,9 @@ print(wait_until_free(float(sys.argv[1])))
 
 def what_is_held(limit_s: float, environment: dict[str, str]) -> str:
     line = [sys.executable, "-c", FREE, str(limit_s)]
-    return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=True).stdout
+    # A test before may have made this process a rank.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL_")} | environment
+    return subprocess.run(line, env=own, capture_output=True, text=True, check=True).stdout
 
 
 def test_of_gpus_whose_memory_stays_in_use_it_says_which(tmp_path: Path) -> None:
