@@ -112,7 +112,8 @@ def test_the_rows_of_a_grid_race_and_its_winner_is_taken(told: Teller) -> None:
     page = bench_of(job)
     assert [row["name"] for row in page["race"]["rows"]] == ["micro_batch1", "micro_batch2"]
     assert [row["keys"] for row in page["race"]["rows"]] == [{"layout.micro_batch": size} for size in (1, 2)]
-    assert (job.ended(), page["race"]["is_over"]) == (["done"], True)
+    # The virtual nodes share this machine's ports, and one may be taken between its choice and its use.
+    assert (job.ended()[-1], page["race"]["is_over"]) == ("done", True)
     assert all(record["ended"] == "done" for record in page["records"])
     size = page["race"]["winner"].rpartition("#")[2]
     file = str(told.launcher.folder / "raced.toml")
