@@ -169,7 +169,7 @@ def prepare_cell(
 def _of_bench(asked: BenchRequest, file: ExperimentFile, row: str | None, is_peer: bool) -> dict[str, Any]:
     """The bench's own settings, by dotted key."""
     if is_peer:
-        # It is told nothing of our trainers' settings.
+        # It gets none of our trainers' settings.
         told = [
             f"{table}.{key}" for table in ("train", "engine") for key in file.tables.get(table, ()) if key != "name"
         ]
