@@ -1,10 +1,12 @@
 """The curves of all runs as one JSON, which the page's script draws: thinned, so that a page of many runs stays small.
 
-    {"groups": [{"title", "runs": [0, 2], "varied": ["train.lr"]}],
+    {"per": "GPU",
+     "groups": [{"title", "runs": [0, 2], "models": 1, "varied": ["train.lr"], "rows": ["lr=0.001", "lr=0.003"]}],
      "runs": [{"name", "place", "tokens", "gpus", "step": [...], "loss": [...], …}]}
 
-`step` and `seconds` are differences from one point to the next, all others figures, null for none. Text in it is of
-anybody's logs: no character of it can end the element that holds it, or begin markup.
+`rows`: the names of a sweep's rows, if no two are alike. `step` and `seconds` are differences from one point to the
+next, all others figures, null for none. Text in it is of anybody's logs: no character of it can end the element that
+holds it, or begin markup.
 """
 
 import json
@@ -18,11 +20,13 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.loss_curve import Points, extremes
 from hpc_gpt.report.page.anomalies import ended_text
-from hpc_gpt.report.page.groups import RunGroup, switches_of
-from hpc_gpt.report.page.run_table import tokens_per_s_gpu
+from hpc_gpt.report.page.groups import RunGroup, model_of, switches_of
+from hpc_gpt.report.page.run_table import rate_per, tokens_per_s_gpu
 from hpc_gpt.report.page.summary import seconds_of_lines
+from hpc_gpt.report.published_tables import sweep_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib
+from hpc_gpt.runs.record import Record
 
 POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # of one run, of one of very many, of all together
 MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run
@@ -37,12 +41,14 @@ def curves_json(
     places = [place for place, run in enumerate(runs) if has_curve(run)]
     most = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(1, len(places))))
     number_of = {place: at for at, place in enumerate(places)}
-    drawn, varied = [], {place: group.varied for group in groups if group.varied for place in group.places}
+    varied = {place: group.varied for group in groups if group.varied for place in group.places}
+    drawn = []
     for group in groups:
-        of_group = [number_of[place] for place in group.places if place in number_of]
-        if of_group:
-            drawn.append({"title": shown(group.title), "runs": of_group, "varied": list(group.varied)})
+        if of_group := [place for place in group.places if place in number_of]:
+            about = _group(group, [runs[place].record for place in of_group], shown)
+            drawn.append({**about, "runs": [number_of[place] for place in of_group]})
     tables = {
+        "per": rate_per(run.record for run in runs),
         "groups": drawn,
         "runs": [_curve(runs[at], shown(names[at]), at, most, varied.get(at, ()), shown) for at in places],
     }
@@ -73,6 +79,12 @@ def attempt_starts(run: RunRead, steps: StepTable) -> list[tuple[int, str]]:
             text += f": {safe(before['cause'], 200)}"
         found.append((at, text))
     return found
+
+
+def _group(group: RunGroup, records: Sequence[Record], shown: Callable[[str], str]) -> dict[str, Any]:
+    rows = [shown(safe(row[1], 60)) for record in records if group.kind == "sweep" and (row := sweep_of(record))]
+    about = {"title": shown(group.title), "models": len({model_of(record) for record in records})}
+    return {**about, "varied": list(group.varied), "rows": rows if len(set(rows)) == len(records) else []}
 
 
 def _curve(

@@ -99,6 +99,10 @@ def test_the_newest_model_is_first_and_a_sweep_is_a_group():
         "all runs",
     ]
     assert data["groups"][0]["varied"] == ["train.lr"]
+    assert data["groups"][0]["rows"] == ["lr-0.0001", "lr-0.0003", "lr-0.001", "lr-0.003"]
+    assert [group["models"] for group in data["groups"]] == [1, 1, 2]
+    assert data_of([*swept_runs(), swept_runs()[1]])["groups"][0]["rows"] == [], "two runs of a row keep their names"
+    assert (data["per"], data_of(swept_runs()[:1])["per"]) == ("device", "GPU")
     assert [run.get("varied") for run in data["runs"]] == [
         None,
         *({"train.lr": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-3)),
@@ -109,7 +113,8 @@ def test_an_experiment_of_several_models_is_a_group():
     runs = [RunRead(megatron(name="mix", params=params), curve(5)) for params in (1_000_000, 1_000_000, 2_000_000)]
     titles = [group["title"] for group in data_of([*runs, RunRead(megatron(), curve(5))])["groups"]]
     assert "experiment mix" in titles
-    assert data_of(runs[:2])["groups"] == [{"title": "1.0M parameters, sequence 1,024", "runs": [0, 1], "varied": []}]
+    title = "1.0M parameters, sequence 1,024"
+    assert data_of(runs[:2])["groups"] == [{"title": title, "models": 1, "runs": [0, 1], "varied": [], "rows": []}]
 
 
 @pytest.mark.parametrize("figures", [[1e300, -1e300], [5e-324, 1e308], [math.inf, 1.0]])
