@@ -207,8 +207,10 @@ def _bars(
                 content += _part(f"{left:.2f}%", top + _LABEL, f"{wide:.2f}%", place)
             left += wide
         if limit and total > limit:
-            over: dict[str, Any] = {"x": f"{limit * scale:.2f}%", "width": f"{left - limit * scale:.2f}%", "height": _BAR}
-            content += element("rect", y=top + _LABEL, class_="over", **over)
+            above = f"{left - limit * scale:.2f}%"
+            content += element(
+                "rect", x=f"{limit * scale:.2f}%", y=top + _LABEL, width=above, height=_BAR, class_="over"
+            )
         said = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
         description.append(f"{label} {total:.3g} {unit}: {said}")
     height = len(rows) * _ROW + 4

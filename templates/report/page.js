@@ -288,6 +288,19 @@
         box.append(drawn("text", { x: right + 6, y: end[0] + 4, class: `name s${run.style}`, "data-run": run.index }, shortened));
       });
     };
+    // The names of points, as far as there is room for them.
+    const addSpotNames = (box, right) => {
+      const taken = of.lines.map((line) => [scales.x.at(line.x[0]) - 6, scales.x.at(line.x[0]) + 6, scales.y.at(line.y[0])]);
+      for (const { x, y, name, run } of of.lines) {
+        const wide = 6.2 * name.length, at = scales.x.at(x[0]), up = scales.y.at(y[0]);
+        const free = ([from, to]) => from >= 52 && to <= right && !taken.some(([left, stop, line]) => from < stop && to > left && Math.abs(up - line) < 11);
+        const place = [[at + 9, at + 9 + wide, "start"], [at - 9 - wide, at - 9, "end"]].find(free);
+        if (!place) continue;
+        taken.push([...place.slice(0, 2), up]);
+        const text = { x: place[2] === "end" ? place[1] : place[0], y: up + 4, "text-anchor": place[2], "data-run": run.index };
+        box.append(drawn("text", { ...text, class: `name s${run.style}` }, name));
+      }
+    };
     const redraw = () => {
       if (!of) return;
       const width = Math.max(220, Math.round(plot.clientWidth || 560));
@@ -306,6 +319,7 @@
         addMarks(own, line);
       }
       if (named) addNames(box, right);
+      if (of.lines[0]?.lone) addSpotNames(box, right);
       marks = drawn("g", {});
       box.append(marks);
       plot.replaceChildren(box);
@@ -413,20 +427,24 @@
       const looks = { lines: of, title, unit, kind: kind.select.value, axis: axis.select.value, logX: logX.box.checked, logY: logY.box.checked };
       where.textContent = draw(looks);
       // Beside the curves of a sweep: the last figure of each run over the key that is varied.
-      const [swept] = data.groups[group.select.value].varied, over = swept && AXES.some(([key]) => key === axis.select.value) ? linesOver(swept) : [];
+      const swept = data.groups[group.select.value].varied.find((key) => members().some((run) => key in run.varied));
+      const over = swept && AXES.some(([key]) => key === axis.select.value) ? linesOver(swept) : [];
       side.hidden = over.length < 2;
       if (!side.hidden)
         drawSide({ ...looks, lines: over, title: `Last ${title.toLowerCase()}`, unit: `last ${unit}`, axis: swept, logX: ratioOf(over.flatMap((line) => line.x)) >= LOG_FROM });
     };
     const regroup = (event) => {
       const runs = members(), { models, varied, rows } = data.groups[group.select.value];
-      // Rates of different models are not compared.
-      fill(kind.select, KINDS.filter(([key]) => (key !== "rate" || models < 2) && runs.some((run) => run.y[key].some(Number.isFinite))));
+      const curved = runs.some((run) => run.x.step.length);
+      // Rates of different models are not compared. Of a sweep without curves each run is a point.
+      const has = (key) => (run) => (curved ? run.y[key].some(Number.isFinite) : key in run.last);
+      fill(kind.select, KINDS.filter(([key]) => (key !== "rate" || models < 2) && runs.some(has(key))));
+      if (!curved && [...kind.select.options].some((one) => one.value === "rate")) kind.select.value = "rate";
       const swept = varied.filter((key) => runs.some((run) => key in run.varied));
       fill(axis.select, [...AXES.filter(([key]) => runs.some((run) => run.x[key].length)), ...swept.map((key) => [key, key])]);
       shown.clear();
       value.clear();
-      runs.slice(-STYLES).forEach((run) => shown.add(run.index));
+      (curved ? runs.slice(-STYLES) : runs).forEach((run) => shown.add(run.index));
       runs.forEach((run, at) => (run.style = (runs.length - 1 - at) % STYLES));
       list.replaceChildren(...runs.map((run, at) => {
         const item = make("li"), { label, box } = ticked(""), swatch = drawn("svg", { width: 24, height: 14, viewBox: "0 0 24 14", class: "swatch", "aria-hidden": "true" });

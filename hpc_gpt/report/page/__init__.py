@@ -38,6 +38,7 @@ from hpc_gpt.report.page.anomalies import (
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
 from hpc_gpt.report.page.groups import RunGroup, groups_of
 from hpc_gpt.report.page.run_table import (
+    IN_COLUMNS,
     SHOWN_KEYS,
     bars,
     devices_text,
@@ -120,7 +121,8 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     order = worst_first(runs, anomalies)
     detailed = order[:DETAILED_RUNS]
     run_groups, above = groups_of(runs), _common_folder(runs)
-    varied = list(dict.fromkeys(key for group in run_groups for key in group.varied))[:MOST_VARIED]
+    varied = list(dict.fromkeys(key for each in run_groups for key in each.varied if not key.startswith(IN_COLUMNS)))
+    varied = varied[:MOST_VARIED]
     headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     best, not_ranked = best_runs(runs, anomalies)

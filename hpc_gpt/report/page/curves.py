@@ -10,7 +10,8 @@ holds it, or begin markup.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,20 +38,28 @@ _FARTHEST = 1e15
 def curves_json(
     runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup], shown: Callable[[str], str] = str
 ) -> Svg:
-    """The JSON of the runs that have a curve; `shown`: what becomes of a text on the page."""
-    places = [place for place, run in enumerate(runs) if has_curve(run)]
+    """The JSON of the runs that have a curve, or a figure over what a sweep varies.
+
+    `shown`: what becomes of a text on the page.
+    """
+    keys: dict[int, dict[str, None]] = defaultdict(dict)
+    for group in groups:
+        for place in group.places:
+            keys[place] |= dict.fromkeys(group.varied)
+    varied = {place: _figures_of(runs[place].record, of_run) for place, of_run in keys.items()}
+    curved = [has_curve(run) for run in runs]
+    places = [at for at, run in enumerate(runs) if curved[at] or (varied.get(at) and _last(run.record))]
     most = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(1, len(places))))
     number_of = {place: at for at, place in enumerate(places)}
-    varied = {place: group.varied for group in groups if group.varied for place in group.places}
     drawn = []
     for group in groups:
-        if of_group := [place for place in group.places if place in number_of]:
+        if of_group := [at for at in group.places if curved[at] or (group.varied and at in number_of)]:
             about = _group(group, [runs[place].record for place in of_group], shown)
             drawn.append({**about, "runs": [number_of[place] for place in of_group]})
     tables = {
         "per": rate_per(run.record for run in runs),
         "groups": drawn,
-        "runs": [_curve(runs[at], shown(names[at]), at, most, varied.get(at, ()), shown) for at in places],
+        "runs": [_curve(runs[at], shown(names[at]), at, most, varied.get(at, {}), shown) for at in places],
     }
     text = json.dumps(tables, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Svg(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
@@ -82,13 +91,13 @@ def attempt_starts(run: RunRead, steps: StepTable) -> list[tuple[int, str]]:
 
 
 def _group(group: RunGroup, records: Sequence[Record], shown: Callable[[str], str]) -> dict[str, Any]:
-    rows = [shown(safe(row[1], 60)) for record in records if group.kind == "sweep" and (row := sweep_of(record))]
+    rows = [shown(safe(row[1], 60)) for record in records if group.varied and (row := sweep_of(record))]
     about = {"title": shown(group.title), "models": len({model_of(record) for record in records})}
     return {**about, "varied": list(group.varied), "rows": rows if len(set(rows)) == len(records) else []}
 
 
 def _curve(
-    run: RunRead, name: str, place: int, most: int, varied: Sequence[str], shown: Callable[[str], str]
+    run: RunRead, name: str, place: int, most: int, varied: dict[str, float], shown: Callable[[str], str]
 ) -> dict[str, Any]:
     record, steps = run.record, drawable(run.steps)
     batch, seq, gpus = number(record.global_batch), number(record.seq), number(record.gpus)
@@ -105,9 +114,6 @@ def _curve(
     kept = np.union1d(kept, np.array([at for at, _ in starts], int)).astype(int)
     evaluated = np.flatnonzero(np.isfinite(steps.eval_loss) & (abs(steps.eval_step) < _FARTHEST))
     nan = steps["step"][~np.isfinite(steps["loss"]) & ~steps.is_skipped] if number(record.nan_steps) else np.zeros(0)
-    settings = switches_of(record)
-    last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
-            "memory": peak_memory_gib(record)[0]}  # fmt: skip
     curve_json: dict[str, Any] = {
         "name": name,
         "place": place,
@@ -120,10 +126,23 @@ def _curve(
         "evals": [_rounded(each[_few(evaluated)], 10) for each in (steps.eval_step, steps.eval_loss)],
         "skipped": _rounded(_few(steps["step"][steps.is_skipped]), 10),
         "nan": _rounded(_few(nan), 10),
-        "last": {key: figure for key, each in last.items() if (figure := number(each)) is not None},
-        "varied": {key: figure for key in varied if (figure := number(settings.get(key))) is not None},
+        "last": _last(record),
+        "varied": varied,
     }
     return {key: value for key, value in curve_json.items() if value not in (None, [], {}, [[], []])}
+
+
+def _last(record: Record) -> dict[str, float]:
+    """The figures of the whole run, by the kind of chart."""
+    last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
+            "memory": peak_memory_gib(record)[0]}  # fmt: skip
+    return {kind: figure for kind, each in last.items() if (figure := number(each)) is not None}
+
+
+def _figures_of(record: Record, keys: Iterable[str]) -> dict[str, float]:
+    """The values of settings that are numbers."""
+    settings = switches_of(record) if keys else {}
+    return {key: figure for key in keys if (figure := number(settings.get(key))) is not None}
 
 
 def _few(values: NDArray[Any]) -> NDArray[Any]:

@@ -161,6 +161,8 @@ _MORE_COLUMNS = (
 )  # fmt: skip
 _COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
+# Settings that a column shows whether or not a sweep varies them, by how their keys begin.
+IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "global_batch")), "model.")
 # Columns of text that are sorted by the figure of their first key.
 _SORTED_BY_FIGURE = {"step_s_p10", "gpus"}
 # A column of these with only zeros is left out.

@@ -109,6 +109,18 @@ def test_the_newest_model_is_first_and_a_sweep_is_a_group():
     ]
 
 
+def test_a_sweep_without_curves_has_its_figures_over_what_it_varies():
+    swept = [RunRead(run.record) for run in swept_runs()[1:]]
+    data = data_of([*swept, RunRead(megatron())])
+    assert [(group["title"], group["runs"]) for group in data["groups"]] == [("sweep lr-demo", [0, 1, 2, 3])]
+    assert [run["varied"] for run in data["runs"]] == [{"train.lr": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-3)]
+    assert data["runs"][0]["last"] == {"loss": 2.99, "step_s": 0.2, "rate": 2500, "memory": 24.9}
+    assert "step" not in data["runs"][0]
+    waits = [RunRead(replace(run.record, step_s=None, tokens_per_s=None, loss_last=None, memory_allocated_gib=None))
+             for run in swept]  # fmt: skip
+    assert data_of(waits) == {"per": "device", "groups": [], "runs": []}, "nothing of them is known yet"
+
+
 def test_an_experiment_of_several_models_is_a_group():
     runs = [RunRead(megatron(name="mix", params=params), curve(5)) for params in (1_000_000, 1_000_000, 2_000_000)]
     titles = [group["title"] for group in data_of([*runs, RunRead(megatron(), curve(5))])["groups"]]

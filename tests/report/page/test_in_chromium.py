@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -400,7 +400,8 @@ def test_a_sweep_goes_by_its_rows_and_has_its_last_figure_beside(browser, tmp_pa
     write_page(tmp_path / "swept.html", swept_runs())
     browser.open(tmp_path / "swept.html")
     rows = ["lr-0.0001", "lr-0.0003", "lr-0.001", "lr-0.003"]
-    assert sorted(browser.run("[...document.querySelectorAll('.plot .name')].map((one) => one.textContent)")) == rows
+    names = "[...document.querySelector('.plot').querySelectorAll('.name')].map((one) => one.textContent)"
+    assert sorted(browser.run(names)) == rows
     assert browser.run(CHOICES) == [f" {row}" for row in rows]
     assert browser.run("document.querySelector('#choices label').title") == "lr-demo/00a0"
     side = "document.querySelector('.side .plot')"
@@ -412,6 +413,26 @@ def test_a_sweep_goes_by_its_rows_and_has_its_last_figure_beside(browser, tmp_pa
     choose(browser, GROUP, "52.0B parameters, sequence 1,024")
     assert not browser.run(SIDE)
     assert browser.run(CHOICES) == [" meg_gpt2_perf_n16/1587010"]
+
+
+def test_a_sweep_without_curves_is_points_with_their_names(browser, tmp_path):
+    write_page(tmp_path / "bare.html", [RunRead(run.record) for run in swept_runs()])
+    browser.open(tmp_path / "bare.html")
+    assert browser.console == []
+    assert browser.run(LABEL) == "Tokens/s per device over train.lr of 4 runs"
+    assert browser.run("document.querySelectorAll('.plot .spot').length") == 4
+    names = set(browser.run("[...document.querySelectorAll('.plot .name')].map((one) => one.textContent)"))
+    assert names == {"lr-0.0001", "lr-0.0003", "lr-0.001", "lr-0.003"}
+    choose(browser, KIND, "Memory")
+    assert browser.run(LABEL) == "Memory over train.lr of 4 runs"
+    assert not browser.run(SIDE)
+
+
+def test_a_sweep_that_waits_has_no_chart(browser, tmp_path):
+    nothing = {"step_s": None, "tokens_per_s": None, "loss_last": None, "memory_allocated_gib": None}
+    write_page(tmp_path / "bare.html", [RunRead(replace(run.record, **nothing)) for run in swept_runs()])
+    browser.open(tmp_path / "bare.html")
+    assert (browser.console, browser.run("document.querySelectorAll('.plot').length")) == ([], 0)
 
 
 def test_rates_are_of_one_model(browser, pages):
