@@ -30,7 +30,7 @@ from hpc_gpt.report.tables import peak_memory_gib
 from hpc_gpt.runs.record import Record
 
 POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # of one run, of one of very many, of all together
-MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run
+MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run; fewer of one of many
 _EARLY = 20
 _FARTHEST = 1e15
 
@@ -106,7 +106,8 @@ def _curve(
         rates = steps["tokens_per_s"] / gpus if gpus else np.full(len(steps), np.nan)
         figures["rate"] = np.where(np.isfinite(steps["tokens_per_s_gpu"]), steps["tokens_per_s_gpu"], rates)
     figures = {key: each for key, each in figures.items() if np.isfinite(each).any()}
-    starts = attempt_starts(run, steps)[:MOST_MARKS]
+    marks = min(MOST_MARKS, most // 3)
+    starts = attempt_starts(run, steps)[:marks]
     # A logarithmic axis shows more of the beginning.
     kept = np.unique(np.geomspace(1, len(steps), _EARLY).astype(int) - 1) if len(steps) else np.zeros(0, int)
     for each in figures.values():
@@ -123,9 +124,9 @@ def _curve(
         "seconds": _differences(_elapsed(steps, number(record.step_s))[kept]),
         **{key: _rounded(each[kept]) for key, each in figures.items()},
         "starts": [[int(np.searchsorted(kept, at)), shown(text)] for at, text in starts],
-        "evals": [_rounded(each[_few(evaluated)], 10) for each in (steps.eval_step, steps.eval_loss)],
-        "skipped": _rounded(_few(steps["step"][steps.is_skipped]), 10),
-        "nan": _rounded(_few(nan), 10),
+        "evals": [_rounded(each[_few(evaluated, marks)], 10) for each in (steps.eval_step, steps.eval_loss)],
+        "skipped": _rounded(_few(steps["step"][steps.is_skipped], marks), 10),
+        "nan": _rounded(_few(nan, marks), 10),
         "last": _last(record),
         "varied": varied,
     }
@@ -145,9 +146,9 @@ def _figures_of(record: Record, keys: Iterable[str]) -> dict[str, float]:
     return {key: figure for key in keys if (figure := number(settings.get(key))) is not None}
 
 
-def _few(values: NDArray[Any]) -> NDArray[Any]:
-    """At most MOST_MARKS of the values, evenly spread."""
-    return values if len(values) <= MOST_MARKS else values[np.linspace(0, len(values) - 1, MOST_MARKS).astype(int)]
+def _few(values: NDArray[Any], most: int) -> NDArray[Any]:
+    """At most so many of the values, evenly spread."""
+    return values if len(values) <= most else values[np.linspace(0, len(values) - 1, most).astype(int)]
 
 
 def _elapsed(steps: StepTable, usual: float | None) -> Points:

@@ -63,6 +63,16 @@ def test_a_long_run_has_its_points_and_very_many_runs_fewer():
     assert sum(len(each["step"]) for each in many) < 1.3 * ALL_POINTS
 
 
+def test_a_thousand_runs_with_all_that_is_drawn_stay_small():
+    steps, noise = np.arange(1.0, 5001), np.random.default_rng(0).random((6, 5000))
+    table = step_table(
+        step=steps, loss=noise[0], step_s=noise[1], memory_gib=noise[2], attempt=1 + (steps > 2500),
+        eval_step=steps[::25], eval_loss=noise[3][::25], skipped=noise[4] < 0.1,
+    )  # fmt: skip
+    runs = [RunRead(megatron(), table)] * 1000
+    assert len(curves_json(runs, ["run"] * 1000, groups_of(runs)).markup) < 5_000_000, "of the page's 8 MB"
+
+
 def test_attempts_have_their_causes_where_they_begin():
     attempts = [{"attempt": 1, "ended": "node_failure", "cause": "node n7 did not answer"},
                 {"attempt": 2, "ended": "walltime"}, {"attempt": 3, "ended": "done"}]  # fmt: skip

@@ -508,7 +508,7 @@ def test_a_thousand_runs_open_in_two_seconds(browser, tmp_path):
         took.append(next(each["value"] for each in told if each["name"] == "TaskDuration"))
     browser.call("Accessibility.enable")
     assert browser.console == []
-    assert min(np.diff([0.0, *took])) < 2.0, took
+    assert 0.1 < min(took) < 2.0, took
 
 
 @pytest.mark.long
