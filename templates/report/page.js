@@ -411,10 +411,11 @@
     };
     const members = () => data.groups[group.select.value].runs.map((at) => curves[at]);
     const value = new Map();
-    const linesOver = (over) => {
+    const linesOver = (over, every) => {
       // A run of a sweep goes by its row.
       const { rows } = data.groups[group.select.value];
-      return members().map((run, at) => lineOf(run, kind.select.value, over, rows[at])).filter((line) => shown.has(line.run.index) && known(line));
+      const lines = members().map((run, at) => lineOf(run, kind.select.value, over, rows[at]));
+      return lines.filter((line) => (every || shown.has(line.run.index)) && known(line));
     };
     const again = (event) => {
       const of = linesOver(axis.select.value), [, title, unit] = KINDS.find(([key]) => key === kind.select.value);
@@ -426,9 +427,9 @@
       for (const one of value.values()) one.textContent = "";
       const looks = { lines: of, title, unit, kind: kind.select.value, axis: axis.select.value, logX: logX.box.checked, logY: logY.box.checked };
       where.textContent = draw(looks);
-      // Beside the curves of a sweep: the last figure of each run over the key that is varied.
+      // Beside the curves of a sweep: the last figure of each run, not only of the few first chosen, over the key that is varied.
       const swept = data.groups[group.select.value].varied.find((key) => members().some((run) => key in run.varied));
-      const over = swept && AXES.some(([key]) => key === axis.select.value) ? linesOver(swept) : [];
+      const over = swept && AXES.some(([key]) => key === axis.select.value) ? linesOver(swept, members().length > STYLES) : [];
       side.hidden = over.length < 2;
       if (!side.hidden)
         drawSide({ ...looks, lines: over, title: `Last ${title.toLowerCase()}`, unit: `last ${unit}`, axis: swept, logX: ratioOf(over.flatMap((line) => line.x)) >= LOG_FROM });

@@ -124,6 +124,7 @@ def test_nothing_of_a_log_runs(browser, pages):
         assert browser.console == []
     text = browser.run("document.body.textContent")
     assert all(words in text for words in HOSTILE)
+    assert browser.run(CHOICES) == [f" {words}" for words in HOSTILE], "the rows of a sweep"
     assert browser.run("document.title").endswith("hpc-gpt report")
 
 
@@ -413,6 +414,17 @@ def test_a_sweep_goes_by_its_rows_and_has_its_last_figure_beside(browser, tmp_pa
     choose(browser, GROUP, "52.0B parameters, sequence 1,024")
     assert not browser.run(SIDE)
     assert browser.run(CHOICES) == [" meg_gpt2_perf_n16/1587010"]
+
+
+def test_beside_a_long_sweep_are_all_of_its_runs(browser, tmp_path):
+    runs = []
+    for place in range(20):
+        settings = {"sweep": {"name": "long", "row": f"r{place}"}, "train": {"lr": 0.001 * (place + 1)}}
+        runs.append(RunRead(megatron(run=f"a{place}", name="long", settings=settings), curve(20)))
+    write_page(tmp_path / "long.html", runs)
+    browser.open(tmp_path / "long.html")
+    spots = "document.querySelectorAll('.side .spot').length"
+    assert (browser.run(LINES), browser.run(spots)) == (8, 20)
 
 
 def test_a_sweep_without_curves_is_points_with_their_names(browser, tmp_path):
