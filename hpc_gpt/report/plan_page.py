@@ -70,7 +70,9 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
         hatches=hatches(),
         summary=heading(searched, name, params),
         columns=[each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN],
-        rows=[(PlanRow(candidate, best[0] if best else candidate), _memory_bar(candidate)) for candidate in shown],
+        rows=[
+            (PlanRow(each, best[0] if best else each), _row_class(each, best), _memory_bar(each)) for each in shown
+        ],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
         figures=figures_lines(figures, searched.question.gpus) if figures else [],
@@ -81,15 +83,24 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
     return page
 
 
+def _row_class(candidate: Candidate, best: Sequence[Candidate]) -> str:
+    """The classes of a row, of which the style makes a colour: the row says the same in words."""
+    if candidate.step is None:
+        return "impossible"
+    return " ".join(("best",) * (candidate is best[0]) + ("tight",) * candidate.is_tight)
+
+
 def _memory_bar(candidate: Candidate) -> Svg:
-    """The memory that is needed, over a frame that is the card; what does not fit is outside it."""
+    """The memory that is needed, over a frame that is the card; what does not fit is outside it, and red."""
     long = _CARD * candidate.need_gib / candidate.card_gib
     if long > _CARD:
         long = max(long, _CARD + 4)  # seen at any size
     filled = min(long, _MOST - 6) if long > _MOST else long
-    bar = element("rect", x=0, y=1, width=filled, height=10, class_="bar")
+    bar = element("rect", x=0, y=1, width=min(filled, _CARD), height=10, class_="bar")
+    if filled > _CARD:
+        bar += element("rect", x=_CARD, y=1, width=filled - _CARD, height=10, class_="bar over")
     if long > _MOST:
-        bar += element("polygon", points=f"{filled:.1f},1 {_MOST:.1f},6 {filled:.1f},11", class_="bar")
+        bar += element("polygon", points=f"{filled:.1f},1 {_MOST:.1f},6 {filled:.1f},11", class_="bar over")
     frame = element("rect", x=0.5, y=0.5, width=_CARD, height=11, class_="frame card-frame")
     return ornament(bar + frame, max(_CARD + 1, min(long, _MOST)), 12, "bars")
 
@@ -109,8 +120,8 @@ def memory_section(candidates: Sequence[Candidate]) -> dict[str, Any]:
     """A chart for each candidate: a bar for each stage against the card."""
     charts = [_memory_chart(candidate, place) for place, candidate in enumerate(candidates)]
     text = (
-        "A bar is the peak of one GPU of a stage, in GiB; the dashed line is the card. Besides what is allocated there "
-        "is what PyTorch reserves and what CUDA and NCCL hold."
+        "A bar is the peak of one GPU of a stage, in GiB; the dashed line is the card, and what is above it is red. "
+        "Besides what is allocated there is what PyTorch reserves and what CUDA and NCCL hold."
     )
     legend = [_legend_entry(place, name) for place, name in enumerate((*MEMORY_PARTS, _REST))]
     return {
@@ -195,6 +206,11 @@ def _bars(
             if wide >= 0.01:
                 content += _part(f"{left:.2f}%", top + _LABEL, f"{wide:.2f}%", place)
             left += wide
+        if limit and total > limit:
+            above = f"{left - limit * scale:.2f}%"
+            content += element(
+                "rect", x=f"{limit * scale:.2f}%", y=top + _LABEL, width=above, height=_BAR, class_="over"
+            )
         said = ", ".join(f"{name} {size:.3g}" for (_, name), size in zip(parts, sizes, strict=True) if size > 0)
         description.append(f"{label} {total:.3g} {unit}: {said}")
     height = len(rows) * _ROW + 4

@@ -97,7 +97,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const KINDS = [
     ["loss", "Loss", "loss"], ["step_s", "Step time", "seconds a step"],
-    ["rate", "Tokens/s per GPU", "tokens/s of one GPU"], ["memory", "Memory", "GiB of a GPU"],
+    ["rate", `Tokens/s per ${data.per}`, `tokens/s of one ${data.per}`], ["memory", "Memory", "GiB of a GPU"],
   ];
   const AXES = [["step", "steps"], ["tokens", "tokens"], ["hours", "hours of steps"]];
   const [STYLES, SMOOTH_FROM, NAMED, LOG_FROM] = [8, 40, 8, 30];
@@ -138,9 +138,9 @@
     };
   });
   // A line of a chart: of a swept setting each run is one point, its last figure.
-  const lineOf = (run, kind, axis) => {
-    if (!(axis in run.x)) return { run, x: [run.varied[axis] ?? NaN], y: [run.last[kind] ?? NaN], lone: true };
-    return { run, x: run.x[axis], y: run.y[kind] };
+  const lineOf = (run, kind, axis, name = run.name) => {
+    if (!(axis in run.x)) return { run, name, x: [run.varied[axis] ?? NaN], y: [run.last[kind] ?? NaN], lone: true };
+    return { run, name, x: run.x[axis], y: run.y[kind] };
   };
   const known = (line) => line.x.length > 0 && line.y.some((one, at) => Number.isFinite(one) && Number.isFinite(line.x[at]));
   // Where on the axis a step of a run is.
@@ -216,13 +216,13 @@
         }
         values.push([line, inside ? (Number.isFinite(y) ? digits(y) : "no figure") : "-"]);
         for (const [start, text] of line.run.starts)
-          if (!line.lone && Math.abs(scales.x.at(line.x[start]) - scales.x.at(x)) < 4) notes.push(`${line.run.name}: ${text}`);
+          if (!line.lone && Math.abs(scales.x.at(line.x[start]) - scales.x.at(x)) < 4) notes.push(`${line.name}: ${text}`);
       }
       const where = `${of.axis} ${digits(x)}`, note = notes.join("; ");
-      const said = values.filter(([, text]) => text !== "-").map(([line, text]) => `${line.run.name} ${text}`);
+      const said = values.filter(([, text]) => text !== "-").map(([line, text]) => `${line.name} ${text}`);
       plot.setAttribute("aria-valuenow", at);
       plot.setAttribute("aria-valuetext", `${where}: ${said.join("; ")}${note && `; ${note}`}`);
-      read(where, values, note);
+      read(where, values, note, said);
     };
     const frame = (width, right) => {
       const box = drawn("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
@@ -256,7 +256,7 @@
         const up = line.y.slice(start).find(Number.isFinite);
         if (up === undefined) continue;
         const tick = drawn("path", { d: `M${x.at(line.x[start]).toFixed(1)} ${(y.at(up) - 9).toFixed(1)}v18`, class: `restart s${run.style}` });
-        tick.append(drawn("title", {}, `${run.name}: ${text}`));
+        tick.append(drawn("title", {}, `${line.name}: ${text}`));
         box.append(tick);
         if (of.lines.length > 1 || run.starts.length > 4) continue;
         const [short] = text.split(":"), at = x.at(line.x[start]), end = at > (52 + x.at(line.high)) / 2, wide = 6.5 * short.length;
@@ -276,7 +276,7 @@
       for (const step of run.nan) box.append(drawn("path", { d: `M${x.at(placeOf(line, step)) - 3} ${top + 1}l6 6m0-6l-6 6`, class: "nan" }));
     };
     const addNames = (box, right) => {
-      const ends = of.lines.map((line) => [scales.y.at(line.y.findLast(Number.isFinite)), line.run]).sort((a, b) => a[0] - b[0]);
+      const ends = of.lines.map((line) => [scales.y.at(line.y.findLast(Number.isFinite)), line]).sort((a, b) => a[0] - b[0]);
       let free = scales.top + 4;
       ends.forEach((end) => {
         end[0] = Math.max(end[0], free);
@@ -284,26 +284,42 @@
       });
       ends.reverse().forEach((end, below) => {
         end[0] = Math.min(end[0], scales.bottom - 13 * below);
-        const name = end[1].name.length > 17 ? `…${end[1].name.slice(-16)}` : end[1].name;
-        box.append(drawn("text", { x: right + 6, y: end[0] + 4, class: `name s${end[1].style}` }, name));
+        const { name, run } = end[1], shortened = name.length > 17 ? `…${name.slice(-16)}` : name;
+        box.append(drawn("text", { x: right + 6, y: end[0] + 4, class: `name s${run.style}`, "data-run": run.index }, shortened));
       });
+    };
+    // The names of points, as far as there is room for them.
+    const addSpotNames = (box, right) => {
+      const taken = of.lines.map((line) => [scales.x.at(line.x[0]) - 6, scales.x.at(line.x[0]) + 6, scales.y.at(line.y[0])]);
+      for (const { x, y, name, run } of of.lines) {
+        const wide = 6.2 * name.length, at = scales.x.at(x[0]), up = scales.y.at(y[0]);
+        const free = ([from, to]) => from >= 52 && to <= right && !taken.some(([left, stop, line]) => from < stop && to > left && Math.abs(up - line) < 11);
+        const place = [[at + 9, at + 9 + wide, "start"], [at - 9 - wide, at - 9, "end"]].find(free);
+        if (!place) continue;
+        taken.push([...place.slice(0, 2), up]);
+        const text = { x: place[2] === "end" ? place[1] : place[0], y: up + 4, "text-anchor": place[2], "data-run": run.index };
+        box.append(drawn("text", { ...text, class: `name s${run.style}` }, name));
+      }
     };
     const redraw = () => {
       if (!of) return;
-      const width = Math.max(280, Math.round(plot.clientWidth || 560));
+      const width = Math.max(220, Math.round(plot.clientWidth || 560));
       const named = of.lines.length > 1 && of.lines.length <= NAMED && width >= 480 && !of.lines[0].lone;
       const right = width - (named ? 124 : 12), box = frame(width, right);
       for (const line of of.lines) {
         const smooth = line.lone ? null : smoothed(line), style = `s${line.run.style}`;
+        const own = drawn("g", { "data-run": line.run.index });
+        box.append(own);
         if (line.lone) {
-          box.append(drawn("circle", { cx: scales.x.at(line.x[0]), cy: scales.y.at(line.y[0]), r: 4.5, class: `spot ${style}` }));
+          own.append(drawn("circle", { cx: scales.x.at(line.x[0]), cy: scales.y.at(line.y[0]), r: 4.5, class: `spot ${style}` }));
           continue;
         }
-        box.append(drawn("path", { d: pathOf(line, line.y, scales.x, scales.y), class: `line ${style}${smooth ? " raw" : ""}` }));
-        if (smooth) box.append(drawn("path", { d: pathOf(line, smooth, scales.x, scales.y), class: `line ${style}` }));
+        own.append(drawn("path", { d: pathOf(line, line.y, scales.x, scales.y), class: `line ${style}${smooth ? " raw" : ""}` }));
+        if (smooth) own.append(drawn("path", { d: pathOf(line, smooth, scales.x, scales.y), class: `line ${style}` }));
+        addMarks(own, line);
       }
-      for (const line of of.lines) if (!line.lone) addMarks(box, line);
       if (named) addNames(box, right);
+      if (of.lines[0]?.lone) addSpotNames(box, right);
       marks = drawn("g", {});
       box.append(marks);
       plot.replaceChildren(box);
@@ -316,7 +332,7 @@
       }
       stops = [...new Set(of.lines.flatMap((line) => line.x))].filter(Number.isFinite).sort((a, b) => a - b);
       const over = (AXES.find(([key]) => key === of.axis) || [0, of.axis])[1];
-      const label = `${of.title} over ${over}${of.lines.length === 1 ? `, ${of.lines[0].run.name}` : ` of ${of.lines.length} runs`}`;
+      const label = `${of.title} over ${over}${of.lines.length === 1 ? `, ${of.lines[0].name}` : ` of ${of.lines.length} runs`}`;
       const about = { label, valuemin: 0, valuemax: Math.max(0, stops.length - 1), valuenow: 0, valuetext: "the arrow keys read the figures" };
       for (const [key, value] of Object.entries(about)) plot.setAttribute(`aria-${key}`, value);
       redraw();
@@ -381,8 +397,10 @@
     const [group, kind, axis] = [["Runs", data.groups.map(({ title }, at) => [at, title])], ["Figure", []], ["over", []]]
       .map(([name, options]) => chosen(name, options));
     const [logX, logY] = [ticked("log x"), ticked("log y")], tools = make("div"), list = make("ul"), caption = make("figcaption");
-    const where = make("p");
+    const where = make("p"), plots = make("div"), side = make("div");
     const shown = new Set();
+    side.className = "side";
+    plots.className = "plots";
     tools.id = "choice";
     list.id = "choices";
     where.className = "read";
@@ -393,9 +411,14 @@
     };
     const members = () => data.groups[group.select.value].runs.map((at) => curves[at]);
     const value = new Map();
+    const linesOver = (over, every) => {
+      // A run of a sweep goes by its row.
+      const { rows } = data.groups[group.select.value];
+      const lines = members().map((run, at) => lineOf(run, kind.select.value, over, rows[at]));
+      return lines.filter((line) => (every || shown.has(line.run.index)) && known(line));
+    };
     const again = (event) => {
-      const lines = members().filter((run) => shown.has(run.index)).map((run) => lineOf(run, kind.select.value, axis.select.value));
-      const of = lines.filter(known), [, title, unit] = KINDS.find(([key]) => key === kind.select.value);
+      const of = linesOver(axis.select.value), [, title, unit] = KINDS.find(([key]) => key === kind.select.value);
       // What is chosen anew has a linear axis, unless that would show only the greatest figures.
       const changed = event ? event.target : group.select;
       if ([kind.select, group.select].includes(changed)) logY.box.checked = kind.select.value !== "loss" && spreads(of) >= LOG_FROM;
@@ -404,17 +427,27 @@
       for (const one of value.values()) one.textContent = "";
       const looks = { lines: of, title, unit, kind: kind.select.value, axis: axis.select.value, logX: logX.box.checked, logY: logY.box.checked };
       where.textContent = draw(looks);
+      // Beside the curves of a sweep: the last figure of each run, not only of the few first chosen, over the key that is varied.
+      const swept = data.groups[group.select.value].varied.find((key) => members().some((run) => key in run.varied));
+      const over = swept && AXES.some(([key]) => key === axis.select.value) ? linesOver(swept, members().length > STYLES) : [];
+      side.hidden = over.length < 2;
+      if (!side.hidden)
+        drawSide({ ...looks, lines: over, title: `Last ${title.toLowerCase()}`, unit: `last ${unit}`, axis: swept, logX: ratioOf(over.flatMap((line) => line.x)) >= LOG_FROM });
     };
     const regroup = (event) => {
-      const runs = members();
-      fill(kind.select, KINDS.filter(([key]) => runs.some((run) => run.y[key].some(Number.isFinite))));
-      const swept = data.groups[group.select.value].varied.filter((key) => runs.some((run) => key in run.varied));
+      const runs = members(), { models, varied, rows } = data.groups[group.select.value];
+      const curved = runs.some((run) => run.x.step.length);
+      // Rates of different models are not compared. Of a sweep without curves each run is a point.
+      const has = (key) => (run) => (curved ? run.y[key].some(Number.isFinite) : key in run.last);
+      fill(kind.select, KINDS.filter(([key]) => (key !== "rate" || models < 2) && runs.some(has(key))));
+      if (!curved && [...kind.select.options].some((one) => one.value === "rate")) kind.select.value = "rate";
+      const swept = varied.filter((key) => runs.some((run) => key in run.varied));
       fill(axis.select, [...AXES.filter(([key]) => runs.some((run) => run.x[key].length)), ...swept.map((key) => [key, key])]);
       shown.clear();
       value.clear();
-      runs.slice(-STYLES).forEach((run) => shown.add(run.index));
+      (curved ? runs.slice(-STYLES) : runs).forEach((run) => shown.add(run.index));
       runs.forEach((run, at) => (run.style = (runs.length - 1 - at) % STYLES));
-      list.replaceChildren(...runs.map((run) => {
+      list.replaceChildren(...runs.map((run, at) => {
         const item = make("li"), { label, box } = ticked(""), swatch = drawn("svg", { width: 24, height: 14, viewBox: "0 0 24 14", class: "swatch", "aria-hidden": "true" });
         swatch.append(drawn("path", { d: "M1 7h22", class: `line s${run.style}` }));
         box.checked = shown.has(run.index);
@@ -424,7 +457,13 @@
           again(changed);
         });
         value.set(run.index, make("strong"));
-        label.append(swatch, make("span", run.name), value.get(run.index));
+        label.append(swatch, make("span", rows[at] || run.name), value.get(run.index));
+        label.title = run.name;
+        for (const [kind, only] of [["pointerenter", run.index], ["focusin", run.index], ["pointerleave"], ["focusout"]])
+          label.addEventListener(kind, () => {
+            for (const one of plots.querySelectorAll("[data-run]"))
+              one.classList.toggle("faded", only !== undefined && shown.has(only) && one.dataset.run !== `${only}`);
+          });
         item.append(label);
         return item;
       }));
@@ -442,8 +481,10 @@
       return button;
     });
     tools.append(...(data.groups.length > 1 ? [group.label] : []), kind.label, axis.label, logX.label, logY.label);
-    chart.replaceChildren(tools);
-    const draw = plotOf(chart, 330, (at, values, note) => {
+    plots.append(make("div"), side);
+    chart.replaceChildren(tools, plots);
+    const drawSide = plotOf(side, 330, (at, values, note, said) => (where.textContent = `${at}: ${said.join("; ")}`));
+    const draw = plotOf(plots.firstChild, 330, (at, values, note) => {
       for (const [line, text] of values) value.get(line.run.index).textContent = ` ${text}`;
       where.textContent = note ? `${at} · ${note}` : at;
     });

@@ -1,97 +1,101 @@
-"""Makes the two pictures of README: what `plan` prints on a terminal, and a page of three runs on this machine.
+"""Makes the pictures of README and docs/reports.md: what `plan` prints on a terminal, and two report pages.
 
-python -m tests.docs.pictures docs            both; takes some minutes, and Chromium
-python -m tests.docs.pictures docs LOGS       the page of the runs in LOGS instead
+python -m tests.docs.pictures docs            all; takes some minutes, and Chromium
+python -m tests.docs.pictures docs LOGS       the curves of the runs in LOGS instead of those trained here
 """
 
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from tests.report.page.chromium import PROGRAM
+from hpc_gpt.readers.runs import RunRead, add_figures
+from hpc_gpt.report.page import write_page
+from hpc_gpt.report.published_tables import sweep_lines
+from tests.report.page.chromium import Chromium
 from tests.terminal import on_a_terminal
 
+SIZE = WIDTH, HEIGHT = (1280, 640)
 PLAN = "hpc-gpt plan --model 48b --gpus 64 --cluster jean-zay-v100-32g"
 COLUMNS = 122
-ROWS = 6
-# (words of a line, its colour): the words say the same without it.
-_STYLES = (("tight: ", "yellow"), ("does not fit", "red"), ("best", "green"))
-# Two layouts, the second stopped and resumed, and one whose learning rate ends it.
-RUNS = (
-    "--tp 2 --pp 2",
-    "--tp 1 --pp 1 --engine ddp",
-    "--tp 1 --pp 1 --engine ddp --set train.lr=1e9 --set train.max_bad_steps=3",
+ROWS = 10  # those that fit, and some that do not
+# The sweep of the report's picture: the step times, memory and ends that its source has published.
+PUBLISHED, DEVICE = "mingpt-fsdp", "v100-16g"
+# The sweep of the curves' picture, trained on this machine.
+TRAINED = (
+    "submit demo --cluster local --wait --grid train.lr=3e-4,1e-3,3e-3,1e-2,3e-2 --gpus 1 --tp 1 --pp 1 --engine ddp "
+    "--set layout.micro_batches=2 --set train.steps=150 --set train.warmup_steps=10 --set train.eval_every=25 "
+    "--set train.log_every=1"
 )
-RESUMED = 1
-STEPS = "--set train.steps=60 --set train.warmup_steps=10 --set train.eval_every=20 --set train.log_every=1"
-SIZE = (1280, 640)
 
 
 def picture_of_plan() -> str:
-    """The answer of PLAN as SVG, its ROWS best rows in colour, without a font or anything else from a network."""
+    """The answer of PLAN as SVG in the terminal's colours, without a font or anything else from a network."""
     code, shown = on_a_terminal("-m", "hpc_gpt", *shlex.split(PLAN)[1:], COLUMNS=str(COLUMNS), NO_COLOR="")
     assert code == 0, shown
-    kept, rows = [f"$ {PLAN}\n"], 0
-    for line in Text.from_ansi(shown.rstrip()).plain.split("\n"):
-        rows += re.match(r"tp\d+-pp\d+-dp\d+ ", line) is not None
-        if rows > ROWS:
+    kept, rows = [Text(f"$ {PLAN}")], 0
+    for line in Text.from_ansi(shown.rstrip()).split("\n"):
+        rows += re.match(r"tp\d+-pp\d+-dp\d+ ", line.plain) is not None
+        if rows > ROWS or (rows and not line.plain.strip()):
             break
-        if rows and not line.startswith("tp"):  # a row has two lines
-            kept[-1] += f"{line}\n"
-        else:
-            kept.append(f"{line}\n")
-    styled = [(row, next((style for words, style in _STYLES if words in row), "")) for row in kept]
+        kept.append(line)
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), color_system="truecolor")  # noqa: SIM115
-    console.print(Text.assemble(*styled))
+    console.print(Text("\n").join(kept))
     drawn = console.export_svg(title="hpc-gpt plan", unique_id="plan")
+    drawn = drawn.replace("<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', 1)
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
 
 
-def train(logs: str) -> None:
-    """RUNS: one is stopped by Ctrl-C after 25 steps and resumed, and the last fails."""
-    environment = {**os.environ, "HPC_GPT_LOGS": logs, "OMP_NUM_THREADS": "1"}
-    for place, options in enumerate(RUNS):
-        words = [sys.executable, "-m", "hpc_gpt", *shlex.split(f"submit demo --cluster local --wait {STEPS} {options}")]
-        with subprocess.Popen(
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as run:
-            assert run.stdout is not None
-            for line in run.stdout:
-                if place == RESUMED and "step 25/" in line:
-                    run.send_signal(signal.SIGINT)
-        if place == RESUMED:
-            newest = max(Path(logs).glob("*/*"), key=lambda folder: folder.name)
-            words = [sys.executable, "-m", "hpc_gpt", "submit", "--resume", str(newest), "--wait"]
-            subprocess.run(words, env=environment, check=True)
+def published_runs() -> list[RunRead]:
+    """The rows of PUBLISHED with the figures of their source; what follows from them is computed as for any run."""
+    lines = sweep_lines(PUBLISHED, [])
+    runs = []
+    for line in lines.lines:
+        published: dict[str, Any] = dict(line.row.published)
+        row, asked = line.row.name, line.figures
+        ran = "step_ms" in published
+        engine = {"recompute": asked.recompute, "prefetch": bool(line.row.overrides.get("engine", {}).get("prefetch"))}
+        record = replace(
+            asked, name=PUBLISHED, run=row, engine="fsdp", device=DEVICE, ended="done" if ran else "gpu_memory",
+            step_s=published["step_ms"] / 1000 if ran else None,
+            memory_reserved_gib=[published["memory_mb"] / 1024] if ran else None,
+            settings={**asked.settings, "engine": engine, "sweep": {"name": PUBLISHED, "row": row}},
+            sources={"step_s": "published", "memory_reserved_gib": "published", "device": "published"},
+        )  # fmt: skip
+        runs.append(RunRead(add_figures(record), files=[Path("experiments") / PUBLISHED / "sweep.toml"]))
+    return runs
 
 
-def picture_of_report(path: Path, logs: str = "") -> None:
-    """The first screen of the report page of RUNS, or of the runs in a folder."""
-    assert PROGRAM, "no chromium here: apt-get install chromium"
-    with tempfile.TemporaryDirectory() as folder:
-        if not logs:
-            logs = f"{folder}/logs"
-            train(logs)
-        page = Path(folder) / "report.html"
-        subprocess.run([sys.executable, "-m", "hpc_gpt", "report", logs, "--html", page], check=True)
-        scale = 0.75
-        size = f"--window-size={SIZE[0] / scale:.0f},{SIZE[1] / scale:.0f}"
-        own = ("--headless=new", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={folder}/user")
-        words = [PROGRAM, *own, f"--force-device-scale-factor={scale}", size, f"--screenshot={path.absolute()}"]
-        subprocess.run([*words, page.as_uri()], check=True, capture_output=True)
+def first_screen(page: Path, picture: Path) -> None:
+    """What a window of SIZE shows of a page, drawn a little smaller than on a screen."""
+    scale = 0.85
+    with tempfile.TemporaryDirectory() as profile:
+        browser = Chromium(Path(profile))
+        browser.open(page, width=round(WIDTH / scale), height=round(HEIGHT / scale), scale=scale)
+        browser.screenshot(picture, whole=False)
+        browser.close()
 
 
 def main(folder: str, logs: str = "") -> None:
     (Path(folder) / "plan.svg").write_text(picture_of_plan(), encoding="utf-8")
-    picture_of_report(Path(folder) / "report.png", logs)
+    with tempfile.TemporaryDirectory() as place:
+        page = Path(place) / "report.html"
+        write_page(page, published_runs())
+        first_screen(page, Path(folder) / "report.png")
+        if not logs:
+            logs = f"{place}/{TRAINED.split()[1]}"
+            environment = {**os.environ, "HPC_GPT_LOGS": logs, "OMP_NUM_THREADS": "1"}
+            subprocess.run([sys.executable, "-m", "hpc_gpt", *TRAINED.split()], env=environment, check=True)
+        subprocess.run([sys.executable, "-m", "hpc_gpt", "report", logs, "--html", page], check=True)
+        first_screen(page, Path(folder) / "curves.png")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hpc_gpt.engines import engines
 from hpc_gpt.readers.steps import SLOW_STEP
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment import Engine, Matmul, Model, Train
-from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.settings.presets import PRESETS
 from hpc_gpt.settings.resolve import resolve
 from tests.cli.document import END, document, mark_of
@@ -23,7 +23,7 @@ from tests.cli.document import PAGES as GENERATED
 from tests.cli.test_variables import options_of
 from tests.conftest import REPOSITORY
 from tests.docs.pages import PAGES, README, anchors_of, blocks, text_of
-from tests.docs.pictures import picture_of_plan
+from tests.docs.pictures import PUBLISHED, SIZE, picture_of_plan, published_runs
 
 
 def test_the_readme_is_read_in_one_sitting():
@@ -110,12 +110,29 @@ def test_the_pictures_are_small():
         assert 5_000 < (REPOSITORY / name).stat().st_size < 150_000, name
 
 
-def test_the_reports_picture_has_its_size_and_the_plans_its_rows():
-    head = (REPOSITORY / "docs" / "report.png").read_bytes()[16:24]  # a PNG's width and height
-    assert (int.from_bytes(head[:4]), int.from_bytes(head[4:])) == (1280, 640)
+def test_the_pictures_have_their_size_and_the_plans_its_rows():
+    for name in ("report.png", "curves.png"):
+        head = (REPOSITORY / "docs" / name).read_bytes()[16:24]  # a PNG's width and height
+        assert (int.from_bytes(head[:4]), int.from_bytes(head[4:])) == SIZE == (1280, 640)
     plan = text_of("docs/plan.svg")
-    assert len(set(re.findall(r"tp\d+-pp\d+-dp\d+", plan))) == 6
-    assert len(set(re.findall(r"fill: (#\w+)", plan))) == 3, "the best, the tight, and the rest"
+    assert plan.startswith('<svg width="1280" height="640" ')
+    assert len(set(re.findall(r"tp\d+-pp\d+-dp\d+", plan))) == 10
+    assert {"best", "tight:", "fit:"} <= set(re.split(r"[\s<>]|&#160;", plan))
+
+
+def test_the_reports_picture_is_of_published_figures():
+    """The rate and the MFU that the picture has are those of the step times that the source printed."""
+    records = [run.record for run in published_runs()]
+    published = {row.name: row.published for row in find_sweep(PUBLISHED).rows}
+    for record in records:
+        step_ms = published[record.run].get("step_ms")
+        assert record.ended == ("gpu_memory" if published[record.run]["memory_mb"] == "OOM" else "done")
+        assert record.step_s == (step_ms and step_ms / 1000)
+        if step_ms:
+            tokens = record.micro_batch * record.seq / record.step_s
+            assert record.tokens_per_s / record.gpus == pytest.approx(tokens, rel=0.01)
+    best = max(records, key=lambda record: record.mfu or 0)
+    assert (best.run, round(100 * best.mfu, 1)) == ("ckpt-prefetch-b64", 21.8)
 
 
 def test_the_picture_of_the_plan_is_current():

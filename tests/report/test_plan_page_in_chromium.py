@@ -128,6 +128,43 @@ def test_a_bar_that_does_not_fit_ends_outside_its_frame(browser, page):
     assert len(set(lengths)) > 3
 
 
+def test_rows_have_a_colour_and_the_words_for_it(browser, page):
+    browser.open(page)
+    looks = browser.run("""
+    [...document.querySelectorAll('.plans tbody tr')].map((row) => {
+      const [, why] = [row.cells[0], row.querySelector('.why')].map((cell) => getComputedStyle(cell).color);
+      return [row.className, why, getComputedStyle(row.cells[1]).backgroundColor, row.textContent];
+    })
+    """)
+    colours = {}
+    for kind, why, ground, text in looks:
+        assert colours.setdefault(kind, (why, ground)) == (why, ground)
+        assert (kind == "best") is text.endswith("best")
+        assert (kind == "tight") is (" tight" in text)
+        assert (kind == "impossible") is ("does not fit: " in text)
+    assert set(colours) == {"", "best", "tight", "impossible"}
+    assert len(set(colours.values())) == 4
+
+
+def test_what_is_above_the_card_is_red(browser, page):
+    browser.open(page)
+    red = "(one => { one.style.color = 'var(--bad)'; return getComputedStyle(one).color; })(document.body)"
+    fills = browser.run("[...document.querySelectorAll('.over')].map((one) => getComputedStyle(one).fill)")
+    assert set(fills) == {browser.run(red)}
+    rows = browser.run("[...document.querySelectorAll('.plans tr')].map((row) => "
+                       "[row.className === 'impossible', row.querySelectorAll('.over').length > 0])")  # fmt: skip
+    assert {has for impossible, has in rows if impossible} == {True}
+    assert {has for impossible, has in rows if not impossible} == {False}
+    charts = browser.run("""
+    [...document.querySelectorAll('#memory svg[role=img]')].map((chart) => {
+      const card = chart.querySelector('line.card').getBoundingClientRect().x;
+      return [...chart.querySelectorAll('.over')].map((one) => one.getBoundingClientRect().x - card);
+    })
+    """)
+    assert sum(map(bool, charts)) == 1, "of the layout that does not fit"
+    assert all(abs(away) < 1.5 for away in charts[-1]), "it begins at the card"
+
+
 def test_no_layout_is_broken_over_two_lines(browser, page):
     for width in (390, 1280):
         browser.open(page, width=width)

@@ -38,11 +38,14 @@ from hpc_gpt.report.page.anomalies import (
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve
 from hpc_gpt.report.page.groups import RunGroup, groups_of
 from hpc_gpt.report.page.run_table import (
+    IN_COLUMNS,
     SHOWN_KEYS,
     bars,
+    devices_text,
     ended_sign,
     figure_text,
     layouts_of,
+    rate_per,
     run_label,
     short_labels,
     table_of,
@@ -118,7 +121,8 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     order = worst_first(runs, anomalies)
     detailed = order[:DETAILED_RUNS]
     run_groups, above = groups_of(runs), _common_folder(runs)
-    varied = list(dict.fromkeys(key for group in run_groups for key in group.varied))[:MOST_VARIED]
+    varied = list(dict.fromkeys(key for each in run_groups for key in each.varied if not key.startswith(IN_COLUMNS)))
+    varied = varied[:MOST_VARIED]
     headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     best, not_ranked = best_runs(runs, anomalies)
@@ -127,10 +131,13 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     shared, briefs = briefs_of(runs, labels, sorted(order[DETAILED_RUNS:]))
     doubts = Counter(place for each in (*failures, *anomalies) if each.level < KNOW for place in each.runs)
     style, script = asset("page.css"), asset("page.js")
+    heading, about = _title_of(runs, labels)
     page: str = page_environment(above).get_template("report/page.html.j2").render(
         version=__version__,
-        title=f"{labels[0] if len(labels) == 1 else f'{len(labels):,} runs'} · hpc-gpt report",
-        about=" · ".join(filter(None, (safe(Path(above).name, 80), _newest(runs)))),
+        title=" · ".join((heading, *([about] if about else []), "hpc-gpt report")),
+        heading=heading,
+        about=about,
+        per=rate_per(run.record for run in runs),
         style=Svg(style),
         script=Svg(script),
         style_hash=csp_hash(style),
@@ -238,8 +245,8 @@ def _summary(run: RunRead) -> str:
     """A run's main figures in short."""
     record = run.record
     parts = []
-    if (gpus := number(record.gpus)) is not None:
-        parts.append(counted(round(gpus), "GPU"))
+    if devices := devices_text(record):
+        parts.append(devices)
     if (step := number(record.step_s)) is not None:
         parts.append(f"{figure_text(show_digits, step)} s a step")
     if (loss := number(record.loss_last)) is not None:
@@ -247,23 +254,28 @@ def _summary(run: RunRead) -> str:
     return ", ".join(parts) or NOTHING
 
 
-def _common_folder(runs: Sequence[RunRead]) -> str:
-    """The common folder of all files of the runs, with a slash at its end; empty if there is none.
-
-    It is also empty for relative paths, which are shown as the user gave them.
-    """
-    folders = {str(file.parent) for run in runs for file in run.files}
+def _folder(runs: Sequence[RunRead]) -> str:
+    """The common folder of all files of the runs; empty if there is none."""
     try:
-        common = os.path.commonpath(folders)
+        return os.path.commonpath({str(file.parent) for run in runs for file in run.files})
     except ValueError:  # no file, or absolute and relative ones
         return ""
+
+
+def _common_folder(runs: Sequence[RunRead]) -> str:
+    """The same with a slash at its end; empty for relative paths, which are shown as the user gave them."""
+    common = _folder(runs)
     return f"{common}/" if os.path.isabs(common) and common != "/" else ""
 
 
-def _newest(runs: Sequence[RunRead]) -> str:
-    """The day of the newest run, if one is known."""
+def _title_of(runs: Sequence[RunRead], labels: Sequence[str]) -> tuple[str, str]:
+    """The page's heading, the folder or the one run; and about it: the number of runs, and the newest one's day."""
+    count = counted(len(runs), "run")
+    name = labels[0] if len(runs) == 1 else safe(Path(_folder(runs)).name, 80)
     days = [run.record.started[:10] for run in runs if run.record.started]
-    return f"newest run of {safe(max(days), 10)}" if days else ""
+    newest = f"{'newest ' if len(runs) > 1 else ''}{safe(max(days), 10)}" if days else ""
+    parts = (count if name and len(runs) > 1 else "", newest)
+    return name or count, " · ".join(part for part in parts if part)
 
 
 def details_of(run: RunRead, label: str, place: int, summary: str) -> dict[str, Any]:
@@ -324,7 +336,7 @@ def _facts(record: Record) -> list[dict[str, str]]:
     for key in RECORD_KEYS:
         value = getattr(record, key)
         source = safe(record.sources.get(key, ""), 400)
-        if key in _NOT_FIGURES or (value is None and not source):
+        if key in _NOT_FIGURES or (value is None and not source) or (key == "gpu_hours" and record.is_on_cpu):
             continue
         facts.append({"key": key, "text": _value_text(key, value), "source": source})
     source = safe(record.sources.get("versions", ""))

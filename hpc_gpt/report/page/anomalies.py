@@ -209,7 +209,7 @@ def is_history(run: RunRead) -> bool:
 
 
 def _cost(record: Record) -> float:
-    return number(record.gpu_hours) or (number(record.gpus) or 0.0) / 1e6
+    return 0.0 if record.is_on_cpu else number(record.gpu_hours) or (number(record.gpus) or 0.0) / 1e6
 
 
 def _like(record: Record) -> tuple[object, ...]:

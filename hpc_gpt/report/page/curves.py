@@ -1,14 +1,17 @@
 """The curves of all runs as one JSON, which the page's script draws: thinned, so that a page of many runs stays small.
 
-    {"groups": [{"title", "runs": [0, 2], "varied": ["train.lr"]}],
+    {"per": "GPU",
+     "groups": [{"title", "runs": [0, 2], "models": 1, "varied": ["train.lr"], "rows": ["lr=0.001", "lr=0.003"]}],
      "runs": [{"name", "place", "tokens", "gpus", "step": [...], "loss": [...], …}]}
 
-`step` and `seconds` are differences from one point to the next, all others figures, null for none. Text in it is of
-anybody's logs: no character of it can end the element that holds it, or begin markup.
+`rows`: the names of a sweep's rows, if no two are alike. `step` and `seconds` are differences from one point to the
+next, all others figures, null for none. Text in it is of anybody's logs: no character of it can end the element that
+holds it, or begin markup.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +21,16 @@ from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.loss_curve import Points, extremes
 from hpc_gpt.report.page.anomalies import ended_text
-from hpc_gpt.report.page.groups import RunGroup, switches_of
-from hpc_gpt.report.page.run_table import tokens_per_s_gpu
+from hpc_gpt.report.page.groups import RunGroup, model_of, switches_of
+from hpc_gpt.report.page.run_table import rate_per, tokens_per_s_gpu
 from hpc_gpt.report.page.summary import seconds_of_lines
+from hpc_gpt.report.published_tables import sweep_of
 from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import peak_memory_gib
+from hpc_gpt.runs.record import Record
 
 POINTS, LEAST_POINTS, ALL_POINTS = 2000, 60, 100_000  # of one run, of one of very many, of all together
-MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run
+MOST_MARKS = 200  # evaluations, skipped steps and NaN steps of a run; fewer of one of many
 _EARLY = 20
 _FARTHEST = 1e15
 
@@ -33,18 +38,28 @@ _FARTHEST = 1e15
 def curves_json(
     runs: Sequence[RunRead], names: Sequence[str], groups: Sequence[RunGroup], shown: Callable[[str], str] = str
 ) -> Svg:
-    """The JSON of the runs that have a curve; `shown`: what becomes of a text on the page."""
-    places = [place for place, run in enumerate(runs) if has_curve(run)]
+    """The JSON of the runs that have a curve, or a figure over what a sweep varies.
+
+    `shown`: what becomes of a text on the page.
+    """
+    keys: dict[int, dict[str, None]] = defaultdict(dict)
+    for group in groups:
+        for place in group.places:
+            keys[place] |= dict.fromkeys(group.varied)
+    varied = {place: _figures_of(runs[place].record, of_run) for place, of_run in keys.items()}
+    curved = [has_curve(run) for run in runs]
+    places = [at for at, run in enumerate(runs) if curved[at] or (varied.get(at) and _last(run.record))]
     most = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(1, len(places))))
     number_of = {place: at for at, place in enumerate(places)}
-    drawn, varied = [], {place: group.varied for group in groups if group.varied for place in group.places}
+    drawn = []
     for group in groups:
-        of_group = [number_of[place] for place in group.places if place in number_of]
-        if of_group:
-            drawn.append({"title": shown(group.title), "runs": of_group, "varied": list(group.varied)})
+        if of_group := [at for at in group.places if curved[at] or (group.varied and at in number_of)]:
+            about = _group(group, [runs[place].record for place in of_group], shown)
+            drawn.append({**about, "runs": [number_of[place] for place in of_group]})
     tables = {
+        "per": rate_per(run.record for run in runs),
         "groups": drawn,
-        "runs": [_curve(runs[at], shown(names[at]), at, most, varied.get(at, ()), shown) for at in places],
+        "runs": [_curve(runs[at], shown(names[at]), at, most, varied.get(at, {}), shown) for at in places],
     }
     text = json.dumps(tables, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Svg(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
@@ -75,8 +90,14 @@ def attempt_starts(run: RunRead, steps: StepTable) -> list[tuple[int, str]]:
     return found
 
 
+def _group(group: RunGroup, records: Sequence[Record], shown: Callable[[str], str]) -> dict[str, Any]:
+    rows = [shown(safe(row[1], 60)) for record in records if group.varied and (row := sweep_of(record))]
+    about = {"title": shown(group.title), "models": len({model_of(record) for record in records})}
+    return {**about, "varied": list(group.varied), "rows": rows if len(set(rows)) == len(records) else []}
+
+
 def _curve(
-    run: RunRead, name: str, place: int, most: int, varied: Sequence[str], shown: Callable[[str], str]
+    run: RunRead, name: str, place: int, most: int, varied: dict[str, float], shown: Callable[[str], str]
 ) -> dict[str, Any]:
     record, steps = run.record, drawable(run.steps)
     batch, seq, gpus = number(record.global_batch), number(record.seq), number(record.gpus)
@@ -85,7 +106,8 @@ def _curve(
         rates = steps["tokens_per_s"] / gpus if gpus else np.full(len(steps), np.nan)
         figures["rate"] = np.where(np.isfinite(steps["tokens_per_s_gpu"]), steps["tokens_per_s_gpu"], rates)
     figures = {key: each for key, each in figures.items() if np.isfinite(each).any()}
-    starts = attempt_starts(run, steps)[:MOST_MARKS]
+    marks = min(MOST_MARKS, most // 3)
+    starts = attempt_starts(run, steps)[:marks]
     # A logarithmic axis shows more of the beginning.
     kept = np.unique(np.geomspace(1, len(steps), _EARLY).astype(int) - 1) if len(steps) else np.zeros(0, int)
     for each in figures.values():
@@ -93,9 +115,6 @@ def _curve(
     kept = np.union1d(kept, np.array([at for at, _ in starts], int)).astype(int)
     evaluated = np.flatnonzero(np.isfinite(steps.eval_loss) & (abs(steps.eval_step) < _FARTHEST))
     nan = steps["step"][~np.isfinite(steps["loss"]) & ~steps.is_skipped] if number(record.nan_steps) else np.zeros(0)
-    settings = switches_of(record)
-    last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
-            "memory": peak_memory_gib(record)[0]}  # fmt: skip
     curve_json: dict[str, Any] = {
         "name": name,
         "place": place,
@@ -105,18 +124,31 @@ def _curve(
         "seconds": _differences(_elapsed(steps, number(record.step_s))[kept]),
         **{key: _rounded(each[kept]) for key, each in figures.items()},
         "starts": [[int(np.searchsorted(kept, at)), shown(text)] for at, text in starts],
-        "evals": [_rounded(each[_few(evaluated)], 10) for each in (steps.eval_step, steps.eval_loss)],
-        "skipped": _rounded(_few(steps["step"][steps.is_skipped]), 10),
-        "nan": _rounded(_few(nan), 10),
-        "last": {key: figure for key, each in last.items() if (figure := number(each)) is not None},
-        "varied": {key: figure for key in varied if (figure := number(settings.get(key))) is not None},
+        "evals": [_rounded(each[_few(evaluated, marks)], 10) for each in (steps.eval_step, steps.eval_loss)],
+        "skipped": _rounded(_few(steps["step"][steps.is_skipped], marks), 10),
+        "nan": _rounded(_few(nan, marks), 10),
+        "last": _last(record),
+        "varied": varied,
     }
     return {key: value for key, value in curve_json.items() if value not in (None, [], {}, [[], []])}
 
 
-def _few(values: NDArray[Any]) -> NDArray[Any]:
-    """At most MOST_MARKS of the values, evenly spread."""
-    return values if len(values) <= MOST_MARKS else values[np.linspace(0, len(values) - 1, MOST_MARKS).astype(int)]
+def _last(record: Record) -> dict[str, float]:
+    """The figures of the whole run, by the kind of chart."""
+    last = {"loss": record.loss_last, "step_s": record.step_s, "rate": tokens_per_s_gpu(record),
+            "memory": peak_memory_gib(record)[0]}  # fmt: skip
+    return {kind: figure for kind, each in last.items() if (figure := number(each)) is not None}
+
+
+def _figures_of(record: Record, keys: Iterable[str]) -> dict[str, float]:
+    """The values of settings that are numbers."""
+    settings = switches_of(record) if keys else {}
+    return {key: figure for key in keys if (figure := number(settings.get(key))) is not None}
+
+
+def _few(values: NDArray[Any], most: int) -> NDArray[Any]:
+    """At most so many of the values, evenly spread."""
+    return values if len(values) <= most else values[np.linspace(0, len(values) - 1, most).astype(int)]
 
 
 def _elapsed(steps: StepTable, usual: float | None) -> Points:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.published_tables import sweep_of
+from hpc_gpt.report.published_tables import only_sweep, sweep_of
 from hpc_gpt.report.svg import number, safe
 from hpc_gpt.runs.record import Record
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.words import show_params
 
 UNKNOWN_MODEL = "runs of an unknown model"
@@ -22,7 +23,7 @@ _NAMES = ("sweep.", "name", "resumed_from", "data_from", "environment")
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that are shown together, by their places in the report. `varied`: the keys that a sweep varies."""
+    """Runs that are shown together, by their places in the report. `varied`: what differs if all are of one sweep."""
 
     kind: str
     title: str
@@ -52,8 +53,8 @@ def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
             title = f"{kind} {safe(key, 60)}"
             if kind == "model":
                 title = f"{key[0]} parameters, sequence {key[1]:,}" if key else UNKNOWN_MODEL
-            keys = varied_keys([runs[place].record for place in places]) if kind == "sweep" else ()
-            groups.append(RunGroup(kind, title, tuple(places), keys))
+            records = [runs[place].record for place in places]
+            groups.append(RunGroup(kind, title, tuple(places), varied_keys(records) if only_sweep(records) else ()))
     groups.append(RunGroup("all", "all runs", tuple(range(len(runs)))))
     # A sweep is named as one, though its runs are all those of its model.
     swept = {group.places: group for group in groups if group.kind == "sweep"}
@@ -85,10 +86,9 @@ def switches_of(record: Record) -> dict[str, Any]:
                 switches[f"{before}{key}"] = value
 
     add(record.settings, "")
-    layout = {f"layout.{key}": getattr(record, key) for key in ("tp", "pp", "cp", "dp")}
-    batch = {f"batch.{key}": getattr(record, key) for key in ("micro_batch", "global_batch")}
+    layout = {f"layout.{key}": getattr(record, key) for key in (*AXES, "micro_batch", "global_batch")}
     sizes = {f"model.{key}": getattr(record, key) for key in ("hidden", "layers", "heads", "seq")}
-    return switches | {key: value for key, value in (layout | batch | sizes).items() if value is not None}
+    return switches | {key: value for key, value in (layout | sizes).items() if value is not None}
 
 
 def _start(run: RunRead) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -15,7 +15,7 @@ from hpc_gpt.report.svg import Svg, number, safe
 from hpc_gpt.report.tables import losses_by_source, peak_memory_gib, show_name
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.layout import AXES
-from hpc_gpt.words import NOTHING, show_count, show_digits, show_params, show_rate
+from hpc_gpt.words import NOTHING, counted, show_count, show_digits, show_params, show_rate
 
 # Larger figures are shown in powers of ten, as no training has them.
 _LARGEST = 1e18
@@ -50,6 +50,24 @@ def layout_text(record: Record) -> str:
     words = safe("-".join(known), 40)
     zero = f" ZeRO {safe(record.zero_stage, 10)}" if record.zero_stage else ""
     return (words + zero).strip() or NOTHING
+
+
+def devices_text(record: Record) -> str | None:
+    """What the run has, as `64 v100-32g`: GPUs, or the ranks of a CPU, which are no GPUs; None if it is not known.
+
+    >>> devices_text(Record(gpus=1)), devices_text(Record(gpus=8, device="h200"))
+    ('1 device', '8 h200')
+    """
+    count = number(record.gpus)
+    name = "CPU" if record.is_on_cpu else safe(record.device or "", 60)
+    if count is None:
+        return name or None
+    return f"{show_count(count)} {name}" if name else counted(round(count), "device")
+
+
+def rate_per(records: Iterable[Record]) -> str:
+    """Of what rates are on a page of these runs: of a GPU, or of a device if one of them ran on CPUs."""
+    return "device" if any(record.is_on_cpu for record in records) else "GPU"
 
 
 def tokens_per_s_gpu(record: Record) -> float | None:
@@ -98,7 +116,7 @@ def _spread(record: Record) -> str | None:
 _FORMULAS = {
     "tflops_seed": "TFLOP/s 8 or 6\u00a0P\u00a0s\u00a0B",
     "tflops_hardware": "TFLOP/s Narayanan 2021, eq.\u00a03",
-    "tflops_model": "TFLOP/s 6N+12Lhs, PaLM",
+    "tflops_model": "TFLOP/s 6N+12Lhs",
     "tflops_printed": "TFLOP/s as printed",
 }
 
@@ -113,7 +131,8 @@ def _words(heading: str, keys: tuple[str, ...], value: Callable[[Record], str | 
 
 
 _FEW_COLUMNS = (
-    *_figures("gpus", "params"),
+    _words("Devices", ("gpus", "device"), devices_text, "GPUs and their name; of a run on a CPU its ranks"),
+    *_figures("params"),
     _words("Layout", (*AXES, "zero_stage"),
            lambda record: words.replace(" ", "\n", 1) if (words := layout_text(record)) != NOTHING else None,
            "tensor, pipeline, context and data parallel sizes; ZeRO stage"),
@@ -138,11 +157,14 @@ _MORE_COLUMNS = (
     *_figures("micro_batch"),
     _words("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect,
            "the engine, else the program whose log it is"),
-    *_figures("device"),
     _words("Started", ("started",), _time, "UTC"),
 )  # fmt: skip
 _COLUMNS = (*_FEW_COLUMNS, *_MORE_COLUMNS)
 SHOWN_KEYS = frozenset(key for column in _COLUMNS for key in column.keys) | {"ended"}
+# Settings that a column shows whether or not a sweep varies them, by how their keys begin.
+IN_COLUMNS = (*(f"layout.{key}" for key in (*AXES, "global_batch")), "model.")
+# Columns of text that are sorted by the figure of their first key.
+_SORTED_BY_FIGURE = {"step_s_p10", "gpus"}
 # A column of these with only zeros is left out.
 _ZERO_IS_NOTHING = {"skipped_steps", "nan_steps"}
 
@@ -155,7 +177,9 @@ def table_of(
     `varied`: settings that sweeps vary, first. `sources`: cells have the source of their figure.
     """
     settings = {id(run.record): switches_of(run.record) for run in runs} if varied else {}
-    columns = [*(_varied_column(key, settings) for key in varied), *_COLUMNS]
+    per = rate_per(run.record for run in runs)
+    usual = [replace(column, heading=column.heading.replace("per GPU", f"per\u00a0{per}")) for column in _COLUMNS]
+    columns = [*(_varied_column(key, settings) for key in varied), *usual]
     grid = [[_cell(column, run.record, sources) for column in columns] for run in runs]
     filled = []
     for at, column in enumerate(columns):
@@ -192,7 +216,8 @@ def _cell(column: Column, record: Record, sources: bool) -> Cell:
     if value is None:
         cell = Cell(NOTHING)
     elif column.digits is str:
-        cell = Cell(safe(value, 80), f"{number(record.step_s_p10):.6g}" if column.keys[0] == "step_s_p10" else "")
+        figure = number(getattr(record, column.keys[0])) if column.keys[0] in _SORTED_BY_FIGURE else None
+        cell = Cell(safe(value, 80), "" if figure is None else f"{figure:.6g}")
     else:
         text = figure_text(column.digits, value)
         cell = Cell(text, sort if (sort := f"{value:.6g}") != text else "")
@@ -213,7 +238,7 @@ def layouts_of(runs: Sequence[RunRead]) -> tuple[list[dict[str, Any]], int]:
             continue
         size = figure_text(show_params, number(record.params))
         sequence, batch = f"sequence {safe(record.seq, 20)}", f"batch {safe(record.global_batch, 20)}"
-        layouts = groups[size, sequence, batch, safe(record.device or "", 60)]
+        layouts = groups[size, sequence, batch, "CPU" if record.is_on_cpu else safe(record.device or "", 60)]
         layouts[layout_text(record), record.gpus, _program(record)].append(record)
 
     def largest(layouts: dict[tuple[object, ...], list[Record]]) -> float:
@@ -256,7 +281,7 @@ def _layout_lines(layouts: Sequence[Sequence[Record]]) -> list[dict[str, Any]]:
     return [
         {
             "layout": layout_text(records[0]),
-            "gpus": safe(records[0].gpus, 12) if records[0].gpus is not None else NOTHING,
+            "devices": devices_text(records[0]) or NOTHING,
             "program": _program(records[0]),
             "runs": str(len(records)),
             "step": figure_text(show_digits, step_s),

@@ -13,7 +13,7 @@ import numpy as np
 from hpc_gpt.readers.runs import RunRead
 from hpc_gpt.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
 from hpc_gpt.report.page.groups import model_of
-from hpc_gpt.report.page.run_table import figure_text, layout_text, tokens_per_s_gpu
+from hpc_gpt.report.page.run_table import devices_text, figure_text, layout_text, tokens_per_s_gpu
 from hpc_gpt.report.svg import Svg, element, number, safe
 from hpc_gpt.runs.record import Record
 from hpc_gpt.words import NOTHING, counted, show_rate, show_share
@@ -66,9 +66,7 @@ def _best(
         return None
     figure, place = max(known, key=lambda pair: (pair[0], -pair[1]))
     record = runs[place].record
-    gpus = number(record.gpus)
-    on = "CPU" if record.is_on_cpu else counted(int(gpus), "GPU") if gpus else ""
-    about = [layout_text(record), on, safe(record.device or "", 60), safe(record.dtype or "", 20)]
+    about = [layout_text(record), devices_text(record) or "", safe(record.dtype or "", 20)]
     about = [part for part in about if part not in ("", NOTHING)]
     return {"place": place, "figure": figure_text(show, figure), "about": ", ".join(about)}
 

@@ -58,10 +58,11 @@ class Chromium:
                 return result
             self.events.append(said)
 
-    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True) -> None:
+    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True,
+             scale: float = 1) -> None:  # fmt: skip
         """Opens a file in a window of that size, and forgets what was told before."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
                   mobile=width < 500)  # fmt: skip
         self.media(dark)
         self._go("about:blank")

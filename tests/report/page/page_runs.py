@@ -182,7 +182,7 @@ def hostile_runs() -> list[RunRead]:
             run=f"{text}{place}", name=text, engine=text, dialect=text, device=text, dtype=text, cause=text, ended=text,
             node_list=text, failed_node=text, flags=[text, f"{text} is wrong"], attempts=attempts, started=text,
             versions={text: text}, sources={"step_s": text, "tp": text, text: text},
-            settings={"token": "hf_" + "a" * 30},
+            settings={"token": "hf_" + "a" * 30, "sweep": {"name": HOSTILE[0], "row": text}, "train": {"lr": place}},
         )  # fmt: skip
         runs.append(RunRead(record, curve(attempts=2), failures=[failure], files=[Path("/data") / text]))
     return runs

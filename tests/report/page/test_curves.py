@@ -63,6 +63,16 @@ def test_a_long_run_has_its_points_and_very_many_runs_fewer():
     assert sum(len(each["step"]) for each in many) < 1.3 * ALL_POINTS
 
 
+def test_a_thousand_runs_with_all_that_is_drawn_stay_small():
+    steps, noise = np.arange(1.0, 5001), np.random.default_rng(0).random((6, 5000))
+    table = step_table(
+        step=steps, loss=noise[0], step_s=noise[1], memory_gib=noise[2], attempt=1 + (steps > 2500),
+        eval_step=steps[::25], eval_loss=noise[3][::25], skipped=noise[4] < 0.1,
+    )  # fmt: skip
+    runs = [RunRead(megatron(), table)] * 1000
+    assert len(curves_json(runs, ["run"] * 1000, groups_of(runs)).markup) < 5_000_000, "of the page's 8 MB"
+
+
 def test_attempts_have_their_causes_where_they_begin():
     attempts = [{"attempt": 1, "ended": "node_failure", "cause": "node n7 did not answer"},
                 {"attempt": 2, "ended": "walltime"}, {"attempt": 3, "ended": "done"}]  # fmt: skip
@@ -99,17 +109,34 @@ def test_the_newest_model_is_first_and_a_sweep_is_a_group():
         "all runs",
     ]
     assert data["groups"][0]["varied"] == ["train.lr"]
+    assert data["groups"][0]["rows"] == ["lr-0.0001", "lr-0.0003", "lr-0.001", "lr-0.003"]
+    assert [group["models"] for group in data["groups"]] == [1, 1, 2]
+    assert data_of([*swept_runs(), swept_runs()[1]])["groups"][0]["rows"] == [], "two runs of a row keep their names"
+    assert (data["per"], data_of(swept_runs()[:1])["per"]) == ("device", "GPU")
     assert [run.get("varied") for run in data["runs"]] == [
         None,
         *({"train.lr": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-3)),
     ]
 
 
+def test_a_sweep_without_curves_has_its_figures_over_what_it_varies():
+    swept = [RunRead(run.record) for run in swept_runs()[1:]]
+    data = data_of([*swept, RunRead(megatron())])
+    assert [(group["title"], group["runs"]) for group in data["groups"]] == [("sweep lr-demo", [0, 1, 2, 3])]
+    assert [run["varied"] for run in data["runs"]] == [{"train.lr": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-3)]
+    assert data["runs"][0]["last"] == {"loss": 2.99, "step_s": 0.2, "rate": 2500, "memory": 24.9}
+    assert "step" not in data["runs"][0]
+    waits = [RunRead(replace(run.record, step_s=None, tokens_per_s=None, loss_last=None, memory_allocated_gib=None))
+             for run in swept]  # fmt: skip
+    assert data_of(waits) == {"per": "device", "groups": [], "runs": []}, "nothing of them is known yet"
+
+
 def test_an_experiment_of_several_models_is_a_group():
     runs = [RunRead(megatron(name="mix", params=params), curve(5)) for params in (1_000_000, 1_000_000, 2_000_000)]
     titles = [group["title"] for group in data_of([*runs, RunRead(megatron(), curve(5))])["groups"]]
     assert "experiment mix" in titles
-    assert data_of(runs[:2])["groups"] == [{"title": "1.0M parameters, sequence 1,024", "runs": [0, 1], "varied": []}]
+    title = "1.0M parameters, sequence 1,024"
+    assert data_of(runs[:2])["groups"] == [{"title": title, "models": 1, "runs": [0, 1], "varied": [], "rows": []}]
 
 
 @pytest.mark.parametrize("figures", [[1e300, -1e300], [5e-324, 1e308], [math.inf, 1.0]])

@@ -21,7 +21,8 @@ def test_the_parts_of_a_start_are_bars():
         ("script", "2.00"), ("imports", "30.0"), ("first_step", "10.0")]  # fmt: skip
     page = build_page([run])
     assert "Start of the last attempt, 42.0 s to the end of its first step" in page
-    assert '<meter value="1" aria-hidden="true"></meter> imports 30.0 s' in page
+    assert '<span>imports</span> <meter value="1" aria-hidden="true"></meter> <span>30.0 s</span>' in page
+    assert "<span>first step</span>" in page
 
 
 def test_steps_trained_again_are_counted():

@@ -165,7 +165,7 @@ def test_each_figure_says_where_it_is_from():
 def test_a_column_that_no_run_fills_is_left_out():
     page = build_page([RunRead(Record(run="a", gpus=4))])
     heads = re.findall(r'<th scope="col"[^>]*>(?:<span>)?([^<]+)(?:</span>)?</th>', page)
-    assert (heads[:4], heads[4:]) == (["Run", "Ended", "GPUs", "Anomalies"], ["Key", "Figure", "From"])
+    assert (heads[:4], heads[4:]) == (["Run", "Ended", "Devices", "Anomalies"], ["Key", "Figure", "From"])
 
 
 def test_a_thousand_runs_stay_below_8_mb_and_say_what_is_out():
@@ -197,8 +197,18 @@ def test_a_swept_key_is_a_column_and_one_flops_figure_is_shown():
     shown = [each[1] for each in re.findall(r'<th scope="col"( class="l")?[^>]*>(?:<span>)?([^<]+)', head)]
     few = shown[: shown.index("Anomalies")]
     assert few[2] == "lr"
-    assert [each for each in few if "TFLOP" in each or "MFU" in each] == ["TFLOP/s 6N+12Lhs, PaLM", "MFU"]
+    assert [each for each in few if "TFLOP" in each or "MFU" in each] == ["TFLOP/s 6N+12Lhs", "MFU"]
     assert 'title="lr-demo/20261120-080001-00a1">lr-demo/00a1</a>' in page
+
+
+@pytest.mark.parametrize("folder", ["/data/logs", "logs"])
+def test_the_title_has_the_folder_and_the_day(folder):
+    runs = [RunRead(megatron(run=run), files=[Path(folder) / run / "x.out"]) for run in ("a", "b")]
+    page = build_page(runs)
+    assert '<h1>logs <span class="brief">2 runs · newest 2021-05-27</span></h1>' in page
+    assert "<title>logs · 2 runs · newest 2021-05-27 · hpc-gpt report</title>" in page
+    assert '<h1>meg_gpt2_perf_n16/a <span class="brief">2021-05-27</span></h1>' in build_page(runs[:1])
+    assert "<h1>2 runs</h1>" in build_page([RunRead(Record()), RunRead(Record())])
 
 
 def test_many_notes_are_cut_and_counted():

@@ -1,5 +1,8 @@
 """The summary: which run is best among which others, the GPU hours, the failures by cause; and the layouts compared."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,7 +27,7 @@ def test_the_best_by_mfu_and_by_rate_of_one_model_and_sequence():
     assert (group["title"], group["runs"]) == ("52.0B parameters, sequence 1,024", 2)
     assert (group["by_mfu"]["place"], group["by_mfu"]["figure"]) == (0, "32.7%")
     assert (group["by_tokens"]["place"], group["by_tokens"]["figure"]) == (1, "141")
-    assert group["by_tokens"]["about"] == "tp4-pp8-dp2, 64 GPUs, v100-32g, fp16"
+    assert group["by_tokens"]["about"] == "tp4-pp8-dp2, 64 v100-32g, fp16"
     assert notes == []
 
 
@@ -57,19 +60,47 @@ def test_runs_are_ranked_on_any_device_and_by_rate_without_peak():
     assert (group["by_tokens"]["place"], group["by_mfu"]["place"], notes) == (1, 0, [])
     groups, notes = best(*swept_runs())
     assert [group["by_tokens"]["place"] for group in groups] == [4, 0], "the newest model first"
-    assert (groups[0]["by_tokens"]["about"], groups[0]["by_mfu"], notes) == ("tp4-pp16-dp1, CPU, fp16", None, [])
+    assert (groups[0]["by_tokens"]["about"], groups[0]["by_mfu"], notes) == ("tp4-pp16-dp1, 2 CPU, fp16", None, [])
 
 
 def test_hours_of_cpus_are_none_of_gpus():
     page = build_page(swept_runs()[2:])
     assert "GPU hours</dt>" not in page
     assert ">0.0100<" not in page
+    assert "<th>gpu_hours</th>" not in page
+    assert "<th>gpu_hours</th>" in build_page(usual_runs())
+    failed = [RunRead(replace(run.record, ended=ended, gpu_hours=hours)) for run, ended, hours in
+              zip(swept_runs()[1:3], ("hang", "nan"), (1.0, 9.0), strict=True)]  # fmt: skip
+    assert [anomaly.runs for anomaly in rank_anomalies(failed)] == [(0,), (1,)], "one of a GPU costs more"
     assert gpu_hours_of(swept_runs())["known"] == 2
+
+
+def test_the_ranks_of_a_cpu_are_no_gpus():
+    page = build_page(swept_runs())
+    devices = re.findall(r'<td class="l" data-v="(\d+)"[^>]*>([^<]+)</td>', page)
+    assert devices == [("64", "64 v100-32g"), ("2", "2 devices"), *[("2", "2 CPU")] * 3], (
+        "of the second nothing is said"
+    )
+    assert ">GPUs<" not in page
+    assert "2 GPUs" not in page
+    assert page.count("Tokens/s per\u00a0device") == 2, "a column and its meaning"
+    assert "Tokens/s per GPU" in build_page(usual_runs())
+    runs = [RunRead(replace(run.record, pp=place)) for place, run in enumerate(swept_runs()[2:])]
+    (group,), _ = layouts_of(runs)
+    assert group["size"].endswith("batch 1024, CPU")
+    assert {line["devices"] for line in group["lines"]} == {"2 CPU"}
+
+
+def test_what_is_best_is_said_once_on_a_page_of_one_model():
+    page = build_page(usual_runs()[:2])
+    assert 'id="best"' not in page
+    assert page.count("tp4-pp16-dp1, 64 v100-32g, fp16") == 1, "the best run by both figures"
+    assert 'id="best"' in build_page(usual_runs())
 
 
 def test_a_tile_without_a_value_is_left_out():
     page = build_page(swept_runs()[2:])
-    assert "Most tokens/s per GPU</dt>" in page
+    assert "Most tokens/s per device</dt>" in page
     assert "Best MFU</dt>" not in page
     assert ends_of(usual_runs())["text"] == "4 done, 2 failed, 1 other"
 
