@@ -126,8 +126,8 @@ def test_a_sweep_beyond_max_array_size_is_several_arrays_under_one_name(narrow_l
         done = dict.fromkeys(("a", "b", "c", "e"), "done")
         assert states(launcher, sweep) == {**done, "requeued": "stopped", "cancelled": "cancelled"}
         assert set(states(launcher, second)) == {"e", "cancelled"}
-        records = json.loads(launcher.run("report", str(launcher.logs / "wide" / sweep), "--json")[0])
-        assert len(records["runs"]) == 6
+        found = json.loads(launcher.run("report", str(launcher.logs / "wide" / sweep), "--json")[0])
+        assert len(found["records"]) == 6
     finally:
         launcher.cluster.run("scancel", first, second)
 
