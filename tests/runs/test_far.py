@@ -70,7 +70,7 @@ def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_berlin")
 @pytest.mark.parametrize("change", CHANGES, ids=["march", "october"])
-def test_a_scripts_signal_is_near_its_deadline_in_the_hours_of_a_change(tmp_path, monkeypatch, change):
+def test_a_deadline_holds_in_the_hours_of_a_change(tmp_path, monkeypatch, change):
     resolved = replace(make_run(tmp_path).resolved(), script=ScriptFacts("body", signal="B:USR1@120"))
     for minutes in range(-180, 181, 15):
         end = change + timedelta(minutes=minutes)

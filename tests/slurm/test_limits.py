@@ -58,7 +58,7 @@ def test_a_limit_on_queued_jobs_is_named(narrow_launcher: Launcher, where: str, 
     assert f"Error: limit: jobs in the queue ({name} is 5, 0 are there): 6 asked for, 5 allowed" in said
 
 
-def test_a_limit_is_named_before_anything_is_written_and_counts_what_is_queued(narrow_launcher: Launcher) -> None:
+def test_a_limit_is_named_first_and_counts_what_is_queued(narrow_launcher: Launcher) -> None:
     launcher, name = narrow_launcher, "MaxSubmitJobs of user root in account research"
     with limited(launcher, "user", "root", "where", "cluster=narrow", "account=research", "MaxSubmitJobs"):
         before = set(launcher.logs.glob("*/*"))
@@ -77,13 +77,13 @@ def test_a_limit_is_named_before_anything_is_written_and_counts_what_is_queued(n
             launcher.cluster.run("scancel", *jobs)
 
 
-def test_an_array_of_a_job_script_is_measured_by_its_highest_index(narrow_launcher: Launcher, tmp_path: Path) -> None:
+def test_a_scripts_array_is_measured_by_its_highest_index(narrow_launcher: Launcher, tmp_path: Path) -> None:
     (script := tmp_path / "own.sh").write_text("#!/bin/bash\n#SBATCH --array=2-5\ntrue\n")
     said = "".join(narrow_launcher.run("doctor", str(script), code=1))
     assert re.search(r"fail +array +highest index of the array \(MaxArraySize\): 5 asked for, 3 allowed", said)
 
 
-def test_a_sweep_beyond_max_array_size_is_several_arrays_under_one_name(narrow_launcher: Launcher) -> None:
+def test_a_sweep_beyond_an_array_is_several_under_one_name(narrow_launcher: Launcher) -> None:
     launcher = narrow_launcher
     path = launcher.folder / "wide.toml"
     text = (

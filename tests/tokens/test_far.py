@@ -61,7 +61,7 @@ def of_megatron(folder: Path) -> TokenFile:
 
 
 @pytest.mark.parametrize(("make", "begin"), [(of_ours, HEADER.size), (of_megatron, 0)])
-def test_each_sample_of_eight_tebibytes_is_read_where_its_order_has_it(
+def test_samples_of_eight_tebibytes_are_where_their_order_is(
     tmp_path: Path, make: Callable[[Path], TokenFile], begin: int
 ) -> None:
     file = make(tmp_path)
@@ -87,7 +87,7 @@ def test_each_sample_of_eight_tebibytes_is_read_where_its_order_has_it(
 
 @given(size=st.integers(1, MOST), place=st.integers(0, MOST), keys=st.integers(0, 2**64 - 1))
 @settings(max_examples=100, deadline=None)
-def test_no_two_places_of_an_order_of_any_size_are_the_same(size: int, place: int, keys: int) -> None:
+def test_no_two_places_of_any_order_are_the_same(size: int, place: int, keys: int) -> None:
     near = [number % size for number in range(place, place + min(size, 30))]
     own = tuple(keys ^ turn for turn in range(6))
     images = [permute(number, size, own) for number in near]
@@ -154,7 +154,7 @@ def calls_of(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_the_first_batch_at_step_one_million_takes_what_it_takes_at_step_one(tmp_path: Path, mixed: bool) -> None:
+def test_the_first_batch_of_step_one_million_comes_as_soon(tmp_path: Path, mixed: bool) -> None:
     resolved = reading("random", None, 1 << 17)
     one: Any = FileSamples(of_ours(tmp_path), SEED, SEQ, FRACTION)
     if mixed:
@@ -169,7 +169,7 @@ def test_the_first_batch_at_step_one_million_takes_what_it_takes_at_step_one(tmp
     assert max(taken.values()) < 2 * taken[1], taken
 
 
-def test_the_first_samples_of_shards_in_a_late_epoch_take_what_they_take_in_the_first(tmp_path: Path) -> None:
+def test_shards_in_a_late_epoch_begin_as_soon_as_in_the_first(tmp_path: Path) -> None:
     resolved = streaming(write_shards(tmp_path / "shards", [40] * 5))
     shards = list_shards(tmp_path / "shards", resolved)
     calls = []
