@@ -9,6 +9,7 @@ from typing import Literal
 
 Recompute = Literal["none", "selective", "full"]
 GIB = 2**30  # bytes
+MOST_TOKENS = 2**63 - 1  # a count of tokens that the files and tensors of a run can hold
 
 
 def tflops_seed(

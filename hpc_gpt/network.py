@@ -200,3 +200,11 @@ def check_open_files(ranks: int) -> str:
             "LimitNOFILE of slurmd, or limits.conf",
         )
     return f"rank 0 of {ranks:,} ranks has up to {needed:,} files open, a process here may have {allowed}"
+
+
+def connections_held() -> int | None:
+    """How many connections can wait here for a server to accept them; None if the system does not say."""
+    try:
+        return int(Path("/proc/sys/net/core/somaxconn").read_text())
+    except (OSError, ValueError):
+        return None

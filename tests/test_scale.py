@@ -25,3 +25,7 @@ def test_doubling_takes_less_than_two_and_a_half_times_the_cpu(case: Case) -> No
 @pytest.mark.parametrize("name", ["logs", "logs --tail"])
 def test_a_log_of_any_size_takes_no_more_memory(name: str) -> None:
     assert max(memory_of(CASES[name], size) for size in CASES[name].sizes[::2]) < 4 << 20
+
+
+def test_a_plan_for_131_072_gpus_takes_two_seconds_of_cpu() -> None:
+    assert min(cpu_of(CASES["plan"], 131_072)[0] for _ in range(3)) < 2

@@ -38,7 +38,7 @@ PLACE = 50
 @click.option("--max-rows", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
               help="With --grid: the most rows.")  # fmt: skip
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
-              help="With --sweep or --grid: run at most N jobs of an array at a time.")  # fmt: skip
+              help="With --sweep or --grid: run at most N at a time of rows with equal requests.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True,
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
 @click.option("--race", is_flag=True,

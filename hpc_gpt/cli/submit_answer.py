@@ -8,6 +8,9 @@ from typing import Any
 
 import click
 
+from hpc_gpt.errors import JobRefused
+from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.limits import Asked, limits_met
 from hpc_gpt.launch.submission import SubmittedRun
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
@@ -62,6 +65,15 @@ def print_lines(lines: Iterable[str]) -> None:
     """Prints lines for the user, which are no data."""
     for line in lines:
         click.echo(line, err=True)
+
+
+def print_limits(rows: Sequence[Asked]) -> JobRefused | None:
+    """Prints the limits that a submission of runs would meet. One that would not let them all in is not printed, but
+    returned as the refusal to raise."""
+    met = limits_met(rows, logs_folder())
+    refusal = next((limit for limit in met if limit.refuses), None)
+    print_lines(str(limit) for limit in met if limit is not refusal)
+    return None if refusal is None else JobRefused(f"limit: {refusal.words}", refusal.remedy)
 
 
 def with_interrupts(show: Callable[[], None], wait: bool) -> int:

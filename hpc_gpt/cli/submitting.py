@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 import click
 
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
-from hpc_gpt.cli.submit_answer import NOTHING_DONE, SubmitAnswer, print_lines, print_start, print_submitted
+from hpc_gpt.cli.submit_answer import (
+    NOTHING_DONE,
+    SubmitAnswer,
+    print_limits,
+    print_lines,
+    print_start,
+    print_submitted,
+)
 from hpc_gpt.cli.sweeping import submit_elements
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder, read_text
 from hpc_gpt.launch.branching import prepare_branch, split_branch
 from hpc_gpt.launch.here import Allocation, no_script_here, read_allocation, run_in
+from hpc_gpt.launch.limits import Asked
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request
@@ -105,7 +113,7 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         check_submission([prepared], logs, dry=True, begins=parent is None)
         how.answer.would(prepared.resolved, prepared.prediction)
         rows = overview(prepared, logs, here=how.allocation is not None)
-        _show(prepared.resolved, prepared.script, rows, how, prediction_lines(prepared, logs))
+        _show(Asked.of(prepared), rows, how, prediction_lines(prepared, logs))
         return None
     if how.allocation is None:
         submitted = submit_run(prepared, logs, parent, how.answer.now)
@@ -147,7 +155,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
             ("would run", f"the run's own {run.job_script}"),
         ]
         how.answer.would(resolved)
-        _show(resolved, text, rows, how)
+        _show(Asked(resolved, text), rows, how)
         return None
     if how.allocation is None:
         return resumption.start(how.answer.now)
@@ -158,12 +166,12 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
     return None
 
 
-def _show(
-    resolved: Resolved, text: str, rows: Sequence[tuple[str, str]], how: _SubmitOptions, notes: Iterable[str] = ()
-) -> None:
-    """Prints what a dry run would start, as rows or as its script with `notes`, and what Slurm says of that, or where
-    and until when it would run in the allocation."""
+def _show(asked: Asked, rows: Sequence[tuple[str, str]], how: _SubmitOptions, notes: Iterable[str] = ()) -> None:
+    """Prints what a dry run would start, as rows or as its script with `notes`, the limits that it would meet, and what
+    Slurm says of that, or where and until when it would run in the allocation. Raises JobRefused."""
+    resolved, text, limit = asked.resolved, asked.script, None
     if how.allocation is None:
+        limit = print_limits([asked])
         start = dry_run(resolved, text)
     else:
         start = ExpectedStart(f"would run now, {how.allocation.where_text(resolved, text)}")
@@ -177,6 +185,8 @@ def _show(
             before = label
     print_start(start)
     click.echo(NOTHING_DONE, err=True)
+    if limit is not None:
+        raise limit
 
 
 def _ask_first(prepared: PreparedRun, request: Request) -> None:

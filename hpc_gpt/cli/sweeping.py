@@ -11,6 +11,7 @@ from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
     SubmitAnswer,
     on_cluster,
+    print_limits,
     print_lines,
     print_start,
     print_waits,
@@ -19,6 +20,7 @@ from hpc_gpt.cli.submit_answer import (
 from hpc_gpt.ends.run_state import newest_submission
 from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
 from hpc_gpt.files import logs_folder
+from hpc_gpt.launch.limits import Asked
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.submission import check_submission, data_lines, dry_run
@@ -79,6 +81,8 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, a
         _print_rows(prepared)
         _show_sweep(rows, here)
         return
+    if (limit := print_limits([*map(Asked.of, rows)])) is not None:
+        raise limit
     sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
     _print_rows(prepared)
     click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
@@ -143,7 +147,10 @@ def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
         except JobRefused as fault:
             refused.append(fault)
             click.echo(f"refused: {fault}", err=True)
+    limit = print_limits([*map(Asked.of, rows)])
     click.echo(NOTHING_DONE, err=True)
+    if limit is not None:
+        raise limit
     if refused:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 

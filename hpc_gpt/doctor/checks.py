@@ -23,6 +23,7 @@ from typing import Literal, TextIO
 from hpc_gpt.doctor.site import Site, SlurmPartition, read_site
 from hpc_gpt.errors import ConfigError, UserError
 from hpc_gpt.files import data_dir, logs_folder, read_text, state_dir, write_once
+from hpc_gpt.launch.limits import Asked, limits_met
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
 from hpc_gpt.launch.services import python_lines
@@ -61,14 +62,15 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     """Every check of what `request` would submit, or of the run that it names. `probe`: also start the ranks here."""
     logs = run.path if run is not None else logs_folder()
     checks = []
-    resolved, script, data_beside = None, "", None
+    asked, data_beside = None, None
+    resolved: Resolved | None = None
     findings: Sequence[str] = ()  # on lines of a job script
     try:
         if run is not None:
-            resolved, script, data_beside = run.resolved(), read_text(run.job_script), run.data_beside
+            asked, data_beside = Asked(run.resolved(), read_text(run.job_script)), run.data_beside
         else:
             prepared = prepare(request, faster=True)
-            resolved, script, data_beside = prepared.resolved, prepared.script, prepared.data_beside
+            asked, data_beside = Asked.of(prepared), prepared.data_beside
             if prepared.job_script is not None:
                 findings = prepared.job_script.findings
             checks += [Check("config", "ok", line) for line in prepared.unread]
@@ -77,16 +79,18 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     except UserError as fault:
         checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
     else:
+        resolved = asked.resolved
         nodes = counted(resolved.nodes, "node")
         what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
         checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
         checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
-    checks += _check_scheduler(resolved, script, profile)
+    checks += _check_scheduler(asked, profile)
     checks += check_versions()
     if profile.scheduler == "slurm":
         checks.append(check_python(profile))
-    if resolved is not None:
+    if asked is not None and resolved is not None:
         checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
+        checks += guarded("limits", lambda: check_limits(asked, logs))
         checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
         if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
             checks.append(check_init(resolved))
@@ -103,7 +107,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     return checks
 
 
-def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterProfile) -> list[Check]:
+def _check_scheduler(asked: Asked | None, profile: ClusterProfile) -> list[Check]:
     """Slurm: whether it answers, has what is asked for, and would take the script."""
     if profile.scheduler != "slurm":
         return [Check("slurm", "ok", f"profile {profile.name} is this machine and needs no Slurm")]
@@ -113,14 +117,15 @@ def _check_scheduler(resolved: Resolved | None, script: str, profile: ClusterPro
         return [Check("slurm", "ok", f"slurmctld answers, {ask(['sbatch', '--version']).stdout.strip()}")]
 
     found = guarded("slurm", reach)
-    if found[0].level == "fail" or resolved is None:
+    if found[0].level == "fail" or asked is None:
         return found
 
     def compare() -> list[Check]:
         site = read_site()
-        return [*check_profile(resolved, site), *check_signals(site.config)]
+        return [*check_profile(asked.resolved, site), *check_signals(site.config)]
 
-    return [*found, *guarded("profile", compare), *guarded("sbatch", lambda: [_check_start(resolved, script)])]
+    start = guarded("sbatch", lambda: [_check_start(asked.resolved, asked.script)])
+    return [*found, *guarded("profile", compare), *start]
 
 
 def check_signals(config: Mapping[str, str]) -> list[Check]:
@@ -199,16 +204,22 @@ def check_network(resolved: Resolved) -> Check:
 
 
 def check_files(resolved: Resolved) -> list[Check]:
-    """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known."""
+    """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known. A limit that
+    a job of Slurm would meet is one of `check_limits`."""
     if runs_program(resolved):
         return []
     try:
         return [Check("files", "ok", check_open_files(resolved.gpus))]
     except ConfigError as fault:
-        if resolved.cluster.scheduler == "local":
-            return [Check("files", "fail", str(fault), fault.hint)]
-        hint = f"the limit of the node that the job begins on counts, where it is checked again: {fault.hint}"
-        return [Check("files", "warn", str(fault), hint)]
+        if resolved.cluster.scheduler == "slurm":
+            return []
+        return [Check("files", "fail", str(fault), fault.hint)]
+
+
+def check_limits(asked: Asked, logs: Path) -> list[Check]:
+    """The limits that the submission would meet, none without."""
+    met = limits_met([asked], logs)
+    return [Check(limit.check, "fail" if limit.refuses else "warn", limit.words, limit.remedy) for limit in met]
 
 
 def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:

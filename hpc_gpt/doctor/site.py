@@ -19,7 +19,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.experiment import limit_s
-from hpc_gpt.slurm.clients import ask
+from hpc_gpt.slurm.clients import ask, slurm_config
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import counted, plain
 
@@ -86,12 +86,7 @@ class Site:
 
 def read_site() -> Site:
     """The site by scontrol, sinfo and sacctmgr. Raises SlurmUnreachable or JobRefused if they do not answer."""
-    config = {
-        key.strip(): value.strip()
-        for line in _answer("scontrol", "show", "config").splitlines()
-        for key, equals, value in [line.partition("=")]
-        if equals
-    }
+    config = slurm_config()
     kinds: dict[str, dict[NodeKind, list[str]]] = {}
     features: set[str] = set()
     for line in _answer("sinfo", "-h", "-N", "-o", "%N|%R|%c|%m|%G|%f").splitlines():

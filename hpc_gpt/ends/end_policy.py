@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from hpc_gpt.ends.failures import RETRIES, meaning
@@ -135,6 +136,18 @@ def seconds_of(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def moment_of(text: str) -> float | None:
+    """The epoch seconds of a time that Slurm shows with `IN_UTC`; None if it is none.
+
+    >>> moment_of("2026-10-25T00:30:00"), moment_of("Unknown")
+    (1792888200.0, None)
+    """
+    try:
+        return datetime.strptime(f"{text}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return None
 
 
 def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:

@@ -26,6 +26,7 @@ from hpc_gpt.ends.end_policy import (
     is_cancelled,
     is_put_back,
     logged_steps,
+    moment_of,
     read_said,
     shown_as,
 )
@@ -83,11 +84,8 @@ def _signalled(resolved: Resolved, shown: str) -> str | None:
     given = signal_of(facts.signal) if facts is not None and facts.signal else None
     if given is None:
         return None
-    try:
-        end = time.mktime(time.strptime(shown_as(shown, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
-    near = time.time() >= end - given.lead_s - _EARLY_S
+    end = moment_of(shown_as(shown, "EndTime"))
+    near = end is not None and time.time() >= end - given.lead_s - _EARLY_S
     return f"--signal sent {given.name} before the time limit" if near else None
 
 

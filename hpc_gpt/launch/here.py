@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import NamedTuple
 
-from hpc_gpt.ends.end_policy import shown_as
+from hpc_gpt.ends.end_policy import moment_of, shown_as
 from hpc_gpt.ends.state import SLURM_RUNS
 from hpc_gpt.errors import ConfigError, JobFailed, SlurmUnreachable, UserError
 from hpc_gpt.files import read_text
@@ -29,7 +29,7 @@ from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sized import shown_layout
 from hpc_gpt.slurm.clients import KILL_WAIT_S, ask, gpus_in
 from hpc_gpt.slurm.directives import allocated_nodes, cpus_per_task
-from hpc_gpt.slurm.environment import job_python, submission_environment
+from hpc_gpt.slurm.environment import IN_UTC, job_python, submission_environment, without_choice
 from hpc_gpt.slurm.hosts import expand_hosts
 from hpc_gpt.watch.control import ask_runs, end_of_wait
 from hpc_gpt.watch.logs import follow_logs, log_output
@@ -118,7 +118,7 @@ def read_allocation() -> Allocation:
 
 def allocation_of(job_id: str, cluster: str | None = None) -> Allocation:
     """The allocation of a running job. Raises as `read_allocation`."""
-    answer = ask(["scontrol", "--oneliner", "--details", "show", "job", job_id], cluster=cluster)
+    answer = ask(["scontrol", "--oneliner", "--details", "show", "job", job_id], _in_utc(), cluster=cluster)
     if answer.unreachable:
         raise SlurmUnreachable(f"scontrol cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
     state = shown_as(answer.stdout, "JobState")
@@ -132,7 +132,9 @@ def allocation_of(job_id: str, cluster: str | None = None) -> Allocation:
     if not nodes:
         raise ConfigError(f"Slurm names no nodes of allocation {job_id}", "scontrol show --details job shows them")
     # Of an element of an array the number of its own.
-    return Allocation(shown_as(answer.stdout, "JobId") or job_id, tuple(nodes), _end_of(answer.stdout))
+    return Allocation(
+        shown_as(answer.stdout, "JobId") or job_id, tuple(nodes), moment_of(shown_as(answer.stdout, "EndTime"))
+    )
 
 
 def no_script_here(path: str) -> ConfigError:
@@ -143,10 +145,8 @@ def no_script_here(path: str) -> ConfigError:
     )
 
 
-def _end_of(shown: str) -> float | None:
-    with contextlib.suppress(ValueError):
-        return time.mktime(time.strptime(shown_as(shown, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
-    return None
+def _in_utc() -> dict[str, str]:
+    return {**without_choice(os.environ), **IN_UTC}
 
 
 # --- running there
@@ -260,8 +260,8 @@ class _Supervisor:
 
     def _look(self) -> None:
         """Sends what is due: USR2 the lead before the allocation's end, TERM for a cancel, and KILL after that."""
-        shown = ask(["scontrol", "--oneliner", "show", "job", self.allocation.job_id], timeout_s=_ASK_S)
-        self._end = _end_of(shown.stdout) if shown.code == 0 else self._end
+        shown = ask(["scontrol", "--oneliner", "show", "job", self.allocation.job_id], _in_utc(), timeout_s=_ASK_S)
+        self._end = moment_of(shown_as(shown.stdout, "EndTime")) if shown.code == 0 else self._end
         if self._kill_at is not None:
             self._signal("TERM" if time.time() < self._kill_at else "KILL")
         elif self._end is not None and self._lead_s is not None and time.time() >= self._end - self._lead_s:

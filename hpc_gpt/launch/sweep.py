@@ -7,6 +7,7 @@ of each of its runs, and the script of an array. Each run's `sweep.json` has the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -184,17 +185,22 @@ def _write_rows(
 
 
 def queue_sweep(sweep: SubmittedSweep, rows: Sequence[PreparedRun], at_once: int | None = None) -> None:
-    """Submits a sweep to Slurm: an array for each set of rows with equal directives, single jobs for the others.
+    """Submits a sweep to Slurm: arrays for each set of rows with equal directives, single jobs for the others.
 
-    `at_once`: how many runs of an array may run at a time. What sbatch refuses is added to the refusals, and the other
-    jobs are submitted. Raises SlurmUnreachable and RunFolderError; the later rows are then marked as refused.
+    `at_once`: how many runs of such a set may run at a time; if it is several arrays, each waits until the one before
+    has ended. What sbatch refuses is added to the refusals, and the other jobs are submitted. Raises SlurmUnreachable
+    and RunFolderError; the later rows are then marked as refused.
     """
     groups = group_alike([row.script for row in rows], sweep.largest)
+    before: dict[tuple[str, ...], str] = {}
     for number, group in enumerate(groups, 1):
-        runs = [sweep.runs[index] for index in group]
+        runs, alike = [sweep.runs[index] for index in group], tuple(directives_but_name(rows[group[0]].script))
         try:
             folder = link_runs(sweep, number, runs)
-            sweep.jobs.append(_queue(sweep, folder, [rows[index] for index in group], runs, at_once))
+            job = _queue(sweep, folder, [rows[index] for index in group], runs, at_once, before.get(alike))
+            sweep.jobs.append(job)
+            if at_once:
+                before[alike] = job.id
         except JobRefused as fault:
             names = ", ".join(repr(rows[index].resolved.row) for index in group)
             sweep.refusals.append(JobRefused(f"row{'s' * (len(group) > 1)} {names}: {fault}", fault.hint))
@@ -204,7 +210,12 @@ def queue_sweep(sweep: SubmittedSweep, rows: Sequence[PreparedRun], at_once: int
 
 
 def _queue(
-    sweep: SubmittedSweep, folder: Path, rows: Sequence[PreparedRun], runs: Sequence[RunFolder], at_once: int | None
+    sweep: SubmittedSweep,
+    folder: Path,
+    rows: Sequence[PreparedRun],
+    runs: Sequence[RunFolder],
+    at_once: int | None,
+    after: str | None,
 ) -> SweepJob:
     from hpc_gpt.slurm.executor import ARRAY_SCRIPT, submit_array
 
@@ -213,11 +224,11 @@ def _queue(
     except NeverStarts as fault:
         refuse_runs(runs, str(fault))
         raise
-    if len(rows) == 1:
+    if len(rows) == 1 and (after is None or sweep.largest == 1):
         job_id = start_run(runs[0], rows[0].resolved, rows[0].jobs).job_id
     else:
         write_once(folder / ARRAY_SCRIPT, array_script(sweep.name, [row.script for row in rows]))
-        job_id = submit_array(folder, rows[0].resolved, runs, at_once)
+        job_id = submit_array(folder, rows[0].resolved, runs, at_once, after)
     return SweepJob(job_id, tuple(runs), waits)
 
 
@@ -291,8 +302,12 @@ def refuse_runs(runs: Sequence[RunFolder], why: str) -> None:
 
 
 def plan_jobs(rows: Sequence[PreparedRun]) -> list[list[PreparedRun]]:
-    """The rows of each job that queue_sweep would submit, with no limit on the size of arrays."""
-    return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], len(rows))]
+    """The rows of each job that queue_sweep would submit; with no limit on the size of arrays if Slurm does not say
+    it."""
+    largest = len(rows)
+    with contextlib.suppress(SlurmUnreachable):
+        largest = largest_array()
+    return [[rows[index] for index in group] for group in group_alike([row.script for row in rows], largest)]
 
 
 def group_alike(scripts: Sequence[str], largest: int) -> list[list[int]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.formulas import MOST_TOKENS
 from hpc_gpt.plan.prediction import Prediction
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -61,7 +64,7 @@ class Until:
 
 def parse_until(texts: Sequence[str]) -> Until:
     """The `Until` of the --until options. ConfigError for a text of another form, or two that contradict."""
-    given: dict[str, float] = {}
+    given: dict[str, Any] = {}
     for text in texts:
         name, equals, raw = (part.strip() for part in text.partition("="))
         if not equals or name not in ("tokens", "steps", "loss"):
@@ -74,21 +77,23 @@ def parse_until(texts: Sequence[str]) -> Until:
             f"--until steps={given['steps']:.0f} and tokens={given['tokens']:g} both say when to end",
             "give one of the two",
         )
-    steps, tokens = (None if name not in given else int(given[name]) for name in ("steps", "tokens"))
-    return Until(steps, tokens, given.get("loss"))
+    return Until(given.get("steps"), given.get("tokens"), given.get("loss"))
 
 
-def _number(name: str, raw: str) -> float:
+def _number(name: str, raw: str) -> int | float:
     """A value above 0, for steps and tokens a whole number (as `30e9` and `30_000` are). Raises ConfigError."""
-    try:
-        value = float(raw)
-    except ValueError:
-        value = math.nan
-    whole = name == "loss" or value == math.floor(value) if math.isfinite(value) else False
-    if not whole or value <= 0 or (name == "steps" and value > _MOST):
+    value = Decimal("NaN")
+    with contextlib.suppress(InvalidOperation):
+        value = Decimal(raw)
+    if name == "loss" and 0 < (loss := float("nan" if value.is_nan() else value)) < math.inf:
+        return loss
+    most = {"steps": _MOST, "tokens": MOST_TOKENS}.get(name, 0)
+    whole = value.is_finite() and value == value.to_integral_value()
+    if not whole or not 0 < value <= most:
         kind = "a loss above 0" if name == "loss" else f"a whole number of {name} above 0"
+        kind += f" and at most {most:,}" if whole and value > most > 0 else ""
         raise ConfigError(f"--until {name}={raw} is not {kind}", f"for example {_FORMS}")
-    return value
+    return int(value)
 
 
 def length_settings(until: Until, resolved: Sized, given: Mapping[str, Any]) -> dict[str, Any]:

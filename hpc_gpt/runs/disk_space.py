@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,15 +76,47 @@ def space_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[
 
 def free_gib(folder: Path) -> float | None:
     """Free GiB on the file system of a folder, which may not exist yet; None if unknown. Quotas are not considered."""
+    found = _disk_of(folder)
+    return None if found is None else found[1].f_bavail * found[1].f_frsize / GIB
+
+
+def _disk_of(folder: Path) -> tuple[Path, os.statvfs_result] | None:
+    """(the folder or its nearest parent that exists, its file system)."""
     for place in (folder, *folder.absolute().parents):
         try:
-            found = os.statvfs(place)
+            return place, os.statvfs(place)
         except FileNotFoundError:
             continue
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize / GIB
     return None
+
+
+def free_files(folder: Path) -> dict[str, int]:
+    """{where: how many more files there may be}: on the file system of a folder, which may not exist yet, and by the
+    quotas of Lustre; empty if unknown."""
+    if (found := _disk_of(folder)) is None:
+        return {}
+    place, disk = found
+    free = {f"the file system of {place} (df -i)": disk.f_favail} if disk.f_files else {}
+    if shutil.which("lfs") is not None:
+        group = str(place.stat().st_gid)
+        project = _lfs("project", "-d", str(place)).split()[:1]
+        whose = {"user": ["-u", str(os.getuid())], "group": ["-g", group]}
+        whose |= {"project": ["-p", *project]} if project and project != ["0"] else {}
+        for kind, words in whose.items():
+            # The file system, then used, quota, limit and grace of KiB, and the same of files.
+            fields = _lfs("quota", "-q", *words, str(place)).replace("*", "").split()[5:8]
+            if len(fields) == 3 and all(map(str.isdecimal, fields)) and (most := max(map(int, fields[1:]))):
+                free[f"the {kind}'s quota at {place} (lfs quota {words[0]})"] = max(0, most - int(fields[0]))
+    return free
+
+
+def _lfs(*words: str) -> str:
+    try:
+        return subprocess.run(["lfs", *words], capture_output=True, text=True, check=False, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def free_bytes(folder: Path) -> int | None:

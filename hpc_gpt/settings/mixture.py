@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from hpc_gpt.formulas import MOST_TOKENS
 from hpc_gpt.words import counted
 
 MIX: Literal["mix"] = "mix"  # data.source of a mixture
@@ -78,6 +79,8 @@ def mixture_faults(
     if not rising:
         hint = "a phase begins after so many tokens, for example data.phases = [30e9, 40e9]"
         yield f"data.phases is {_listed(phases)}, but its numbers of tokens must be above 0 and rise", hint
+    elif phases and phases[-1] > MOST_TOKENS:
+        yield f"data.phases is {_listed(phases)}, but a run has at most 2^63 - 1 tokens", "begin its phases earlier"
     faults = [fault for name, one in mix.items() for fault in _source_faults(name, one, len(phases) + 1)]
     yield from faults
     if mix and not faults:

@@ -11,6 +11,7 @@ from typing import Any
 from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
+from hpc_gpt.formulas import MOST_TOKENS
 from hpc_gpt.settings.around import AROUND, changed_keys, check_around
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
@@ -23,7 +24,7 @@ from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import excess_of
 from hpc_gpt.settings.shape_split import check_split, default_tp
-from hpc_gpt.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables
+from hpc_gpt.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables, runs_program
 from hpc_gpt.tables import toml_lines
 
 NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
@@ -91,6 +92,7 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
     )
     facts.check_sized(sized)
     _check_after(sized)
+    _check_tokens(sized)
     return sized
 
 
@@ -163,6 +165,15 @@ def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, sh
             f"model.pad_token is {pad}, but engine {facts.name} trains every row of the embedding",
             "leave model.pad_token out, or use another engine",
         )
+
+
+def _check_tokens(sized: Sized) -> None:
+    """ConfigError if the run's tokens cannot be counted."""
+    steps, batch, seq = sized.train.steps, sized.batch.global_batch, sized.model.seq
+    if not runs_program(sized) and steps * batch * seq > MOST_TOKENS:
+        asked = f"{steps:,} steps x {batch:,} samples x {seq:,} are {steps * batch * seq:,} tokens"
+        fewer = f"--set train.steps={MOST_TOKENS // (batch * seq)} or less"
+        raise ConfigError(f"{asked}, but a run has at most 2^63 - 1", fewer)
 
 
 def _check_after(resolved: Sized) -> None:

@@ -249,16 +249,33 @@ def who_cancelled(job_id: str, cluster: str | None = None) -> str | None:
     return f"{user_name(int(found[1]))} cancelled it on {found[2]} at {found[3]}" if found else None
 
 
-def largest_array() -> int:
-    """The most elements of an array: MaxArraySize of `scontrol show config`, 1 if arrays are off.
+def slurm_config(cluster: str | None = None) -> dict[str, str]:
+    """Slurm's settings by `scontrol show config`. Raises SlurmUnreachable if it cannot be asked."""
+    answer = ask(["scontrol", "show", "config"], cluster=cluster)
+    if answer.code != 0:
+        raise SlurmUnreachable(f"scontrol show config: {answer.sentence}", "is slurmctld up?")
+    pairs = (line.partition("=") for line in answer.stdout.splitlines())
+    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
 
-    Raises SlurmUnreachable if it cannot be asked.
+
+def scheduler_parameter(config: Mapping[str, str], name: str) -> int | None:
+    """A whole number in SchedulerParameters; None if it is not given.
+
+    >>> scheduler_parameter({"SchedulerParameters": "defer,max_array_tasks=100"}, "max_array_tasks")
+    100
     """
-    answer = ask(["scontrol", "show", "config"])
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout, re.MULTILINE)
-    if answer.code != 0 or found is None:
-        raise SlurmUnreachable(f"scontrol show config names no MaxArraySize: {answer.sentence}", "is slurmctld up?")
-    return max(1, int(found[1]))
+    found = re.search(rf"(?:^|,){name}=(\d+)", config.get("SchedulerParameters", ""))
+    return int(found[1]) if found else None
+
+
+def largest_array() -> int:
+    """The most elements of an array whose indexes begin at 0: MaxArraySize, which is above every index, or
+    max_array_tasks if that is less; 1 if arrays are off. Raises SlurmUnreachable if it cannot be asked."""
+    config = slurm_config()
+    if not (size := config.get("MaxArraySize", "")).isdecimal():
+        raise SlurmUnreachable("scontrol show config names no MaxArraySize", "is slurmctld up?")
+    most = scheduler_parameter(config, "max_array_tasks")
+    return max(1, min(int(size), int(size) if most is None else most))
 
 
 def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) -> None:

@@ -19,6 +19,8 @@ CHOOSE_CLUSTER = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 # The environment that `submit` of a job script was given, for the script's start on this machine: gzip in base64, as
 # job.sh makes it, too, if it is started by hand. One variable holds at most 128 KiB.
 GIVEN = "HPC_GPT_GIVEN"
+# Slurm's clients show times of day by it. A local one is ambiguous in the hour at the end of daylight time.
+IN_UTC = {"TZ": "UTC0"}
 # The cluster and the user's identity there; without them a client finds no controller.
 _KEEP = {"SLURM_CONF", "SLURM_JWT", "SLURM_CONF_SERVER"}
 _PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "SUBMITIT_", "TORCHELASTIC_")

@@ -183,13 +183,19 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
     return accepted
 
 
-def submit_array(folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None) -> str:
+def submit_array(
+    folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None, after: str | None = None
+) -> str:
     """Submits `array.sh` in a folder with a link for each run, by number, and returns the array's job id.
 
-    The runs have equal directives. `at_once`: how many of them may run at a time. Raises as submit_script.
+    The runs have equal directives. `at_once`: how many of them may run at a time. `after`: the array that must have
+    ended before. Raises as submit_script.
     """
     most = f"%{at_once}" if at_once else ""
     flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/{ARRAY_OUTPUT}"]
+    if after is not None:  # on the command line it takes the place of the script's own
+        asked = resolved.job.dependency
+        flags.append(f"--dependency={f'{asked},' if asked else ''}afterany:{after}")
     elements = {f"_{number}": run for number, run in enumerate(runs)}
     own = {"HPC_GPT_ARRAY": str(folder)}
     return _executor(folder / ARRAY_SCRIPT, flags, own, elements, resolved).submit_script()

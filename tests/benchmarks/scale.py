@@ -314,7 +314,25 @@ def preflight(folder: Path, nodes: int) -> Callable[[], int]:
     return work
 
 
+def plan(folder: Path, gpus: int) -> Callable[[], int]:
+    """plan of a model on so many GPUs: all layouts that fit, and the best."""
+    from hpc_gpt.plan.question import Question
+    from hpc_gpt.plan.search import search
+    from hpc_gpt.settings.presets import preset
+    from tests.plan.machines import machine_named
+
+    machine = machine_named("h100-80g", 8, "infiniband 8x400G")
+    question = Question(preset("llama3.1-405b"), gpus, 8, "bf16", 16_384)
+
+    def work() -> int:
+        assert search(question, machine).candidates
+        return 0
+
+    return work
+
+
 CASES = {
+    "plan": Case("GPUs", 32_768, plan),
     "preflight": Case("nodes", 128, preflight),
     "gpu readings": Case("ranks", 2_000, gpu_readings),
     "checkpoints": Case("checkpoints", 60, checkpoints),

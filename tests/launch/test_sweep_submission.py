@@ -45,12 +45,14 @@ class Sbatch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **faults: Exception) -> None:
         self.faults = faults
         self.taken: list[tuple[list[str], int | None]] = []
+        self.after: list[str | None] = []
         self.count = 0
         monkeypatch.setattr("hpc_gpt.slurm.executor.submit_array", self.array)
         monkeypatch.setattr("hpc_gpt.launch.sweep.start_run", self.single)
         monkeypatch.setattr("hpc_gpt.launch.sweep.check_start", lambda resolved, script: "")
 
-    def array(self, folder: Any, resolved: Any, runs: Any, at_once: int | None) -> str:
+    def array(self, folder: Any, resolved: Any, runs: Any, at_once: int | None, after: str | None) -> str:
+        self.after.append(after)
         assert (folder / "array.sh").exists()
         assert [(folder / str(n)).resolve() for n in range(len(runs))] == [run.path.resolve() for run in runs]
         return self._take(runs, at_once)
@@ -86,6 +88,14 @@ def test_an_array_is_no_larger_than_the_cluster_lets_it_be(sweep, monkeypatch) -
     sweep.largest = 2
     queue_sweep(sweep, ROWS)
     assert sorted(rows for rows, _ in sbatch.taken) == [["a", "c"], ["b", "d"], ["e"], ["f"]]
+
+
+def test_so_many_at_once_holds_over_the_arrays_of_rows_alike(sweep, monkeypatch) -> None:
+    sbatch = Sbatch(monkeypatch)
+    sweep.largest = 2
+    queue_sweep(sweep, ROWS, at_once=2)
+    assert sbatch.taken == [(["a", "c"], 2), (["e"], 2), (["b", "d"], 2), (["f"], None)]
+    assert sbatch.after == [None, "4701", None]
 
 
 def test_what_sbatch_refuses_is_kept_and_the_rest_goes_on(sweep, monkeypatch) -> None:

@@ -69,6 +69,7 @@ class ClusterSpec:
     # default, its nodes are drained instead ("Kill task failed"): a requeued job starts on others, if there are any.
     unkillable_s: int = 60
     powered: bool = True
+    options: tuple[str, ...] = ()  # further lines of slurm.conf
 
 
 # Jobs of several tests are on it at once. Those that need certain nodes, or nodes side by side, have their own
@@ -100,6 +101,14 @@ BARE = ClusterSpec(
 )
 
 LEDGER = replace(BARE, name="ledger", nodes=(Nodes("l", 2),), accounting=True)
+# Enforces limits, and they are small.
+NARROW = replace(
+    LEDGER,
+    name="narrow",
+    nodes=(Nodes("w", 2),),
+    options=("MaxArraySize=4", "MaxJobCount=40", "AccountingStorageEnforce=associations,limits,qos"),
+    min_job_age_s=600,
+)
 
 
 class Cluster:
@@ -302,7 +311,7 @@ class Cluster:
                 )
                 # A Count without a File drains the node.
                 gres.append(f"NodeName={name} Name=gpu File={folder}/gpu[0-{nodes.gpus - 1}]")
-        lines += self.spec.partitions
+        lines += [*self.spec.partitions, *self.spec.options]
         self.conf.write_text("\n".join(lines) + "\n")
         (folder / "gres.conf").write_text("\n".join(gres) + "\n")
         (folder / "state").mkdir()
@@ -343,7 +352,8 @@ def main(arguments: Sequence[str]) -> int:
     """Starts a cluster by name, prints how to reach it, and keeps it until Ctrl-C or SIGTERM."""
     from tests.slurm.site import checks_spec
 
-    specs: Mapping[str, ClusterSpec] = {"small": SMALL, "bare": BARE, "ledger": LEDGER, "checks": checks_spec()}
+    shared = {spec.name: spec for spec in (SMALL, BARE, LEDGER, NARROW)}
+    specs: Mapping[str, ClusterSpec] = {**shared, "checks": checks_spec()}
     if len(arguments) != 1 or arguments[0] not in specs:
         print(f"usage: python -m tests.slurm.cluster {'|'.join(specs)}", file=sys.stderr)
         return 2

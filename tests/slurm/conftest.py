@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import BARE, LEDGER, SMALL, Cluster, ClusterSpec, running_services
+from tests.slurm.cluster import BARE, LEDGER, NARROW, SMALL, Cluster, ClusterSpec, running_services
 from tests.slurm.launcher import Launcher
 from tests.slurm.services import Services, daemon_environment
 from tests.slurm.site import checks_spec
@@ -68,6 +68,12 @@ def ledger(services: Services) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def narrow(services: Services) -> Iterator[Cluster]:
+    """Arrays of 4 elements at most, 40 jobs in all, and what sacctmgr limits is enforced."""
+    yield from running(NARROW, services)
+
+
+@pytest.fixture(scope="session")
 def checks(services: Services) -> Iterator[Cluster]:
     """Answers `sbatch --test-only`: 64 nodes and more, with all that the shipped profiles ask for."""
     yield from running(checks_spec(), services)
@@ -89,6 +95,12 @@ def bare_launcher(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> La
 def ledger_launcher(ledger: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
     """hpc-gpt on the cluster that forgets soon, but has accounting."""
     return Launcher(ledger, tmp_path_factory.mktemp("ledger"))
+
+
+@pytest.fixture(scope="session")
+def narrow_launcher(narrow: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """hpc-gpt on the cluster with small limits."""
+    return Launcher(narrow, tmp_path_factory.mktemp("narrow"))
 
 
 @pytest.fixture(scope="session")

@@ -119,9 +119,9 @@ retry() { # retry TIMES PAUSE_S COMMAND: until it succeeds, as Slurm's controlle
   for ((left = $1; left > 0; left--)); do "${@:3}" && return; sleep "$2"; done
   return 1
 }
-ask_slurm() { # sets $shown to what Slurm says of the job, empty if it does not answer for some time
+ask_slurm() { # sets $shown to what Slurm says of the job, times as UTC, empty if it does not answer for some time
   local left=20
-  until shown=$(within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
+  until shown=$(TZ=UTC0 within 20 scontrol --oneliner --local show job "$HPC_GPT_JOB" 2>/dev/null | grep JobState=) || ((--left == 0)); do sleep 3; done
 }
 shown_as() { # shown_as KEY: prints its value in $shown
   local pattern="(^| )$1=([^ ]*)"
