@@ -79,10 +79,15 @@ class _Graph:
     def __init__(self, root: Path) -> None:
         self.root = root
         files = {_name(path, root): path for folder in ("hpc_gpt", "tests") for path in (root / folder).rglob("*.py")}
-        self.named = {
-            path: {files[name] for word in _words(path) for name in _with_packages(word) if name in files}
-            for path in files.values()
-        }
+        inner = defaultdict(set)
+        for name in files:
+            inner[name.rpartition(".")[0]].add(name)
+        self.named = dict[Path, set[Path]]()
+        for own, path in files.items():
+            words = _words(path, own) | {f"{word}.__main__" for word in _words(path, own)}
+            chosen_later = {name for word in words if word.endswith(".*") for name in inner[word[:-2]]}
+            names = {name for word in words for name in _with_packages(word)} | chosen_later
+            self.named[path] = {files[name] for name in names if name in files}
         self.by = defaultdict(set)
         for path, named in self.named.items():
             for each in (*named, *(_conftests(path, root) if _is_test(path) else ())):
@@ -165,16 +170,18 @@ def _conftests(path: Path, root: Path) -> list[Path]:
     ]
 
 
-# Of the program or of its tests: `from a.b import (c, d)`, or the dotted name anywhere.
+# Of the program or of its tests: `from a.b import (c, d)`, the dotted name anywhere, a module that is named as it runs.
 _FROM = re.compile(r"^\s*from ((?:hpc_gpt|tests)[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 _DOTTED = re.compile(r"\b(?:hpc_gpt|tests)(?:\.\w+)*")
+_LATER = re.compile(r"import_module\(f\"(\{__name__\}|[\w.]+)\.\{")
 
 
-def _words(path: Path) -> set[str]:
-    """Dotted names that the file imports, or has as a text."""
+def _words(path: Path, own: str) -> set[str]:
+    """Dotted names that the file, module `own`, imports, or has as a text; `a.*` for any module of a package."""
     text = path.read_text(encoding="utf-8")
     of_from = {f"{module}.{name}" for module, names in _FROM.findall(text) for name in re.findall(r"\w+", names)}
-    return of_from | set(_DOTTED.findall(text))
+    later = {f"{own if package == '{__name__}' else package}.*" for package in _LATER.findall(text)}
+    return of_from | later | set(_DOTTED.findall(text))
 
 
 def _with_packages(name: str) -> Iterator[str]:

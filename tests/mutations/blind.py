@@ -238,10 +238,12 @@ def interval(caught: int, of: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def run_random(count: int, seed: int, only_list: bool, at_once: int, limit: float, minutes: float, long: bool) -> int:
+def run_random(
+    count: int, seed: int, words: str, only_list: bool, at_once: int, limit: float, minutes: float, long: bool
+) -> int:
     """Prints the faults, or tries them; the exit code, which no share changes."""
     try:
-        faults = draw(REPOSITORY, count, seed)
+        faults = draw(REPOSITORY, count, seed, words)
     except ValueError as fault:
         print(f"Error: {fault}", file=sys.stderr)
         return 2

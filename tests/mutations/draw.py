@@ -65,14 +65,14 @@ def lines_of(tree: Path) -> dict[tuple[str, int], list[Drawn]]:
     return {place: sorted(found[place]) for place in sorted(found)}
 
 
-def draw(tree: Path, count: int, seed: int) -> list[Drawn]:
-    """`count` faults, each of another line; ValueError if there are not so many lines."""
+def draw(tree: Path, count: int, seed: int, words: str = "") -> list[Drawn]:
+    """`count` faults, each of another line of a file whose name holds the words; ValueError if there are not so many."""
     lines = lines_of(tree)
-    if count > len(lines):
-        raise ValueError(f"faults can be made of {len(lines):,} lines, not of {count:,}")
     chance = random.Random(seed)
-    # The first of a longer draw are a shorter one's.
-    places = chance.sample(list(lines), len(lines))
+    # The first of a longer draw are a shorter one's, and those of some files are a whole one's.
+    places = [place for place in chance.sample(list(lines), len(lines)) if words in place[0]]
+    if count > len(places):
+        raise ValueError(f"faults can be made of {len(places):,} lines, not of {count:,}")
     found = []
     for place in places:
         if len(found) == count:
