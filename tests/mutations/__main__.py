@@ -1,8 +1,8 @@
 """Puts one fault after the other into a copy of the tree and runs the tests that must fail on it.
 
 python -m tests.mutations [--at-once N] [WORDS]         WORDS: only faults whose name or file holds them
-python -m tests.mutations --random N --seed S [--list] [WORDS]
-                                    faults that nobody has chosen, of files whose name holds WORDS (tests/mutations/blind.py)
+python -m tests.mutations --random N --seed S [WORDS]   faults that nobody has chosen (tests/mutations/blind.py), of all
+                                                        files or of those whose name holds WORDS
 
 First all those tests run without a fault. A fault that those of `make test` do not catch is tried again with those that
 are `long`. Ends with 1 if a fault survives, or cannot be judged: its line is gone, its tests cannot be collected, or

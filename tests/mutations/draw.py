@@ -66,7 +66,7 @@ def lines_of(tree: Path) -> dict[tuple[str, int], list[Drawn]]:
 
 
 def draw(tree: Path, count: int, seed: int, words: str = "") -> list[Drawn]:
-    """`count` faults, each of another line of a file whose name holds the words; ValueError if there are not so many."""
+    """`count` faults, each of another line of a file whose name holds the words; ValueError if it is too many."""
     lines = lines_of(tree)
     chance = random.Random(seed)
     # The first of a longer draw are a shorter one's, and those of some files are a whole one's.
