@@ -1,16 +1,19 @@
-"""`plan --why`: each line's figures, of a layout of round ones that a reader can add up."""
+"""`plan --why`: each line's figures, of a layout of round ones that a reader can add up; the reasons in init's file."""
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 
 from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.explanation import explain_plan
+from hpc_gpt.plan.explanation import explain_plan, planned_text
 from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import Memory, StageMemory
 from hpc_gpt.plan.search import Candidate, Figures
 from hpc_gpt.plan.step_time import StepTime
+from hpc_gpt.plan.table import PlanRow, engine_text, figures_lines, heading, needs
 from hpc_gpt.settings.model_shape import ModelShape
+from tests.report.plan_searches import searched_for
 
 MACHINE = Machine("a100-80g", 80, {"bf16": 312.0}, 2000, 4, 300, 100, 25)
 FIGURES = Figures(
@@ -153,3 +156,39 @@ size  number   GiB  step s
 def test_a_utilisation_that_counts_masked_work_says_so() -> None:
     line = "mfu as done 15.0 %: the formulas count attention whole, a causal mask spares half"
     assert line in explained(figures=replace(FIGURES, mfu_as_done=0.15)).splitlines()
+
+
+def test_a_planned_file_has_its_reasons_as_comments() -> None:
+    searched, shape = searched_for()
+    figures, best, second = searched.figures(searched.candidates[0], 300e9), *searched.best_of_layouts[:2]
+    assert figures is not None
+    tables = {
+        "model": {"preset": "48b"},
+        "engine": {"name": "a"},
+        "layout": {"tp": 4},
+        "train": {"steps": 3, "init": "w"},
+    }
+    text = planned_text("mine", tables, searched, figures, ("48b", shape), "data sheets")
+    comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    assert tomllib.loads(text) == {"name": "mine", **tables}
+    assert comments[:4] == [
+        heading(searched, "48b", 51_966_918_656),
+        "51,966,918,656 parameters.",
+        f"{engine_text(best.training)}: the fastest here of the settings that fit.",
+        "What hides communication, if the checkout has it, to add to megatron_args:",
+    ]
+    assert comments[4:9] == [
+        '"--tp-comm-overlap"',
+        f"{best.layout}: {needs(best)}; {figures_lines(figures, 64)[0]}.",
+        "Predicted from data sheets; the range is the prediction's error.",
+        f"A step has {best.training.micro_batch} x {best.training.micro_batches} micro-batches x dp 1 = 1024 samples.",
+        "Against the best, the next layouts lose:",
+    ]
+    row = PlanRow(second, best).texts
+    assert comments[9] == f"  {second.layout} on {row['engine']}, {row['step']} s, {row['memory']} GiB: {row['why']}"
+    assert comments[13].startswith("Layouts left out: 9 as tp would span nodes; 1 as tp does not divide the heads;")
+    assert comments[14:] == [
+        "How long, and how fast it learns; save_every or save_minutes say when it saves.",
+        "lr 2e-05 is usual for weights that are trained already, 0.0003 for random ones.",
+        "hpc-gpt help keys train explains every key.",
+    ]
