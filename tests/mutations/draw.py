@@ -45,6 +45,10 @@ class Drawn:
         after = self.applied(sound)[first : end + len(self.text.encode()) - (self.end - self.start)].decode()
         return f"{self.file}:{self.line}  {' '.join(before.split())} -> {' '.join(after.split())}"
 
+    def without_line(self, tree: Path) -> str:
+        """The same without the line's number, which other changes move."""
+        return self.described(tree).replace(f"{self.file}:{self.line}  ", f"{self.file}  ", 1)
+
 
 def files_of(tree: Path) -> list[str]:
     """Python of hpc_gpt and shell of templates that git knows."""
