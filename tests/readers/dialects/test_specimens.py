@@ -143,7 +143,9 @@ def test_each_figure_of_a_specimen_is_read_as_it_stands_there() -> None:
     blocks = re.findall(r"^(\w+)\n((?:  .*\n)*)", SAID.read_text(encoding="utf-8"), re.MULTILINE)
     assert {name for name, _ in blocks} == BY_NAME.keys()
     for name, figures_of_it in blocks:
-        assert said(specimen_of(name).splitlines()) == figures_of_it, name
+        own = [("engine", BY_NAME[name].engine), *(("flag", flag) for flag in BY_NAME[name].flags)]
+        of_its_own = "".join(f"  {what} = {text}\n" for what, text in own if text)
+        assert of_its_own + said(specimen_of(name).splitlines()) == figures_of_it, name
 
 
 def test_what_precedes_a_line_changes_no_figure() -> None:
