@@ -206,6 +206,8 @@ def main() -> int:
         return 2
     by = "imports: no map of that commit" if known is None else f"a map of {len(known.pieces)} pieces, and by imports"
     all_of = "all tests" if files == {"tests"} else f"{len(tests):,} tests and {len(files)} files or folders of tests"
+    if known is not None and not files:
+        all_of += f" ({sum(known.seconds[test] for test in tests):.0f} s, one after the other)"
     print(f"{all_of} concern what differs from {asked.commit}, by {by}", file=sys.stderr)
     listed = MAPS / "chosen"
     MAPS.mkdir(exist_ok=True)

@@ -28,7 +28,6 @@ from tests.changed import files_that_reach
 from tests.mutations.copies import REPOSITORY, copy_tree
 from tests.mutations.draw import Drawn, draw
 from tests.mutations.map import Map, map_of
-from tests.mutations.python_faults import lines_of_functions
 
 # Imported once, and forked for each fault; none of them imports hpc_gpt.
 _WARM = ("torch", "torch._dynamo", "deepspeed", "hypothesis", "click", "rich.console", "jinja2", "numpy", "pytest")
@@ -65,10 +64,6 @@ def choose(fault: Drawn, known: Map | None, limit: float, tree: Path = REPOSITOR
     lines, source = range(fault.line, fault.last + 1), (tree / fault.file).read_bytes()
     tests = known.tests_that_use(fault.file, lines, source) if known is not None else []
     if tests and known is not None:
-        if fault.file.endswith(".py") and fault.line not in lines_of_functions(source):
-            # A table, which was read as the module was imported: whatever is asked of its package may depend on it.
-            package = f"tests/{fault.package}/"
-            tests = [*tests, *(test for test in known.seconds if test.startswith(package) and test not in set(tests))]
         within: dict[str, float] = {}
         for test in sorted(tests, key=lambda test: (_distance(test, fault.file), known.seconds[test])):
             if not within or sum(within.values()) + known.seconds[test] <= limit:

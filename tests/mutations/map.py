@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.mutations.python_faults import lines_of_functions
+from tests.mutations.python_faults import lines_of_functions, lines_of_tables
 from tests.mutations.recorder import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,17 +52,27 @@ class Map:
         """Those that use these lines of the file, which the map's commit has as `source`, if at all.
 
         What runs as a module is imported is recorded of the test that came first: it counts as each one's that calls
-        something of the file.
+        something of the file, and a table's lines as those of all tests of the package.
         """
-        lines = set(lines)
+        lines, of_package = set(lines), ""
         if file.endswith(".py") and source is not None:
             called = lines_of_functions(source)
-            lines = lines if lines <= called else lines | called
-        return self.tests_of(file, lines)
+            if not lines <= called:
+                of_package = "" if lines.isdisjoint(lines_of_tables(source)) else _package_of(file)
+                lines |= called
+        found = self.tests_of(file, lines)
+        more = set(self.seconds) - set(found) if of_package else ()
+        return found + sorted(test for test in more if test.startswith(of_package))
 
     def has(self, file: str) -> bool:
         """Whether the file's tests were recorded."""
         return file in self.pieces or "/".join(file.split("/")[:2]) in self.pieces
+
+
+def _package_of(file: str) -> str:
+    """Where tests of a module's package are; empty for a module of hpc_gpt itself."""
+    package, inside, _ = file.removeprefix("hpc_gpt/").partition("/")
+    return f"tests/{package}/" if inside else ""
 
 
 def pieces() -> Iterator[str]:
