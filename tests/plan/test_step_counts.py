@@ -1,4 +1,4 @@
-"""What a layer, the head and the update move and multiply, counted by hand: on a device where all else takes no time."""
+"""What a layer, the head and the update move and multiply, counted by hand, where all else takes no time."""
 
 import math
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_a_fused_backward_pass_moves_less(changes: dict, spared: float) -> None:
 
 @pytest.mark.parametrize(("matmul", "each"), [("fp8-tensor", 8.0), ("fp8-row", 4.0), ("mxfp8", 4.0), ("nvfp4", 6.0)])
 def test_operands_are_cast_in_both_passes(matmul: Any, each: float) -> None:
-    """QKV, out, up and down have inputs of 1, 1, 1 and 4 h, and outputs of 3, 1, 4 and 1; ours scales a tensor first."""
+    """QKV, out, up and down have inputs of 1, 1, 1 and 4 h, and outputs of 3, 1, 4 and 1; a tensor is scaled first."""
     none, cast = (layer_time(replace(GPT2, matmul=how), BYTES) for how in ("none", matmul))
     assert cast.forward_s - none.forward_s == pytest.approx(2 * SEQ * each * 7 * H)
     assert cast.backward_s - none.backward_s == pytest.approx(2 * SEQ * each * 9 * H)
