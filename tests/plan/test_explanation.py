@@ -166,6 +166,7 @@ def test_a_planned_file_has_its_reasons_as_comments() -> None:
         "model": {"preset": "48b"},
         "engine": {"name": "a"},
         "layout": {"tp": 4},
+        "job": {"nodes": 2},
         "train": {"steps": 3, "init": "w"},
     }
     text = planned_text("mine", tables, searched, figures, ("48b", shape), "data sheets")
