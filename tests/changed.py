@@ -10,10 +10,10 @@ A module counts as imported if it is named anywhere in a file: some tests start 
 """
 
 import argparse
-import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -65,7 +65,7 @@ def concerned(changed: set[Path], root: Path = ROOT) -> list[Path]:
     return [
         path
         for path in graph.reaching(changed)
-        if any(_MARK in one.read_text(encoding="utf-8") for one in (path, *graph.named_in(path)))
+        if any(_MARK in one.read_text(encoding="utf-8") for one in (path, *graph.named[path]))
     ]
 
 
@@ -74,29 +74,36 @@ def files_that_reach(changed: set[Path], root: Path = ROOT) -> list[Path]:
     return _Graph(root).reaching(changed)
 
 
+@cache
 class _Graph:
     def __init__(self, root: Path) -> None:
         self.root = root
         files = {_name(path, root): path for folder in ("hpc_gpt", "tests") for path in (root / folder).rglob("*.py")}
-
-        @cache
-        def named_in(path: Path) -> frozenset[Path]:
-            return frozenset(files[name] for word in _words(path) for name in _with_packages(word) if name in files)
-
-        self.named_in = named_in
+        inner = defaultdict(set)
+        for name in files:
+            inner[name.rpartition(".")[0]].add(name)
+        self.named = dict[Path, set[Path]]()
+        for own, path in files.items():
+            words = _words(path, own) | {f"{word}.__main__" for word in _words(path, own)}
+            chosen_later = {name for word in words if word.endswith(".*") for name in inner[word[:-2]]}
+            names = {name for word in words for name in _with_packages(word)} | chosen_later
+            self.named[path] = {files[name] for name in names if name in files}
+        self.by = defaultdict(set)
+        for path, named in self.named.items():
+            for each in (*named, *(_conftests(path, root) if _is_test(path) else ())):
+                self.by[each].add(path)
 
     def reaching(self, changed: set[Path]) -> list[Path]:
         """Those that name one directly first."""
-        found = []
-        for path in sorted((self.root / "tests").rglob("test_*.py")):
-            seen, rest, steps = set[Path](), {path, *_conftests(path, self.root)}, 0
-            while rest and not rest & changed:
-                seen |= rest
-                rest = {named for one in rest for named in self.named_in(one)} - seen
-                steps += 1
-            if rest:
-                found.append((steps, path))
-        return [path for _, path in sorted(found)]
+        steps, rest, count = dict[Path, int](), changed, 0
+        while rest:
+            steps |= dict.fromkeys(rest, count)
+            rest, count = {user for path in rest for user in self.by[path]} - steps.keys(), count + 1
+        return sorted((path for path in steps if _is_test(path)), key=lambda path: (steps[path], path))
+
+
+def _is_test(path: Path) -> bool:
+    return path.match("test_*.py")
 
 
 def chosen(commit: str, known: Map | None = None, root: Path = ROOT) -> tuple[set[str], set[str]]:
@@ -163,17 +170,18 @@ def _conftests(path: Path, root: Path) -> list[Path]:
     ]
 
 
-def _words(path: Path) -> set[str]:
-    """Dotted names that the file imports, or has as a text."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {word.strip("'\"(),;:") for word in node.value.split() if "." in word}
-    return found
+# Of the program or of its tests: `from a.b import (c, d)`, the dotted name anywhere, a module that is named as it runs.
+_FROM = re.compile(r"^\s*from ((?:hpc_gpt|tests)[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+_DOTTED = re.compile(r"\b(?:hpc_gpt|tests)(?:\.\w+)*")
+_LATER = re.compile(r"import_module\(f\"(\{__name__\}|[\w.]+)\.\{")
+
+
+def _words(path: Path, own: str) -> set[str]:
+    """Dotted names that the file, module `own`, imports, or has as a text; `a.*` for any module of a package."""
+    text = path.read_text(encoding="utf-8")
+    of_from = {f"{module}.{name}" for module, names in _FROM.findall(text) for name in re.findall(r"\w+", names)}
+    later = {f"{own if package == '{__name__}' else package}.*" for package in _LATER.findall(text)}
+    return of_from | later | set(_DOTTED.findall(text))
 
 
 def _with_packages(name: str) -> Iterator[str]:
@@ -198,6 +206,8 @@ def main() -> int:
         return 2
     by = "imports: no map of that commit" if known is None else f"a map of {len(known.pieces)} pieces, and by imports"
     all_of = "all tests" if files == {"tests"} else f"{len(tests):,} tests and {len(files)} files or folders of tests"
+    if known is not None and not files:
+        all_of += f" ({sum(known.seconds[test] for test in tests):.0f} s, one after the other)"
     print(f"{all_of} concern what differs from {asked.commit}, by {by}", file=sys.stderr)
     listed = MAPS / "chosen"
     MAPS.mkdir(exist_ok=True)

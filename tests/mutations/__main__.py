@@ -1,7 +1,8 @@
 """Puts one fault after the other into a copy of the tree and runs the tests that must fail on it.
 
 python -m tests.mutations [--at-once N] [WORDS]         WORDS: only faults whose name or file holds them
-python -m tests.mutations --random N --seed S [--list]  faults that nobody has chosen (tests/mutations/blind.py)
+python -m tests.mutations --random N --seed S [WORDS]   faults that nobody has chosen (tests/mutations/blind.py), of all
+                                                        files or of those whose name holds WORDS
 
 First all those tests run without a fault. A fault that those of `make test` do not catch is tried again with those that
 are `long`. Ends with 1 if a fault survives, or cannot be judged: its line is gone, its tests cannot be collected, or
@@ -111,7 +112,8 @@ def main() -> int:
     if asked.random is not None:
         from tests.mutations.blind import run_random
 
-        return run_random(asked.random, asked.seed, asked.list, asked.at_once, asked.limit, asked.minutes, asked.long)
+        how = (asked.list, asked.at_once, asked.limit, asked.minutes, asked.long)
+        return run_random(asked.random, asked.seed, asked.words, *how)
     faults = [fault for fault in read_faults() if asked.words in fault.name or asked.words in fault.file]
     if not faults:
         print(f"Error: no fault's name or file holds {asked.words!r}", file=sys.stderr)

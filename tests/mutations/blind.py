@@ -14,10 +14,12 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -59,25 +61,26 @@ class Choice:
 
 def choose(fault: Drawn, known: Map | None, limit: float, tree: Path = REPOSITORY) -> Choice:
     """Which tests run for it, with `limit` seconds of them at the most."""
-    lines = range(fault.line, fault.last + 1)
-    tests = known.tests_that_use(fault.file, lines, (tree / fault.file).read_bytes()) if known is not None else []
+    lines, source = range(fault.line, fault.last + 1), (tree / fault.file).read_bytes()
+    tests = known.tests_that_use(fault.file, lines, source) if known is not None else []
     if tests and known is not None:
         within: dict[str, float] = {}
-        for test in sorted(tests, key=lambda test: _distance(test, fault.file)):
-            if within and sum(within.values()) + known.seconds[test] > limit:
-                break
-            within[test] = known.seconds[test]
+        for test in sorted(tests, key=lambda test: (_distance(test, fault.file), known.seconds[test])):
+            if not within or sum(within.values()) + known.seconds[test] <= limit:
+                within[test] = known.seconds[test]
         return Choice(sorted({test.partition("::")[0] for test in within}), within, len(tests) - len(within))
     files = [str(path.relative_to(tree)) for path in files_that_reach({tree / fault.file}, tree)] or ["tests"]
     return Choice(files)
 
 
 def _distance(test: str, file: str) -> int:
-    """0 for a test of the file that mirrors the module, 1 for one of its folder's, 2 for any other."""
+    """0 for a test that has the module's name, or whose file or case has, 1 of its folder, 2 of its package, else 3."""
     folder, _, name = file.removeprefix("hpc_gpt/").rpartition("/")
-    if test.partition("::")[0].endswith(f"/test_{name.partition('.')[0]}.py"):
+    if folder and re.search(rf"(?<![a-z]){name.partition('.')[0]}(?![a-z])", test):
         return 0
-    return 1 if folder and test.startswith(f"tests/{folder.partition('/')[0]}/") else 2
+    if folder and test.startswith(f"tests/{folder}/"):
+        return 1
+    return 2 if folder and test.startswith(f"tests/{folder.partition('/')[0]}/") else 3
 
 
 def judge(tree: Path, fault: Drawn, choice: Choice, limit: float, long: bool = False) -> Verdict:
@@ -230,6 +233,13 @@ def try_all(faults: list[Drawn], at_once: int, limit: float, minutes: float, lon
                 yield each.result()
 
 
+@cache
+def equivalent() -> dict[str, str]:
+    """{a fault as it is printed, without its line: why no test can fail on it}, told apart by hand."""
+    tables = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text(encoding="utf-8"))
+    return {table["fault"]: table["why"] for table in tables["same"]}
+
+
 def interval(caught: int, of: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     z, share = 1.96, caught / of
@@ -238,10 +248,12 @@ def interval(caught: int, of: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def run_random(count: int, seed: int, only_list: bool, at_once: int, limit: float, minutes: float, long: bool) -> int:
+def run_random(
+    count: int, seed: int, words: str, only_list: bool, at_once: int, limit: float, minutes: float, long: bool
+) -> int:
     """Prints the faults, or tries them; the exit code, which no share changes."""
     try:
-        faults = draw(REPOSITORY, count, seed)
+        faults = draw(REPOSITORY, count, seed, words)
     except ValueError as fault:
         print(f"Error: {fault}", file=sys.stderr)
         return 2
@@ -250,6 +262,10 @@ def run_random(count: int, seed: int, only_list: bool, at_once: int, limit: floa
             print(fault.described(REPOSITORY))
         return 0
     began, verdicts = time.monotonic(), []
+    alike = [fault for fault in faults if fault.without_line(REPOSITORY) in equivalent()][: max(1, count // 10)]
+    for fault in alike:
+        print(f"the same  {'':8s}  {fault.package:11s}  {fault.described(REPOSITORY)}", flush=True)
+    faults = [fault for fault in faults if fault not in alike]
     for found, fault in zip(try_all(faults, at_once, limit, minutes, long), faults, strict=True):
         if found is None:
             continue
@@ -264,10 +280,12 @@ def run_random(count: int, seed: int, only_list: bool, at_once: int, limit: floa
             f"[{fault.kind}; {tests}{late}{'; ' + found.by if found.by else ''}]",
             flush=True,
         )
-    packages = Counter(found.fault.package for found in verdicts)
     caught = [found for found in verdicts if found.name == "caught"]
-    for package, all_of_it in sorted(packages.items()):
-        print(f"{package:11s}  {sum(each.fault.package == package for each in caught)} of {all_of_it} caught")
+    print("\n| package | caught | of | share |\n|---|---|---|---|")
+    for package, all_of_it in sorted(Counter(found.fault.package for found in verdicts).items()):
+        of_package = sum(each.fault.package == package for each in caught)
+        print(f"| {package} | {of_package} | {all_of_it} | {of_package / all_of_it:.0%} |")
+    print()
     in_time = sum(not each.long for each in caught)
     if cut := sum(each.name == "survived" and bool(each.left or each.by) for each in verdicts):
         print(f"of those that survived {cut} have tests that were not reached")
@@ -275,7 +293,9 @@ def run_random(count: int, seed: int, only_list: bool, at_once: int, limit: floa
     if verdicts:
         low, high = interval(in_time, len(verdicts))
         print(f"make test: {in_time / len(verdicts):.0%}, 95 % interval {low:.0%} to {high:.0%}")
-    if missing := count - len(verdicts):
+    if alike:
+        print(f"{len(alike)} change nothing (tests/mutations/equivalent.toml) and do not count")
+    if missing := len(faults) - len(verdicts):
         print(f"no verdict of {missing} of {count}: not reached within {minutes:g} min, or unclear")
     unknown = "" if long else ", not asked"
     print(f"make test catches {in_time} of {len(verdicts)}, make test-all {len(caught)}{unknown}")

@@ -45,6 +45,10 @@ class Drawn:
         after = self.applied(sound)[first : end + len(self.text.encode()) - (self.end - self.start)].decode()
         return f"{self.file}:{self.line}  {' '.join(before.split())} -> {' '.join(after.split())}"
 
+    def without_line(self, tree: Path) -> str:
+        """The same without the line's number, which other changes move."""
+        return self.described(tree).replace(f"{self.file}:{self.line}  ", f"{self.file}  ", 1)
+
 
 def files_of(tree: Path) -> list[str]:
     """Python of hpc_gpt and shell of templates that git knows."""
@@ -65,14 +69,14 @@ def lines_of(tree: Path) -> dict[tuple[str, int], list[Drawn]]:
     return {place: sorted(found[place]) for place in sorted(found)}
 
 
-def draw(tree: Path, count: int, seed: int) -> list[Drawn]:
-    """`count` faults, each of another line; ValueError if there are not so many lines."""
+def draw(tree: Path, count: int, seed: int, words: str = "") -> list[Drawn]:
+    """`count` faults, each of another line of a file whose name holds the words; ValueError if it is too many."""
     lines = lines_of(tree)
-    if count > len(lines):
-        raise ValueError(f"faults can be made of {len(lines):,} lines, not of {count:,}")
     chance = random.Random(seed)
-    # The first of a longer draw are a shorter one's.
-    places = chance.sample(list(lines), len(lines))
+    # The first of a longer draw are a shorter one's, and those of some files are a whole one's.
+    places = [place for place in chance.sample(list(lines), len(lines)) if words in place[0]]
+    if count > len(places):
+        raise ValueError(f"faults can be made of {len(places):,} lines, not of {count:,}")
     found = []
     for place in places:
         if len(found) == count:

@@ -18,9 +18,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
-from tests.mutations.python_faults import lines_of_functions
+from tests.mutations.python_faults import lines_of_functions, lines_of_tables
 from tests.mutations.recorder import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,17 +52,27 @@ class Map:
         """Those that use these lines of the file, which the map's commit has as `source`, if at all.
 
         What runs as a module is imported is recorded of the test that came first: it counts as each one's that calls
-        something of the file.
+        something of the file, and a table's lines as those of all tests of the package.
         """
-        lines = set(lines)
+        lines, of_package = set(lines), ""
         if file.endswith(".py") and source is not None:
             called = lines_of_functions(source)
-            lines = lines if lines <= called else lines | called
-        return self.tests_of(file, lines)
+            if not lines <= called:
+                of_package = "" if lines.isdisjoint(lines_of_tables(source)) else _package_of(file)
+                lines |= called
+        found = self.tests_of(file, lines)
+        more = set(self.seconds) - set(found) if of_package else ()
+        return found + sorted(test for test in more if test.startswith(of_package))
 
     def has(self, file: str) -> bool:
         """Whether the file's tests were recorded."""
         return file in self.pieces or "/".join(file.split("/")[:2]) in self.pieces
+
+
+def _package_of(file: str) -> str:
+    """Where tests of a module's package are; empty for a module of hpc_gpt itself."""
+    package, inside, _ = file.removeprefix("hpc_gpt/").partition("/")
+    return f"tests/{package}/" if inside else ""
 
 
 def pieces() -> Iterator[str]:
@@ -78,22 +89,33 @@ def commit_of(tree: Path = ROOT, name: str = "HEAD") -> str:
 
 
 def map_of(commit: str = "") -> Map | None:
-    """The map with most pieces whose program is the commit's, the working tree's without one; None if there is none."""
-    same = [path.name for path in MAPS.glob("*") if _same(path.name, commit, "hpc_gpt", "templates")]
-    found = [each for each in map(read_map, same) if each is not None]
-    return max(found, key=lambda each: len(each.pieces), default=None)
+    """The pieces that were recorded of the commit's program, the working tree's without one; None if there are none."""
+    same = [path for path in MAPS.glob("*/*.json") if _same(path.parent.name, commit)]
+    newest = {path.name: path for path in sorted(same, key=lambda path: path.stat().st_mtime)}
+    return read_map(newest.values()) if newest else None
 
 
+@cache
 def _same(one: str, other: str, *paths: str) -> bool:
-    words = ["git", "-C", str(ROOT), "diff", "--quiet", one, *filter(None, [other]), "--", *paths]
+    """Whether two commits have the same program, and the same of `paths`; the working tree if `other` is empty."""
+    words = [
+        "git",
+        "-C",
+        str(ROOT),
+        "diff",
+        "--quiet",
+        one,
+        *filter(None, [other]),
+        "--",
+        "hpc_gpt",
+        "templates",
+        *paths,
+    ]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-def read_map(commit: str) -> Map | None:
-    """All pieces that there are of a commit's map, None without one."""
-    files = sorted((MAPS / commit).glob("*.json"))
-    if not files:
-        return None
+def read_map(files: Iterable[Path]) -> Map:
+    """The map of these pieces."""
     found = Map()
     for path in files:
         piece = json.loads(path.read_text(encoding="utf-8"))
@@ -180,9 +202,7 @@ def make(wanted: list[str]) -> None:
     os.environ[_START] = str(_RECORDER)
     for piece in wanted:
         kept = target / f"{piece.replace('/', '-')}.json"
-        same = [
-            path for path in MAPS.glob(f"*/{kept.name}") if _same(path.parent.name, "", "hpc_gpt", "templates", piece)
-        ]
+        same = [path for path in MAPS.glob(f"*/{kept.name}") if _same(path.parent.name, "", piece)]
         if same and not kept.exists():
             shutil.copy(same[0], kept)
         if kept.exists():

@@ -57,6 +57,19 @@ def lines_of_functions(source: bytes) -> set[int]:
     return found
 
 
+def lines_of_tables(source: bytes) -> set[int]:
+    """The lines of values that a module or a class has: what its package does may depend on them anywhere."""
+    found: set[int] = set()
+    blocks: list[ast.AST] = [ast.parse(source)]
+    while blocks:
+        for node in getattr(blocks.pop(), "body", []):
+            if isinstance(node, ast.ClassDef):
+                blocks.append(node)
+            elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_left_out(node):
+                found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return found
+
+
 def changes_of_python(source: bytes) -> Iterator[Change]:
     """All that can be made of the file's statements."""
     return _Changes(source).all()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.mutations import blind
-from tests.mutations.draw import Drawn, draw, files_of
+from tests.mutations.draw import Drawn, draw, files_of, lines_of
 from tests.mutations.map import Map
 from tests.mutations.python_faults import changes_of_python, is_grammatical, lines_of_functions
 from tests.mutations.shell_faults import changes_of_shell
@@ -163,6 +163,28 @@ def test_a_line_has_the_tests_that_execute_it() -> None:
     assert known.tests_that_use("hpc_gpt/a.py", [5], source) == ["first", "slow"]
     assert known.tests_that_use("hpc_gpt/a.py", [1], source) == ["first", "other", "slow"]
     assert known.tests_that_use("hpc_gpt/a.py", [6], source) == []
+
+
+def test_a_tables_fault_has_its_packages_tests_nearest_first(tmp_path: Path) -> None:
+    """What is read as a module is imported is recorded of whichever test came first."""
+    (tmp_path / "hpc_gpt/kind").mkdir(parents=True)
+    (tmp_path / "hpc_gpt/kind/a.py").write_text(SOURCE)
+    seconds = {"tests/kind/test_b.py::of[a]": 5.0, "tests/kind/test_b.py::of[b]": 1.0, "tests/other/test_c.py::c": 0.1,
+               "tests/kind/test_a.py::slow": 90.0}  # fmt: skip
+    known = Map({"hpc_gpt/kind/a.py": {"tests/other/test_c.py::c": {1, 4}}}, seconds)
+    table, called = (Drawn("hpc_gpt/kind/a.py", line, line, "a kind", 0, 0, "") for line in (1, 5))
+    assert list(blind.choose(table, known, 6.5, tmp_path).tests or ()) == [
+        "tests/kind/test_b.py::of[a]", "tests/kind/test_b.py::of[b]", "tests/other/test_c.py::c",
+    ]  # fmt: skip
+    assert blind.choose(table, known, 6.5, tmp_path).left == 1
+    assert blind.choose(called, known, 6.5, tmp_path).tests is None
+
+
+def test_a_fault_that_changes_nothing_can_still_be_made() -> None:
+    files = {fault.partition(" ")[0] for fault in blind.equivalent()}
+    faults = [each for (file, _), of_line in lines_of(REPOSITORY).items() if file in files for each in of_line]
+    assert blind.equivalent().keys() <= {fault.without_line(REPOSITORY) for fault in faults}
+    assert all(blind.equivalent().values())
 
 
 RECORDER = REPOSITORY / "tests/mutations/recorder.py"

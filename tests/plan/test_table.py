@@ -8,7 +8,6 @@ import pytest
 
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.explanation import explain_plan
-from hpc_gpt.plan.machine import Machine
 from hpc_gpt.plan.memory import Memory, StageMemory
 from hpc_gpt.plan.search import Candidate, figures_of
 from hpc_gpt.plan.search_tables import search_tables
@@ -191,16 +190,6 @@ def test_parameters_and_bytes_come_to_the_states_of_the_table():
     assert one.memory.stages[stage].parameters == pytest.approx(weights * params / 2**30, rel=1e-3)
     assert model.block_params / 4 == pytest.approx(201.4e6, rel=1e-2)
     assert "x 4 layers x 64.0 MiB" in text  # 2 s b h of 1024 x 4 x 8192
-
-
-def test_interleaving_is_explained():
-    machine = Machine("a100-80g", 79, {"bf16": 312.0}, 2000, 8, 300, 100, 25)
-    run = Training(ModelShape(1024, 8, 8), pp=4, vp=2, micro_batches=8)
-    one = Candidate(run, candidate().memory, 79.0, STEP)
-    text = explain_plan(one, machine, None)
-    assert "4 stages: 2 a stage, in 2 chunks" in text
-    assert "min(8, pp 4 - 0) and those of the chunks = " in text
-    assert ModelShape(1024, 8, 8).params > 0
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama3.1-8b", "llama3.1-405b"])

@@ -8,13 +8,13 @@ that grow with it, and `\\n` between several lines. `>dump ` is Megatron's dump 
 were trained; in `records.txt`, `one_run.txt`, `fields.txt` and `mlperf.txt` the record of each run; in `grouping.txt`
 which files and attempts are one run.
 
-pytest tests/readers/test_printed.py --force-regen       after a change that is meant
+pytest tests/readers/test_printed.py --force-regen       after a change that is meant of causes, records and grouping
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -46,29 +46,37 @@ CONTROL = re.compile("|".join(map(re.escape, ESCAPED)))
 APART = ("schema", "run", "name", "settings", "sources", "flags", "flag_kinds", "versions", "attempts")
 # Of an attempt among several.
 TOLD = ("job_id", "first_step", "last_step", "ended")
+# What files hold that is made of the figures by rules of ours, in words of ours; the others have the figures alone.
+MADE = {
+    **dict.fromkeys(("causes", "families", "threads", "ends"), "causes"),
+    **dict.fromkeys(("records", "mlperf", "one_run", "fields"), "records"),
+    "grouping": "grouping",
+}
 FILES = sorted((Path(__file__).parent / "printed").glob("*.txt"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_all_that_is_read(file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    ways = {
-        **dict.fromkeys(("causes", "families", "threads", "ends"), causes),
-        "records": records,
-        "mlperf": records,
-        "one_run": records,
-        "fields": records,
-        "grouping": partial(grouped, tmp_path),
-    }
-    said = ways.get(file.stem, facts_and_figures)
-    found = []
-    for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
-        given = [line for line in block.split("\n") if line.startswith(("#", ">"))]
-        found.append("\n".join([*given, *(said(given) if any(line[0] == ">" for line in given) else ())]))
-    text = "\n\n".join(found) + "\n"
+@pytest.mark.parametrize("file", [file for file in FILES if file.stem not in MADE], ids=lambda file: file.stem)
+def test_all_that_is_read(file: Path) -> None:
+    """Changed by hand: what a line says is the same in every version."""
+    assert read_anew(file, facts_and_figures).split("\n\n") == file.read_text(encoding="utf-8").split("\n\n")
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.stem in MADE], ids=lambda file: file.stem)
+def test_what_is_made_of_it(file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    said = {"causes": causes, "records": records, "grouping": partial(grouped, tmp_path)}[MADE[file.stem]]
+    text = read_anew(file, said)
     if request.config.getoption("force_regen"):
         file.write_text(text, encoding="utf-8")
     # Block by block, so that each that differs is shown.
     assert text.split("\n\n") == file.read_text(encoding="utf-8").split("\n\n")
+
+
+def read_anew(file: Path, said: Callable[[list[str]], list[str]]) -> str:
+    found = []
+    for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
+        given = [line for line in block.split("\n") if line.startswith(("#", ">"))]
+        found.append("\n".join([*given, *(said(given) if any(line[0] == ">" for line in given) else ())]))
+    return "\n\n".join(found) + "\n"
 
 
 def logs_of(given: list[str]) -> dict[str, list[str]]:

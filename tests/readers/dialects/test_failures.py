@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from hpc_gpt.ends.failures import ENDED
 from hpc_gpt.readers.dialects import dialects
 from hpc_gpt.readers.logs.matches import all_patterns
@@ -28,6 +30,38 @@ def test_every_pattern_matches_a_line_of_its_specimen() -> None:
                 assert matches, each.pattern.regex
         for line in lines:
             assert any(part.failures or part.ends or part.facts for part in read_lines("a", [line])), line
+
+
+CUDA = {
+    802: ("SystemNotReady", "SYSTEM_NOT_READY", "system not yet initialized", "node_failure"),
+    803: ("SystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver", "node_failure"),
+    804: ("CompatNotSupportedOnDevice", "COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non",
+          "node_failure"),
+    999: ("Unknown", "UNKNOWN", "CUDA unknown error", "node_failure"),
+    214: ("ECCUncorrectable", "ECC_UNCORRECTABLE", "uncorrectable ECC error encountered", "node_failure"),
+    220: ("NvlinkUncorrectable", "NVLINK_UNCORRECTABLE", "uncorrectable NVLink error", "node_failure"),
+    35: ("InsufficientDriver", "INSUFFICIENT_DRIVER", "driver version is insufficient", "user_error"),
+    209: ("NoKernelImageForDevice", "NO_KERNEL_IMAGE_FOR_DEVICE", "no kernel image is available", "user_error"),
+    222: ("UnsupportedPtxVersion", "UNSUPPORTED_PTX_VERSION", "compiled with an unsupported toolchain", "user_error"),
+    200: ("InvalidKernelImage", "INVALID_KERNEL_IMAGE", "device kernel image is invalid", "user_error"),
+    34: ("StubLibrary", "STUB_LIBRARY", "CUDA driver is a stub library", "user_error"),
+    98: ("InvalidDeviceFunction", "INVALID_DEVICE_FUNCTION", "invalid device function", "user_error"),
+    100: ("NoDevice", "NO_DEVICE", "no CUDA-capable device is detected", "user_error"),
+    101: ("InvalidDevice", "INVALID_DEVICE", "invalid device ordinal", "user_error"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", CUDA)
+def test_an_error_of_cuda_is_read_by_number_name_and_words(code: int) -> None:
+    name, constant, words, ended = CUDA[code]
+    forms = (
+        f"CUDA error {code}", f"CUDA error: {code}", f"CUDA error ({code})", f"CUDA failure {code}",
+        f"cuda code {code}", f"cudaError{name}", f"CUDA_ERROR_{constant}", f"hipError{name}", f"CUDA error: {words}",
+    )  # fmt: skip
+    for form in forms:
+        failures = [each for part in read_lines("a", [f"RuntimeError: {form}"]) for each in part.failures]
+        assert {each.ended for each in failures if each.ended != "error"} == {ended}, form
+        assert all("RuntimeError" in each.message for each in failures)
 
 
 def test_every_family_has_a_line_with_its_class_and_advice() -> None:

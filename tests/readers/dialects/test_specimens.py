@@ -1,6 +1,7 @@
 """Every dialect reads its own specimen, and no other does: with whatever before a line, and however it is cut."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ PREFIXES = (
     "[2026-11-20 10:00:00] ",
     "\x1b[2m\x1b[36m[rank3]:\x1b[0m ",
 )
+SAID = SPECIMENS.with_name("said_by_specimens.txt")
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
 # Groups that only hold a place in a pattern.
 IGNORED = {"of", "before"}
@@ -78,6 +80,20 @@ def read(line: str) -> set[tuple[str, str, Any]]:
     return figures(read_lines("log", [line])[0])
 
 
+def said(lines: list[str]) -> str:
+    """What a log says by kind and name, a line each, with its values in their order."""
+    values: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for part in read_lines("log", lines):
+        values["read", "by"] += [name for name in part.dialects if name not in values["read", "by"]]
+        for kind, name, value in sorted(figures(part), key=str):
+            values[kind, name].append(f"{value:.7g}" if isinstance(value, float) else str(value))
+        for failure in part.failures:
+            about = [f"rank {failure.rank}"] * (failure.rank is not None) + [f"on {failure.node}"] * bool(failure.node)
+            values["failure", failure.ended].append(" ".join([*about, failure.message[:60]]))
+        values["ended", "as"] += [ended for ended, _ in part.ends]
+    return "".join(f"  {kind} {name} = {' | '.join(each)}\n" for (kind, name), each in sorted(values.items()) if each)
+
+
 LINES = [(dialect, line) for dialect in dialects() for line in specimen_of(dialect.name).splitlines()]
 
 
@@ -120,6 +136,16 @@ def test_every_dialect_reads_its_specimen_into_known_columns() -> None:
         parts = read_lines("log", specimen_of(dialect.name).splitlines())
         assert any(dialect.name in part.dialects for part in parts), dialect.name
         assert {name for part in parts for steps in part.steps.values() for name in steps.columns} <= set(STEP_FIELDS)
+
+
+def test_each_figure_of_a_specimen_is_read_as_it_stands_there() -> None:
+    """Changed by hand, as the specimen is: what a program has printed says the same in every version of ours."""
+    blocks = re.findall(r"^(\w+)\n((?:  .*\n)*)", SAID.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, _ in blocks} == BY_NAME.keys()
+    for name, figures_of_it in blocks:
+        own = [("engine", BY_NAME[name].engine), *(("flag", flag) for flag in BY_NAME[name].flags)]
+        of_its_own = "".join(f"  {what} = {text}\n" for what, text in own if text)
+        assert of_its_own + said(specimen_of(name).splitlines()) == figures_of_it, name
 
 
 def test_what_precedes_a_line_changes_no_figure() -> None:

@@ -1,0 +1,159 @@
+"""Functions of the templates by themselves, in bash: what each prints, leaves and exits with."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import jinja2
+import pytest
+
+from hpc_gpt.runs.snapshot import templates_dir
+
+LOADED = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(str(templates_dir())),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+LOADED.filters["quote"] = lambda value: shlex.quote(str(value))
+# In place of the job's own: `within` and `ask_slurm` of slurm/chain.sh.j2, `fail` of slurm/functions.sh.j2.
+AROUND = (
+    'within() { "${@:2}"; }\nask_slurm() { :; }\nfail() { echo "fails: $1; $2"; exit 7; }\nsettings() { echo "{}"; }\n'
+)
+
+
+def bash(
+    folder: Path, template: str, end: str, facts: dict | None = None, name: str = "job.sh", **variables: str
+) -> SimpleNamespace:
+    """(code, printed) of the template's functions and then `end`, as a script `name` in the folder."""
+    around = {"scheduler": "slurm", "slug": "a", "preflight": False, "node_suffix": None, "python_here": "the-python",
+              "cluster": {"chain": "none"}}  # fmt: skip
+    text = LOADED.get_template(template).render({**around, **(facts or {})})
+    (folder / name).write_text(f"{AROUND}{text}\n{end}\n")
+    environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOSTNAME": "n1", **variables}
+    done = subprocess.run(
+        ["bash", name], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / "bin" / name).chmod(0o755)
+
+
+MAKE = (
+    'make_run_folder; echo "$HPC_GPT_RUN ${HPC_GPT_JOB:-}"; env | grep -c "^SLURM_CLUSTERS\\|^HPC_GPT_ELEMENT" || true'
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "run", "job"),
+    [
+        ({"SLURM_JOB_ID": "12"}, "logs/a/12", "12"),
+        ({"SLURM_JOB_ID": "12", "HPC_GPT_ELEMENT": "9_3"}, "logs/a/12", "9_3"),
+        ({"SLURM_JOB_ID": "12", "HPC_GPT_LOGS": "there", "SLURM_CLUSTERS": "far"}, "there/a/12", "12"),
+        ({"SLURM_JOB_ID": "12", "SLURM_SUBMIT_DIR": "sub"}, "sub/logs/a/12", "12"),
+        ({"SLURM_JOB_ID": "12", "HPC_GPT_RUN": "mine", "HPC_GPT_LOGS": "there"}, "mine", "12"),
+    ],
+)
+def test_a_run_folder_is_made_where_it_belongs(tmp_path: Path, variables: dict, run: str, job: str) -> None:
+    done = bash(tmp_path, "run-folder.sh.j2", MAKE, **variables)
+    assert (done.code, done.err, done.out.splitlines()) == (0, "", [f"{tmp_path / run} {job}", "0"])
+    assert (tmp_path / run / "attempts").is_dir()
+    assert (tmp_path / run / "job.sh").read_text() == (tmp_path / "job.sh").read_text()
+    assert (tmp_path / run / "resolved.json").read_text() == "{}\n"
+    assert sorted(path.name for path in (tmp_path / run).iterdir()) == ["attempts", "job.sh", "resolved.json"]
+
+
+def test_a_run_folder_keeps_what_it_has(tmp_path: Path) -> None:
+    known = {"SLURM_JOB_ID": "12"}
+    bash(tmp_path, "run-folder.sh.j2", MAKE, **known)
+    (tmp_path / "logs/a/12/resolved.json").write_text("mine")
+    assert bash(tmp_path, "run-folder.sh.j2", MAKE, **known).code == 0
+    assert (tmp_path / "logs/a/12/resolved.json").read_text() == "mine"
+    other = bash(tmp_path, "run-folder.sh.j2", MAKE + " # another", **known)
+    assert (other.code, other.out) == (1, "")
+    assert other.err == (
+        f"Error: HPC_GPT_RUN names the run of another script: {tmp_path}/logs/a/12\n\n"
+        "hint: unset HPC_GPT_RUN, or submit that run's own job.sh\n"
+    )
+
+
+def test_a_run_folder_needs_a_job_and_a_place(tmp_path: Path) -> None:
+    alone = bash(tmp_path, "run-folder.sh.j2", MAKE)
+    assert (alone.code, alone.out) == (2, "")
+    assert alone.err == "Error: this script runs inside a Slurm job\n\nhint: sbatch job.sh\n"
+    (tmp_path / "taken").write_text("")
+    done = bash(tmp_path, "run-folder.sh.j2", MAKE, SLURM_JOB_ID="12", HPC_GPT_LOGS="taken")
+    assert (done.code, done.out) == (1, "")
+    assert "Error: cannot make the run folder taken/a/12\n\nhint: set HPC_GPT_LOGS to a folder that n1 can" in done.err
+
+
+@pytest.mark.parametrize(("command", "code"), [("true", 0), ("exit 3", 3), ("kill -9 $BASHPID", 137)])
+@pytest.mark.parametrize("signalled", [False, True])
+def test_ranks_end_with_their_own_code(tmp_path: Path, command: str, code: int, signalled: bool) -> None:
+    """Also after a signal, which interrupts the wait for them."""
+    program(tmp_path, "scontrol", "echo 'KillWait                = 61 sec'")
+    (tmp_path / "1/flight").mkdir(parents=True)
+    signal = "(sleep 0.2; kill -USR2 $$) &" if signalled else ""
+    end = f"trap : USR2; attempt=1; {signal}\nranks() {{ sleep 0.4; {command}; }}\nrun_ranks ranks\n"
+    done = bash(tmp_path, "slurm/ranks.sh.j2", end + 'echo "$rc $kill_wait $last_s"', SLURM_JOB_ID="12")
+    assert done.out.split() == [str(code), "61", "20"]
+    assert list((tmp_path / "1").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address", "suffix", "code", "words"),
+    [
+        ("n1\nn2", 0, None, 0, "n1"),
+        ("n1\nn2", 0, "-ib", 0, "n1-ib"),
+        ("", 0, None, 7, "fails: scontrol names no host of 'n[1-2]'; set HPC_GPT_MASTER_ADDR by hand"),
+        ("n1", 2, None, 7, "fails: the host n1 has no address; set node_suffix in the cluster profile, or "
+                           "HPC_GPT_MASTER_ADDR by hand"),
+    ],
+)  # fmt: skip
+def test_the_first_host_is_one_with_an_address(
+    tmp_path: Path, hosts: str, address: int, suffix: str | None, code: int, words: str
+) -> None:
+    program(tmp_path, "scontrol", f'[ "$*" = "show hostnames n[1-2]" ] && printf %b {shlex.quote(hosts)}')
+    program(tmp_path, "getent", f'[ "$1" = ahosts ] || exit 9; exit {address}')
+    done = bash(tmp_path, "slurm/ranks.sh.j2", "first_host 'n[1-2]'", {"node_suffix": suffix})
+    assert (done.code, done.out.strip()) == (code, words)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ("hpc-gpt-next visit 30 /r/b", 0, ["30 /r/b 5"]),
+        ("hpc-gpt-next end 3", 1, [" 3"]),
+        ("nothing", 1, ["hpc_gpt.bench.race gave no answer, try 1", "hpc_gpt.bench.race gave no answer, try 2",
+                        "ended error the race's next visit was not decided", " 1"]),
+    ],
+)  # fmt: skip
+def test_a_race_goes_on_as_it_is_told(tmp_path: Path, answer: str, code: int, words: list[str]) -> None:
+    program(tmp_path, "the-python", f'[ "$*" = "-m hpc_gpt.bench.race /r 4 - 5 " ] && echo {shlex.quote(answer)}')
+    said = 'echo "${visit_s:-} ${visit:-}${visit:+ }$rc"'
+    end = f'say_ended() {{ echo "ended $*"; }}\nrc=5 n=4\nnext_visit; code=$?; {said}; exit $code'
+    done = bash(tmp_path, "slurm/race.sh.j2", end, HPC_GPT_RUN="/r")
+    assert (done.code, done.out.splitlines()) == (code, words)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "command", "code", "written"),
+    [
+        (0, "echo out; echo err >&2; exit 3", 3, "out\nerr\n"),
+        (1, "exec sleep 30", 143, ""),
+        (9, "echo out", 0, "out\n"),
+    ],
+)
+def test_a_visit_ends_by_itself_or_when_its_time_is_over(
+    tmp_path: Path, seconds: int, command: str, code: int, written: str
+) -> None:
+    (tmp_path / "visit/attempts/1").mkdir(parents=True)
+    end = f"visit=visit visit_s={seconds}\nin_visit bash -c {shlex.quote(command)}"
+    assert bash(tmp_path, "slurm/race.sh.j2", end).code == code
+    assert (tmp_path / "visit/attempts/1/log").read_text() == written
