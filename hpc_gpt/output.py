@@ -14,6 +14,7 @@ from typing import TextIO
 # Between two lines of a verb with `--json` on how long it has lasted.
 PROGRESS_S = 5.0
 _left: set[int] = set()
+_work = ""
 
 
 class _Lasting(io.FileIO):
@@ -107,3 +108,14 @@ def at_work(wanted: bool) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def working_on(what: str) -> None:
+    """Says what the command is at, for whoever shows that meanwhile."""
+    global _work
+    _work = what
+
+
+def work_text() -> str:
+    """What was last named by `working_on`."""
+    return _work

@@ -15,12 +15,17 @@ from typing import Any
 
 from hpc_gpt import terminal, words
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
+from hpc_gpt.ends.failures import colour_of
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.keys import names_of
 from hpc_gpt.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.layout import AXES
 from hpc_gpt.tables import close_matches
 from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole
 
+# The tables of an experiment whose keys a record keeps.
+_KEPT = ("model.", "layout.", "engine.", "train.", "data.")
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
 
@@ -82,9 +87,9 @@ def show_layout(record: Record) -> str:
 
 def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
     """A column for each key, as the usual table shows it if that has it alone; ConfigError for an unknown key."""
-    _check(keys)
     usual = {each.keys[0]: each for each in COLUMNS if len(each.keys) == 1}
-    return tuple(usual.get(key) or column(key, key, right=_is_figure(key)) for key in keys)
+    found = [(key, full_key(key)) for key in keys]
+    return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in found)
 
 
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
@@ -92,21 +97,31 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
 
     Records without a value come last in both directions; equal ones keep their order. ConfigError for an unknown key.
     """
-    _check([key.removeprefix("-") for key in keys])
+    full = [full_key(key.removeprefix("-")) for key in keys]
     order = list(range(len(records)))
-    for key in reversed(keys):
-        value = {index: look_up(records[index], key.removeprefix("-")) for index in order}
+    for key, name in zip(reversed(keys), reversed(full), strict=True):
+        value = {index: look_up(records[index], name) for index in order}
         known = [index for index in order if value[index] is not None]
         known.sort(key=lambda index: _comparable(value[index]), reverse=key.startswith("-"))
         order = known + [index for index in order if value[index] is None]
     return order
 
 
-def _check(keys: Sequence[str]) -> None:
-    for key in keys:
-        name = key.partition(".")[0]
-        if name not in RECORD_KEYS:
-            raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
+def full_key(key: str) -> str:
+    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. ConfigError
+    for a key that is unknown, or may be several."""
+    name, dot, _ = key.partition(".")
+    if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
+        return key
+    kept = [each.split(".", 1) for each in names_of(Experiment) if each.startswith(_KEPT)]
+    meant = [(table, own) for table, own in kept if key in (own, f"{table}.{own}")]
+    if len(meant) > 1:
+        raise ConfigError(f"{key!r} may be {' or '.join(map('.'.join, meant))}", "give the whole name")
+    for table, own in meant:
+        return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    if name not in RECORD_KEYS:
+        raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
+    return key
 
 
 def _comparable(value: Any) -> tuple[int, Any]:
@@ -140,7 +155,7 @@ COLUMNS = (
         optional=True,
     ),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
-    FIGURES["ended"],
+    replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
     Column("Run", ("name", "run", "job_id"), show_name, right=False),
 )
 
@@ -179,7 +194,7 @@ def record_pieces(
         elif records and columns is COLUMNS and width is not None and table.width > width:
             yield "\n".join(as_block(replace(record, flags=[]), width) for record in records)
         elif records:
-            yield table.fitted(width, "\n")
+            yield table.fitted(width, "\n", terminal.painted if width is not None else None)
 
 
 def json_text(page: dict[str, Any]) -> str:

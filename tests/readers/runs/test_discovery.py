@@ -43,7 +43,7 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
         (lab / f"{name}-1.out").write_text(text)
     found = discover([lab])
     assert names(found.logs) == ["other-1.out", "a.log"]
-    assert found.counts["the output file of a run that is listed"] == 4
+    assert found.counts["the output file of a run that is listed"] == 3, "a link of ours is not worth a note"
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
