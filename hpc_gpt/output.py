@@ -14,7 +14,8 @@ from typing import TextIO
 # Between two lines of a verb with `--json` on how long it has lasted.
 PROGRESS_S = 5.0
 _left: set[int] = set()
-_work = ""
+# The file or the run that the command is at, for whoever shows that meanwhile.
+working_on = ""
 
 
 class _Lasting(io.FileIO):
@@ -108,14 +109,3 @@ def at_work(wanted: bool) -> Iterator[None]:
         yield
     finally:
         over.set()
-
-
-def working_on(what: str) -> None:
-    """Says what the command is at, for whoever shows that meanwhile."""
-    global _work
-    _work = what
-
-
-def work_text() -> str:
-    """What was last named by `working_on`."""
-    return _work

@@ -16,7 +16,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 
-from hpc_gpt.output import work_text
+from hpc_gpt import output
 from hpc_gpt.words import Style, show_duration, wrapped
 
 # A colour is never the only sign: the text says the same.
@@ -88,7 +88,7 @@ def agrees(question: str) -> bool:
 
 
 @contextlib.contextmanager
-def shows_life(what: str, work: Callable[[], str] = work_text) -> Iterator[None]:
+def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -> Iterator[None]:
     """In the block, which prints nothing, a line on stderr says what is done, for how long and on what, if that is a
     terminal and it takes more than a moment. The line is rewritten in place, and gone at the end."""
     over, began, columns = threading.Event(), time.monotonic(), width(stderr=True)

@@ -8,7 +8,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.terminal import say, shows_life
+from hpc_gpt.terminal import say, shows_life, width
 
 PLACE = 130
 
@@ -51,13 +51,11 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     for letter, run in zip(letters, runs, strict=True):
         say(f"{letter:<{margin}}  {title(run)}")
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
-        click.echo("\n" + comparison_text(comparison, letters[0], letter), nl=False)
+        click.echo("\n" + comparison_text(comparison, letters[0], letter, width()), nl=False)
     intervals = sum(any(speed.interval for speed in each.speeds) for each in comparisons)
     if intervals > 1:
-        click.echo(
-            f"\nnote: each of the {intervals} intervals has 95 % confidence by itself, not all of them together",
-            err=True,
-        )
+        note = f"note: each of the {intervals} intervals has 95 % confidence by itself, not all of them together"
+        say(f"\n{note}", err=True)
 
 
 def _letter(place: int) -> str:

@@ -40,10 +40,8 @@ def list_() -> None:
     for name, path in names.items():
         own = "  (yours)" if path.is_relative_to(config_dir()) else ""
         mark = "*" if name == default else " "
-        say(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}")
-    click.echo(
-        f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True
-    )
+        say(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}", hang=width + 4)
+    say(f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True)
 
 
 @profile.command("show")

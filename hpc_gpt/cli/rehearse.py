@@ -85,7 +85,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     say(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
     shown = sizes_beside(real.resolved, small.resolved) if real.job_script is None else ()
     for line in (*shown, *small.notes):
-        click.echo(f"  {line}", err=True)
+        say(f"  {line}", err=True)
     for line in real.notes:
         say(line, err=True)
 

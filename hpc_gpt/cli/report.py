@@ -159,7 +159,7 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; none for a table without runs."""
     from hpc_gpt.report.bench_table import file_text, read_race
     from hpc_gpt.report.published_tables import PUBLISHED_TABLES, sweep_text
-    from hpc_gpt.report.terminal_table import records_table, sweep_table
+    from hpc_gpt.report.terminal_table import lines_of, terminal_table
 
     files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
     if form == "table" and columns == "auto" and len(files) == 1:
@@ -169,7 +169,7 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
             return text
     room = width() if form == "table" and columns in ("auto", "usual", *_OF_SWEEP, *PUBLISHED_TABLES) else None
     if room is not None and (lines is not None or gathered.records):
-        text, left_out = sweep_table(lines, room) if lines is not None else records_table(gathered.records, room)
+        text, left_out = terminal_table(lines or lines_of(gathered.records), room)
         gathered.notes += left_out
         return [text]
     if lines is not None:

@@ -17,7 +17,7 @@ from hpc_gpt.runs.disk_space import free_bytes
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
-from hpc_gpt.terminal import Screen, painted, width
+from hpc_gpt.terminal import Screen, painted, say, width
 from hpc_gpt.watch.clean import room_of
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.watch.sweep_rows import by_sweep, fold
@@ -102,7 +102,7 @@ def status(
         rows, silence = _print_rows(runs, opened)
     # Where there is no Slurm, an ended run needs no answer of it.
     if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
-        click.echo(silence_note(silence), err=True)
+        say(silence_note(silence), err=True)
 
 
 def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], str]:
@@ -137,7 +137,7 @@ def _print_sizes(runs: list[RunFolder]) -> None:
     for line in grid(columns, rows).aligned().splitlines():
         click.echo(line)
     if (free := free_bytes(logs_folder())) is not None:
-        click.echo(f"free: {show_bytes(free)} in {logs_folder()}")
+        say(f"free: {show_bytes(free)} in {logs_folder()}")
     click.echo("next: hpc-gpt clean RUN lists what may go", err=True)
 
 

@@ -162,17 +162,11 @@ OUT_OF_MEMORY = ("gpu_memory", "host_memory")
 def colour_of(states: str) -> str:
     """The colour of a state on a terminal, or of the worst of several: red for a failure, yellow if the scheduler ended
     it or nothing says how, cyan if it has not ended, green if it ended as asked; empty if none is known."""
-    colours = {
-        "green"
-        if row.good
-        else "cyan"
-        if row.live
-        else "yellow"
-        if row.by_scheduler or row is CLASSES["unknown"]
-        else "red"
-        for row in (CLASSES[state] for state in re.findall(r"\w+", states) if state in CLASSES)
-    }
-    return next((colour for colour in ("red", "yellow", "cyan", "green") if colour in colours), "")
+    rows = [CLASSES[state] for state in re.findall(r"\w+", states) if state in CLASSES]
+    doubts = [row for row in rows if row.by_scheduler or row is CLASSES["unknown"]]
+    if any(not (row.good or row.live or row in doubts) for row in rows):
+        return "red"
+    return "yellow" if doubts else "cyan" if any(row.live for row in rows) else "green" if rows else ""
 
 
 def advice(ended: str | None, ours: bool) -> str:

@@ -1,18 +1,17 @@
 """A search for layouts as a table for a terminal, and as text."""
 
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hpc_gpt.columns import Column, grid
+from hpc_gpt.columns import Column, fitting, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.nearest import near_batches
 from hpc_gpt.plan.question import DIVIDES_NO_BATCH
 from hpc_gpt.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.words import Paint, counted, plain, show_rate, show_whole
+from hpc_gpt.words import Paint, counted, plain, show_rate, show_whole, wrapped
 
 FAR = 0.1  # so much more than the work that is done, a utilisation is worth a line
 LINES = 7  # layouts that fit, and half as many that do not
@@ -210,8 +209,7 @@ def search_table(
     paint: Paint | None = None,
 ) -> str:
     """An aligned table, a line for each layout; below the best the same with `overlap`, a candidate and its arguments.
-    If it is wider than `width` (None: any width), a layout's texts get their own line, or each layout becomes a block
-    of lines."""
+    If it is wider than `width` (None: any width), a layout's texts get their own lines below its figures."""
     best = searched.shown(LINES)
     rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
     if overlap is not None and overlap[1]:
@@ -219,13 +217,10 @@ def search_table(
     whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
         return whole.aligned(paint)
-    narrow = grid([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows)
-    if narrow.width <= width:
-        head, *lines = narrow.aligned(paint).splitlines()
-        both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
-        return f"{head}\n" + "".join(both)
-    margin = max(map(len, whole.headings[1:]))
-    return "\n".join(_block(whole.headings, cells, margin, width) for cells in whole.lines)
+    narrow = fitting([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows, width, _LEAST)
+    head, *lines = grid(narrow, rows).aligned(paint).splitlines()
+    both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
+    return f"{head}\n" + "".join(both)
 
 
 class PlanRow(NamedTuple):
@@ -278,6 +273,7 @@ PLAN_COLUMNS = (
     _left("Against the best", "why", lambda line: line.why, style=PlanRow.colour),
 )  # fmt: skip
 _NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
+_LEAST = ("card", "time", "step")
 
 
 def _amount(name: str, heading: str = "", optional: bool = False) -> Column:
@@ -301,16 +297,7 @@ def _below(row: PlanRow, width: int) -> str:
     texts = row.texts
     settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
     text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
-    return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
-
-
-def _block(headings: Sequence[str], cells: Sequence[str], margin: int, width: int) -> str:
-    text = f"{cells[0]}\n"
-    for heading, cell in zip(headings[1:], cells[1:], strict=True):
-        if cell != "-":
-            lead = f"  {heading:<{margin}}  "
-            text += textwrap.fill(cell, max(width, 40), initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"
-    return text
+    return "\n".join(wrapped(f"    {text}", width))
 
 
 def legend(searched: Searched) -> str:

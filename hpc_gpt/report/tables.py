@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,10 +21,10 @@ from hpc_gpt.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.layout import AXES
 from hpc_gpt.tables import close_matches
-from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole
+from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole, wrapped
 
 # The tables of an experiment whose keys a record keeps.
-_KEPT = ("model.", "layout.", "engine.", "train.", "data.")
+_KEPT = ("model", "layout", "engine", "train", "data")
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
 
@@ -109,16 +108,13 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
 
 def full_key(key: str) -> str:
     """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. ConfigError
-    for a key that is unknown, or may be several."""
+    for one that is unknown."""
     name, dot, _ = key.partition(".")
     if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
         return key
-    kept = [each.split(".", 1) for each in names_of(Experiment) if each.startswith(_KEPT)]
-    meant = [(table, own) for table, own in kept if key in (own, f"{table}.{own}")]
-    if len(meant) > 1:
-        raise ConfigError(f"{key!r} may be {' or '.join(map('.'.join, meant))}", "give the whole name")
-    for table, own in meant:
-        return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    for table, _, own in (each.partition(".") for each in names_of(Experiment)):
+        if table in _KEPT and key in (own, f"{table}.{own}"):
+            return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
     if name not in RECORD_KEYS:
         raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
     return key
@@ -214,10 +210,7 @@ def as_block(record: Record, width: int | None = None) -> str:
     margin = max(len(label) for label, _ in lines) if lines else 0
     text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
     for flag in record.flags:
-        note = f"  note: {plain(flag)}"
-        if width is not None:  # wrapped at spaces, no word is cut
-            note = textwrap.fill(note, max(20, width), subsequent_indent=" " * 8, break_long_words=False)
-        text += f"{note}\n"
+        text += "\n".join(wrapped(f"  note: {plain(flag)}", width, 8)) + "\n"
     return text
 
 

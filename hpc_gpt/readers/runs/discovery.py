@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpc_gpt.output import working_on
+from hpc_gpt import output
 from hpc_gpt.readers.logs.read_log import READER_FAILED
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, is_bench
@@ -145,7 +145,7 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
     waiting = [top]
     while waiting:
         folder = waiting.pop()
-        working_on(str(folder))
+        output.working_on = str(folder)
         try:
             about = folder.stat()
             key = (about.st_dev, about.st_ino)

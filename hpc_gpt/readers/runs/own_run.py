@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt import output
 from hpc_gpt.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -21,7 +22,6 @@ from hpc_gpt.ends.run_state import (
 )
 from hpc_gpt.ends.state import class_of
 from hpc_gpt.engines import engine_named
-from hpc_gpt.output import working_on
 from hpc_gpt.readers.runs import RunRead, add_figures
 from hpc_gpt.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.readers.runs.draft import Draft
@@ -54,7 +54,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
     """
-    working_on(str(run.path))
+    output.working_on = str(run.path)
     resolved = run.resolved()
     # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics
