@@ -17,7 +17,7 @@ import tty
 from collections.abc import Callable, Iterator
 
 from hpc_gpt import output
-from hpc_gpt.words import Style, show_duration, wrapped
+from hpc_gpt.words import Style, plain, show_duration, wrapped
 
 # A colour is never the only sign: the text says the same.
 _CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,
@@ -98,7 +98,7 @@ def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -
         while not over.wait(pause):
             text = f"{what}, {show_duration(round(time.monotonic() - began))}: {work()}".removesuffix(": ")
             # Not by sys.stderr, whose lock a process that is forked meanwhile would keep.
-            os.write(2, f"\r\x1b[K{text[: (columns or 80) - 1]}".encode(errors="replace"))
+            os.write(2, f"\r\x1b[K{plain(text)[: (columns or 80) - 1]}".encode(errors="replace"))
             pause, drawn = _LIFE_EVERY_S, True
         if drawn:
             os.write(2, b"\r\x1b[K")

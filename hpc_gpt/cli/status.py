@@ -134,8 +134,7 @@ def _print_sizes(runs: list[RunFolder]) -> None:
     columns = [column("run", "run", right=False), column("experiment", "name", right=False)]
     columns += [column(kind, kind, show_bytes) for kind in kinds]
     columns.append(Column("in all", kinds, lambda row: sum(row[kind] for kind in kinds), show_bytes))
-    for line in grid(columns, rows).aligned().splitlines():
-        click.echo(line)
+    click.echo(grid(columns, rows).fitted(width(), "\n"), nl=False)
     if (free := free_bytes(logs_folder())) is not None:
         say(f"free: {show_bytes(free)} in {logs_folder()}")
     click.echo("next: hpc-gpt clean RUN lists what may go", err=True)

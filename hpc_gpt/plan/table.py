@@ -244,10 +244,9 @@ class PlanRow(NamedTuple):
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
     def colour(self) -> str:
-        """Red if it does not fit, yellow if it is tight, green for the best."""
-        if self.candidate.step is None:
-            return "red"
-        return "yellow" if self.candidate.is_tight else "green" if self.candidate is self.best and not self.more else ""
+        """Red if it does not fit, yellow if its text says that it is tight, green for the best."""
+        words = {"does not fit": "red", "tight": "yellow", "best": "green"}
+        return next((colour for word, colour in words.items() if word in self.why and not self.more), "")
 
     @property
     def texts(self) -> dict[str, str]:

@@ -331,7 +331,7 @@ def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
     last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
     table = grid(_PREDICTED, lines)
     table = Grid(table.headings, table.right, [*table.lines, last])
-    return table.markdown() if form == "md" else table.aligned() if lines else ""
+    return table.markdown() if form == "md" else table.fitted(terminal.width(), "\n") if lines else ""
 
 
 def _prediction(record: Record) -> dict[str, Any]:

@@ -35,7 +35,13 @@ CAUSE = (
     "nobody answered"
 )
 LOGGED = "RuntimeError: " + "the program's own line stays whole, " * 3 + "to its end"
-TABLES = ("status", "report", "report gpt2-meg", "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g")
+TABLES = (
+    "status",
+    "status --sizes",
+    "report",
+    "report gpt2-meg",
+    "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g",
+)
 SENTENCES = (
     "why FAILED",
     "compare GOOD FAILED",
