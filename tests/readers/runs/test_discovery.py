@@ -47,6 +47,16 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
+def test_a_sweeps_links_to_its_runs_are_not_worth_a_note(lab):
+    run = make_run(lab / "ours")
+    for place in ("a-sweep", "z-sweep"):  # met before the run, and after it
+        (lab / place / "20261127-120000-abcd" / "1").mkdir(parents=True)
+        (lab / place / "20261127-120000-abcd" / "1" / "0").symlink_to(run.path, target_is_directory=True)
+    found = discover([lab])
+    assert [each.path for each in found.own] == [run.path.resolve()]
+    assert notes(found) == []
+
+
 def test_a_link_in_a_circle_is_walked_once_and_told(lab):
     (lab / "deep" / "circle").symlink_to(lab)
     (lab / "deep" / "again.log").symlink_to(lab / "deep" / "er" / "a.log")
