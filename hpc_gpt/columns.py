@@ -11,6 +11,7 @@ from typing import Any
 from hpc_gpt.words import (
     NOTHING,
     Grid,
+    Style,
     show_count,
     show_digits,
     show_params,
@@ -27,6 +28,7 @@ class Column:
 
     `optional`: a table has it only if a row has a value. `published`: the key of the published figure beside it. In a
     list of figures it is called `label`, and its `unit` and `formula` follow the value. `means` is its meaning in full.
+    `style`: of a row's cell, on a terminal.
     """
 
     heading: str
@@ -40,6 +42,7 @@ class Column:
     unit: str = ""
     formula: str = ""
     means: str = ""
+    style: Callable[[Any], Style] = lambda row: ""
 
     def show(self, row: Any) -> str:
         """The text of a row's cell."""
@@ -64,7 +67,19 @@ def look_up(row: Any, key: str) -> Any:
 def grid(columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
     """The columns' cells of the rows."""
     headings, right = [each.heading for each in columns], [each.right for each in columns]
-    return Grid(headings, right, [[each.show(row) for each in columns] for row in rows])
+    styles = [[each.style(row) for each in columns] for row in rows]
+    return Grid(headings, right, [[each.show(row) for each in columns] for row in rows], styles)
+
+
+def fitting(columns: Sequence[Column], rows: Sequence[Any], room: int | None, least: Sequence[str]) -> list[Column]:
+    """The columns of a table no wider than `room` (None: any width): the first of `least`, keys, go one after the other
+    until the others fit. It may be too wide without all of them."""
+    kept = list(columns)
+    for key in least:
+        if room is None or grid(kept, rows).width <= room:
+            break
+        kept = [each for each in kept if each.keys[:1] != (key,)]
+    return kept
 
 
 def filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:

@@ -14,6 +14,8 @@ from typing import TextIO
 # Between two lines of a verb with `--json` on how long it has lasted.
 PROGRESS_S = 5.0
 _left: set[int] = set()
+# The file or the run that the command is at, for whoever shows that meanwhile.
+working_on = ""
 
 
 class _Lasting(io.FileIO):

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
+import re
 import select
 import shutil
 import sys
 import termios
+import threading
+import time
 import tty
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from hpc_gpt import output
+from hpc_gpt.words import Style, plain, show_duration, wrapped
+
+# A colour is never the only sign: the text says the same.
+_CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,
+          "light red": 91, "light blue": 94, "light magenta": 95}  # fmt: skip
+_CODE = re.compile(r"\x1b\[\d*m")
+# Work that ends before so many seconds shows no life; then it does so often.
+_LIFE_AFTER_S, _LIFE_EVERY_S = 1.0, 0.25
 
 
 def width(stderr: bool = False) -> int | None:
@@ -35,21 +45,73 @@ def colour_wanted() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def console(stderr: bool = False) -> Console:
-    """rich's console for stdout or stderr: plain text into a pipe, no colour under NO_COLOR."""
-    from rich.console import Console
+def painted(text: str, style: Style, stderr: bool = False) -> str:
+    """The text in a style on a terminal that wants colour, else plain. A mapping has a style for each character."""
+    if not style or not text.strip() or width(stderr) is None or not colour_wanted():
+        return text
+    if isinstance(style, str):
+        return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+    alike = itertools.groupby(text, lambda letter: style.get(letter, ""))
+    return "".join(painted("".join(letters), each, stderr) for each, letters in alike)
 
-    return Console(stderr=stderr, no_color=not colour_wanted(), highlight=False, soft_wrap=True)
+
+def say(text: str, err: bool = False, label: str = "", style: str = "", hang: int | None = None) -> None:
+    """Prints lines of ours: whole into a pipe; on a terminal they wrap between words, and what follows is indented by
+    `hang` columns, by two more than the line unless given. `label` is before the first line, in a style."""
+    out, columns = (sys.stderr if err else sys.stdout), width(err)
+    for place, line in enumerate((label + text).split("\n")):
+        first, *rest = wrapped(line, columns, hang)
+        if not place:
+            first = painted(label, style, err) + first.removeprefix(label)
+        out.write("\n".join([first, *rest]) + "\n")
+    out.flush()
 
 
 def write_heading(line: str) -> None:
     """Prints a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
-    if width() is not None and colour_wanted():
-        from rich.text import Text
+    sys.stdout.write("".join(painted(each, "bold") + "\n" for each in wrapped(line, width())))
 
-        console().print(Text(line, style="bold"))
-    else:
-        sys.stdout.write(line + "\n")
+
+def agrees(question: str) -> bool:
+    """The answer at the terminal; the end of input is a no. Ctrl-C raises KeyboardInterrupt.
+
+    input() forgets a Ctrl-C that comes while it flushes the prompt, as one typed at once at a busy machine does.
+    """
+    while True:
+        sys.stderr.write(f"{question} [y/N]: ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if answer.strip().lower() in ("y", "yes", "n", "no", ""):
+            sys.stderr.write("" if answer else "\n")
+            return answer.strip().lower() in ("y", "yes")
+        sys.stderr.write("Error: invalid input\n")
+
+
+@contextlib.contextmanager
+def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -> Iterator[None]:
+    """In the block, which prints nothing, a line on stderr says what is done, for how long and on what, if that is a
+    terminal and it takes more than a moment. The line is rewritten in place, and gone at the end."""
+    over, began, columns = threading.Event(), time.monotonic(), width(stderr=True)
+
+    def draw() -> None:
+        pause, drawn = _LIFE_AFTER_S, False
+        while not over.wait(pause):
+            text = f"{what}, {show_duration(round(time.monotonic() - began))}: {work()}".removesuffix(": ")
+            # Not by sys.stderr, whose lock a process that is forked meanwhile would keep.
+            os.write(2, f"\r\x1b[K{plain(text)[: (columns or 80) - 1]}".encode(errors="replace"))
+            pause, drawn = _LIFE_EVERY_S, True
+        if drawn:
+            os.write(2, b"\r\x1b[K")
+
+    thread = threading.Thread(target=draw, name="life", daemon=True)
+    if columns is not None and os.environ.get("TERM") != "dumb":
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()
 
 
 @contextlib.contextmanager
@@ -122,4 +184,4 @@ def _rows(text: str, columns: int) -> int:
     """Rows of the terminal that a text takes, with long lines wrapped."""
     from rich.cells import cell_len
 
-    return sum(max(1, math.ceil(cell_len(line) / columns)) for line in text.split("\n"))
+    return sum(max(1, math.ceil(cell_len(line) / columns)) for line in _CODE.sub("", text).split("\n"))

@@ -8,12 +8,16 @@ import io
 import json
 import math
 import re
+import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 NOTHING = "-"
+# How a terminal shows a text: the name of a colour, or one for each character; and what gives a text its style.
+Style = str | Mapping[str, str]
+Paint = Callable[[str, Style], str]
 # Notes on runs that differ only in their figures are joined, with these words, if there are more than so many.
 ALIKE, FEW_ALIKE = "the others are alike, with other figures", 3
 _FIGURES = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
@@ -212,6 +216,21 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def wrapped(text: str, width: int | None, hang: int | None = None) -> list[str]:
+    """The text in lines of `width` columns, broken between words; on one line if `width` is None. The lines after the
+    first begin with `hang` blanks, two more than the first unless given. A longer word stays whole.
+
+    >>> wrapped("data  two words", 10, 6), wrapped("data  two words", None), wrapped(" a tall oak", 8)
+    (['data  two', '     words'], ['data  two words'], [' a tall', '   oak'])
+    """
+    if width is None or len(text) <= width:
+        return [text]
+    indent = len(text) - len(text.lstrip()) + 2 if hang is None else hang
+    rules = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    rules.subsequent_indent = " " * min(indent, width // 2)
+    return rules.wrap(text) or [text]
+
+
 def clock(moment: float, now: float) -> str:
     """A local time: `12:03`, with the date if that is not today."""
     then, today = time.localtime(moment), time.localtime(now)
@@ -220,11 +239,13 @@ def clock(moment: float, now: float) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """A line of headings and lines of cells. `right` says of each column whether it is flush right."""
+    """A line of headings and lines of cells. `right` says of each column whether it is flush right. `styles`: of each
+    cell the style in which a terminal shows it."""
 
     headings: Sequence[str]
     right: Sequence[bool]
     lines: Sequence[Sequence[str]]
+    styles: Sequence[Sequence[Style]] = ()
 
     @property
     def width(self) -> int:
@@ -235,10 +256,13 @@ class Grid:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lines", [[plain(cell) for cell in cells] for cells in self.lines])
 
-    def aligned(self) -> str:
-        """The text of the table with aligned columns."""
+    def aligned(self, paint: Paint | None = None) -> str:
+        """The text of the table with aligned columns; `paint` gives cells their styles."""
         widths = self._widths()
-        return "".join(self._line(cells, widths, "  ").rstrip() + "\n" for cells in (self.headings, *self.lines))
+        lines = [self._padded(cells, widths) for cells in (self.headings, *self.lines)]
+        if paint is not None and self.styles:
+            lines[1:] = [list(map(paint, *line)) for line in zip(lines[1:], self.styles, strict=True)]
+        return "".join("  ".join(line).rstrip() + "\n" for line in lines)
 
     def markdown(self) -> str:
         """A Markdown table, figures flush right. Markup in a cell is escaped."""
@@ -248,7 +272,7 @@ class Grid:
         rule = [
             "-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, self.right, strict=True)
         ]
-        return "".join(f"| {grid._line(cells, widths, ' | ')} |\n" for cells in (headings, rule, *lines))
+        return "".join(f"| {' | '.join(grid._padded(cells, widths))} |\n" for cells in (headings, rule, *lines))
 
     def block(self, cells: Sequence[str]) -> str:
         """One line of the table as a list: its first cell, then `heading  cell` lines for what was measured."""
@@ -256,20 +280,20 @@ class Grid:
         margin = max((len(heading) for heading, _ in named), default=0)
         return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
 
-    def fitted(self, width: int | None, between: str = "") -> str:
+    def fitted(self, width: int | None, between: str = "", paint: Paint | None = None) -> str:
         """The aligned text if it is no wider than `width` (None: any width), else a block for each line."""
         if width is None or self.width <= width:
-            return self.aligned()
+            return self.aligned(paint)
         return between.join(map(self.block, self.lines))
 
     def _widths(self) -> list[int]:
         return [max(map(len, column)) for column in zip(self.headings, *self.lines, strict=True)]
 
-    def _line(self, cells: Sequence[str], widths: Sequence[int], gap: str) -> str:
-        return gap.join(
+    def _padded(self, cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+        return [
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(cells, widths, self.right, strict=True)
-        )
+        ]
 
 
 def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from hpc_gpt import __version__
 from hpc_gpt.errors import UserError
 from hpc_gpt.output import at_work, outlive_readers
+from hpc_gpt.terminal import say
 
 # (places below this, the title of the verbs there) in `hpc-gpt --help`.
 _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
@@ -175,9 +176,10 @@ def _run(arguments: list[str], debug: bool) -> int:
 
             traceback.print_exc()
         code, message, hint = _explained(fault, arguments)
-        click.echo(f"Error: {message}", err=True)
+        say(message, err=True, label="Error: ", style="red")
         if hint:
-            click.echo(f"\nhint: {hint}", err=True)
+            say("", err=True)
+            say(hint, err=True, label="hint: ", style="cyan")
         return code
 
 

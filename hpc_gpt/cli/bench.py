@@ -31,7 +31,7 @@ from hpc_gpt.launch.this_machine import profile_here
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.terminal import width
+from hpc_gpt.terminal import say, width
 from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
@@ -152,10 +152,10 @@ def bench(
     programs = read_peers(peers, patterns, [cell.name for cell in found.cells])
     cells = [*found.cells, *(prepare_peer(name, *peer, asked.profile) for name, peer in programs.items())]
     for note in found.notes:
-        click.echo(note, err=True)
+        say(note, err=True)
     predictions = [cell.prepared.prediction for cell in found.cells if cell.prepared]
     for line in dict.fromkeys(each.line for each in predictions if each):
-        click.echo(line, err=True)
+        say(str(line), err=True)
     _run(asked, found.name, cells, rounds or (_ROUNDS if len(cells) > 1 else 1), out)
 
 
@@ -182,7 +182,7 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: T
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))
     for note in found.notes:
-        click.echo(note, err=True)
+        say(note, err=True)
     _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, out, found)
 
 
@@ -234,14 +234,14 @@ def _run(
     ours = [cell.prepared for cell in cells if cell.prepared]
     provenance = check_submission(ours, logs) if ours else {}
     bench_run = Bench(cells, rounds, make_folder(logs, name), provenance, asked.profile)
-    click.echo(f"bench {bench_run.folder.id} in {bench_run.folder.path}", err=True)
+    say(f"bench {bench_run.folder.id} in {bench_run.folder.path}", err=True)
     with signals_as_ctrl_c():
         try:
             bench_run.run()
         except KeyboardInterrupt:
             done = len(bench_run.rows)
             words = f"{done} of {len(cells)} rows were measured and are" if done else "no row was measured; the log is"
-            click.echo(f"{words} kept in {bench_run.folder.path}", err=True)
+            say(f"{words} kept in {bench_run.folder.path}", err=True)
             raise
         finally:
             _print(bench_run, out, ladder)
@@ -261,9 +261,9 @@ def _print(bench_run: Bench, out: TextIO | None, ladder: PreparedLadder | None) 
         click.echo(text, nl=False)
         for row in rows:
             for flag in row.record.flags:
-                click.echo(plain(f"note: {row.cell}: {flag}"), err=True)
+                say(plain(f"note: {row.cell}: {flag}"), err=True)
     for hint in bench_run.hints:
-        click.echo(f"hint: {hint}", err=True)
+        say(f"hint: {hint}", err=True)
     if rows:
         click.echo(f"next: hpc-gpt report {shlex.quote(str(bench_run.folder.path))}", err=True)
 

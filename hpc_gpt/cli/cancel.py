@@ -10,6 +10,7 @@ from hpc_gpt.cli.requests import chosen_runs, json_option, print_runs, runs_argu
 from hpc_gpt.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.terminal import agrees, say
 from hpc_gpt.watch.control import cancel_now, describe, nothing_to
 from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
 
@@ -44,12 +45,12 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) ->
     """Cancels runs and adds what became of each to `done`. SlurmUnreachable if that is not known of one."""
     rows, silence = ask_status(runs, _print_known)
     if silence:
-        click.echo(silence_note(silence), err=True)
+        say(silence_note(silence), err=True)
     if sys.stdin.isatty() and not yes:
         for row in rows:
-            click.echo(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
-        if not click.confirm("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?", err=True):
-            click.echo("nothing was cancelled", err=True)
+            say(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
+        if not agrees("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?"):
+            say("nothing was cancelled", err=True)
             sys.exit(1)
     unknown = None
     for run, row in zip(runs, rows, strict=True):
@@ -62,9 +63,9 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) ->
         if job_id is None:
             now = row if row.scheduler == "slurm" else read_status([run])[0]
             outcome = nothing_to("cancel", now)
-            click.echo(f"{run.run_id}: {outcome}", err=True)
+            say(f"{run.run_id}: {outcome}", err=True)
         else:
-            click.echo(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
+            say(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
             click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
         own = None if job_id == IN_QUEUE else job_id
         done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": own,
@@ -75,4 +76,4 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) ->
 
 def _print_known(rows: list[RunStatus]) -> None:
     for row in rows:
-        click.echo(f"{row.run}: {row.state} by its folder; Slurm is slow to answer", err=True)
+        say(f"{row.run}: {row.state} by its folder; Slurm is slow to answer", err=True)

@@ -16,7 +16,7 @@ from hpc_gpt.files import logs_folder
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.disk_space import free_bytes
 from hpc_gpt.runs.find_runs import find_runs, singles_out
-from hpc_gpt.terminal import ProgressLine
+from hpc_gpt.terminal import ProgressLine, say
 from hpc_gpt.words import counted, plain, show_bytes
 
 if TYPE_CHECKING:
@@ -74,24 +74,24 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
         for room in done:
             _print(room, yes)
         line = f"{'removed' if yes else 'could be removed'}: {show_bytes(total)} of {counted(len(done), 'run')}"
-        click.echo(line + ("" if free is None else f"; {show_bytes(free)} free"))
+        say(line + ("" if free is None else f"; {show_bytes(free)} free"))
         if total and not yes:
-            click.echo("nothing was removed: --yes removes what may go", err=True)
+            say("nothing was removed: --yes removes what may go", err=True)
     for room in done:
         if room.fault:
-            click.echo(plain(f"{room.run.run_id}: {room.fault}"), err=True)
+            say(plain(f"{room.run.run_id}: {room.fault}"), err=True)
     if any(room.fault for room in done):
         sys.exit(1)
 
 
 def _print(room: RunRoom, removed: bool) -> None:
     if room.refused:
-        click.echo(plain(f"{room.run.run_id}  nothing goes: {room.refused}"))
+        say(plain(f"{room.run.run_id}  nothing goes: {room.refused}"))
         return
-    click.echo(f"{room.run.run_id}  {room.state}  {show_bytes(room.bytes)} {'gone' if removed else 'may go'}")
+    say(f"{room.run.run_id}  {room.state}  {show_bytes(room.bytes)} {'gone' if removed else 'may go'}")
     for verb, pieces in (("gone" if removed else "may go", room.goes), ("stays", room.stays)):
         for piece in pieces:
-            click.echo(plain(f"  {verb:6}  {piece.path.name}  {show_bytes(piece.bytes)}: {piece.why}"))
+            say(plain(f"  {verb:6}  {piece.path.name}  {show_bytes(piece.bytes)}: {piece.why}"))
 
 
 def _kept(text: str) -> int:

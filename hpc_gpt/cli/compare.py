@@ -8,6 +8,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
+from hpc_gpt.terminal import say, shows_life, width
 
 PLACE = 130
 
@@ -39,7 +40,8 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     if names.count("-") > 1:
         raise ConfigError("standard input is named twice, but can be read only once", "give one of the logs as a file")
     logs = logs_folder()
-    runs = [read_compared(name, logs) for name in names]
+    with shows_life("reading"):
+        runs = [read_compared(name, logs) for name in names]
     comparisons = [compare_runs(runs[0], run) for run in runs[1:]]
     if as_json:
         click.echo(json.dumps(as_tables(comparisons, names), indent=1, allow_nan=False, default=str))
@@ -47,15 +49,13 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     letters = [_letter(place) for place in range(len(runs))]
     margin = max(map(len, letters))
     for letter, run in zip(letters, runs, strict=True):
-        click.echo(f"{letter:<{margin}}  {title(run)}")
+        say(f"{letter:<{margin}}  {title(run)}")
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
-        click.echo("\n" + comparison_text(comparison, letters[0], letter), nl=False)
+        click.echo("\n" + comparison_text(comparison, letters[0], letter, width()), nl=False)
     intervals = sum(any(speed.interval for speed in each.speeds) for each in comparisons)
     if intervals > 1:
-        click.echo(
-            f"\nnote: each of the {intervals} intervals has 95 % confidence by itself, not all of them together",
-            err=True,
-        )
+        note = f"note: each of the {intervals} intervals has 95 % confidence by itself, not all of them together"
+        say(f"\n{note}", err=True)
 
 
 def _letter(place: int) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.run_argument import first_submit
+from hpc_gpt.terminal import say, shows_life
 from hpc_gpt.words import counted, plain
 
 PLACE = 15
@@ -44,27 +45,29 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: 
     from hpc_gpt.tokens.tokenizer import BYTE, open_tokenizer
 
     if source == STDLIB and output is None and tokenizer == BYTE and form == "tokens" and not begin_token:
-        file = build_stdlib()
-        click.echo(f"{stdlib_path()}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
+        with shows_life("making the standard library's token file"):
+            file = build_stdlib()
+        say(f"{stdlib_path()}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
         return
     for path in text_files(Path(source), parquet=True) if source != STDLIB else []:
         if warning := check_text(path):
-            click.echo(plain(warning), err=True)
+            say(plain(warning), err=True)
     name, documents = Path(Path(source.rstrip("/")).name), DocumentCount()
-    if form == "megatron":
-        path = output or name.with_suffix("")
-        count = build_megatron(source, path, tokenizer, begin_token, documents, text_key)
-        vocab = open_tokenizer(tokenizer).vocab
-        click.echo(f"{path}.bin, {path}.idx: {count} tokens, tokenizer {tokenizer}")
-    else:
-        path = output or name.with_suffix(".tokens")
-        file = build_tokens(source, path, tokenizer, begin_token, documents, text_key)
-        vocab = file.vocab
-        click.echo(f"{path}: {len(file.tokens)} tokens, vocabulary {file.vocab}, tokenizer {file.tokenizer}")
+    path = output or name.with_suffix("" if form == "megatron" else ".tokens")
+    with shows_life(f"making {path}", lambda: counted(documents.documents, "document")):
+        if form == "megatron":
+            count = build_megatron(source, path, tokenizer, begin_token, documents, text_key)
+            vocab = open_tokenizer(tokenizer).vocab
+            made = f"{path}.bin, {path}.idx: {count} tokens, tokenizer {tokenizer}"
+        else:
+            file = build_tokens(source, path, tokenizer, begin_token, documents, text_key)
+            vocab = file.vocab
+            made = f"{path}: {len(file.tokens)} tokens, vocabulary {vocab}, tokenizer {file.tokenizer}"
+    say(made)
     for line in _files_lines(Path(source)) if source != STDLIB else []:
-        click.echo(line, err=True)
+        say(line, err=True)
     if documents.empty:
-        click.echo(f"{counted(documents.documents, 'document')}, of which {documents.empty:,} without text", err=True)
+        say(f"{counted(documents.documents, 'document')}, of which {documents.empty:,} without text", err=True)
     if tokenizer == BYTE and source != STDLIB:
         bytes_alone = f"each byte is a token, {_DEMO_VOCAB} in all"
         click.echo(f"note: {bytes_alone}; --tokenizer takes a model's tokenizer.json", err=True)

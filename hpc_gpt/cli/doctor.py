@@ -19,6 +19,7 @@ from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.experiment_file import find_experiment
+from hpc_gpt.terminal import say
 from hpc_gpt.words import plain
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hpc_gpt.doctor.site import SlowNodeOfRun
 
 PLACE = 20
+_STYLES = {"fail": "red", "warn": "yellow"}
 
 
 @click.command(cls=ScriptCommand)
@@ -62,7 +64,7 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
         return _forgive(profile.name, forgive)
     if run is None and (small := with_small(request, profile)) is not request:
         request = small
-        click.echo(f"no EXPERIMENT and no size: takes {' '.join(small_options(request.overrides))}", err=True)
+        say(f"no EXPERIMENT and no size: takes {' '.join(small_options(request.overrides))}", err=True)
     checks = check_all(request, run, profile, probe)
     bad = list(listed(profile.name).values())
     slow = slow_nodes_of_runs(logs_folder(), profile.name)
@@ -116,29 +118,30 @@ def _forgive(cluster: str, node: str) -> int:
     if not bad_nodes.forgive(cluster, node):
         known = ", ".join(listed(cluster)) or "none"
         raise ConfigError(f"{node} is not on the list of bad nodes of {cluster}", f"on the list: {known}")
-    click.echo(f"{node} is off the list of bad nodes of {cluster}")
+    say(f"{node} is off the list of bad nodes of {cluster}")
     return 0
 
 
 def _show(cluster: str, checks: list[Check], bad: list[BadNode], slow: list[SlowNodeOfRun]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
-        click.echo(f"{check.level.ljust(4)}  {check.name.ljust(width)}  {check.words}")
+        text, hang = f"  {check.name.ljust(width)}  {check.words}", width + 8
+        say(text, label=check.level.ljust(4), style=_STYLES.get(check.level, ""), hang=hang)
         if check.hint and check.level != "ok":
-            click.echo(f"      {' ' * width}  do: {check.hint}")
-    click.echo(f"\nbad nodes of {cluster}: {len(bad) or 'none'}")
+            say(f"{' ' * hang}do: {check.hint}", hang=hang + 4)
+    say(f"\nbad nodes of {cluster}: {len(bad) or 'none'}")
     for node in bad:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(node.until))
         whose = "every run" if node.everyone else f"run {node.run}"
         times = f", {node.times} times" if node.times > 1 else ""
-        click.echo(plain(f"  {node.node}  {node.why}{times}; left out by {whose} until {until}"))
+        say(plain(f"  {node.node}  {node.why}{times}; left out by {whose} until {until}"))
     if slow:
-        click.echo(f"\nfound slow or broken by the last runs on {cluster}:")
+        say(f"\nfound slow or broken by the last runs on {cluster}:")
         for found in slow:
-            click.echo(plain(f"  {found.node}  {found.words} (run {found.run})"))
+            say(plain(f"  {found.node}  {found.words} (run {found.run})"))
     failed = sum(check.level == "fail" for check in checks)
     warned = sum(check.level == "warn" for check in checks)
-    click.echo(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)
+    say(f"\n{len(checks)} checks, {failed} failed, {warned} to look at", err=True)
 
 
 # doctor checks one row of a sweep.

@@ -20,6 +20,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.script_words import META
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.terminal import say
 
 if TYPE_CHECKING:
     from hpc_gpt.launch.request import Request
@@ -176,7 +177,7 @@ def _request(values: dict[str, Any]) -> Request:
     settings = dict(parse_override(text) for text in texts)
     for key in settings:
         if (said := [text for text in texts if parse_override(text)[0] == key])[1:]:
-            click.echo(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
+            say(f"note: --set {key} is given {len(said)} times: {said[-1]} counts", err=True)
     given = settings | by_option  # a key's own option wins over --set
     overrides = completed(given, named)
     sized = bool(
@@ -248,7 +249,7 @@ def check_variables(ctx: click.Context) -> None:
     for name in left:
         nearest = difflib.get_close_matches(name, sorted(read_here), n=1)
         hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
-        click.echo(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
+        say(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
     if refused:
         typed = " ".join(shlex.join([option, *value]) for option, values in instead.items() for value in values)
         listed = " and ".join(filter(None, [", ".join(refused[:-1]), refused[-1]]))
@@ -257,7 +258,7 @@ def check_variables(ctx: click.Context) -> None:
     for parameter in ctx.command.params:
         name, by = str(parameter.name), ctx.get_parameter_source(str(parameter.name))
         if by is click.core.ParameterSource.ENVIRONMENT and not _is_found(name, ctx.params[name]):
-            click.echo(f"from the environment: {parameter.envvar}={os.environ[str(parameter.envvar)]}", err=True)
+            say(f"from the environment: {parameter.envvar}={os.environ[str(parameter.envvar)]}", err=True)
 
 
 def variables_of(option: click.Option) -> list[str]:

@@ -10,6 +10,7 @@ from hpc_gpt.cli.experiment_options import init_options, on_command_line
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import check_new, write_new
 from hpc_gpt.launch.request import Request
+from hpc_gpt.terminal import say
 
 PLACE = 15
 
@@ -56,7 +57,7 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
     texts = dict(zip((experiment, profile), both, strict=True))
     write_new(texts)
     for path in texts:
-        click.echo(f"wrote {path}")
+        say(f"wrote {path}")
     command = ["hpc-gpt", "render", str(experiment), "--cluster", str(profile)]
     click.echo(f"next: {shlex.join(command)}", err=True)
 
@@ -78,7 +79,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     check_new([path])
     plan = read_plan_request(request, _TOKENS, None)
     if plan.stands_in:
-        click.echo(plan.stand_in_note, err=True)
+        say(plan.stand_in_note, err=True)
     searched = search_plan(plan, must_fit=True)
     best = searched.candidates[0]
     assert best.step is not None
@@ -91,8 +92,8 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     size_run(check_tables({"name": name, **tables}, Experiment, str(path)), plan.profile)
     figures = figures_of(best.training, best.step, plan.machine, _TOKENS)
     write_new({path: planned_text(name, tables, searched, figures, (plan.name, plan.model), plan.source)})
-    click.echo(f"wrote {path}: {best.layout} on {best.training.engine}")
+    say(f"wrote {path}: {best.layout} on {best.training.engine}")
     if searched.best is None:
-        click.echo(f"note: {unchecked(searched)}", err=True)
+        say(f"note: {unchecked(searched)}", err=True)
     cluster = ["--cluster", request.cluster] if request.cluster is not None else []
     click.echo(f"next: {shlex.join(['hpc-gpt', 'render', str(path), *cluster])}", err=True)

@@ -23,6 +23,8 @@ from hpc_gpt.plan.prediction import compiled_step
 from hpc_gpt.plan.search import Candidate, Searched, figures_of, search
 from hpc_gpt.plan.search_tables import search_tables
 from hpc_gpt.plan.table import (
+    COLOURS,
+    PARTS,
     can_draw_blocks,
     count_text,
     figures_lines,
@@ -32,14 +34,14 @@ from hpc_gpt.plan.table import (
     search_table,
     slow_text,
     unchecked,
-    wrapped,
 )
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.settings.cluster import load_profile, user_default
 from hpc_gpt.settings.experiment import Engine
 from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.tables import toml_value
-from hpc_gpt.terminal import width, write_heading
+from hpc_gpt.terminal import painted, say, shows_life, width, write_heading
+from hpc_gpt.words import wrapped
 
 PLACE = 10
 
@@ -115,12 +117,12 @@ def plan(
     if max_model or max_seq:
         asked = read_plan_request(request, tokens, calibration, largest=max_model, longest=max_seq)
         if asked.stands_in:
-            click.echo(asked.stand_in_note, err=True)
+            say(asked.stand_in_note, err=True)
         _largest(asked, calibration, as_json, html, max_seq)
         return
     asked = read_plan_request(request, tokens, calibration, why=why)
     if asked.stands_in:
-        click.echo(asked.stand_in_note, err=True)
+        say(asked.stand_in_note, err=True)
     _print(asked, search_plan(asked, must_fit=why is None), as_json, html, why, calibration)
 
 
@@ -135,7 +137,7 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     measured = [step for steps, _ in read for step in steps]
     left_out = [entry for _, entries in read for entry in entries]
     for entry in left_out:
-        click.echo(f"left out: {entry.id}: {entry.reason}", err=True)
+        say(f"left out: {entry.id}: {entry.reason}", err=True)
     if not any(step.step_s for step in measured):
         raise ConfigError(
             f"no record has the time of a step on {profile.gpus_per_node} {profile.device} per node",
@@ -149,12 +151,12 @@ def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
         click.echo(json.dumps(tables, indent=1, allow_nan=False))
         return
     for name, value in vars(fitted.constants).items():
-        click.echo(f"{name:<12} {value:.4g}")
+        say(f"{name:<12} {value:.4g}")
     for name, residual in sorted(fitted.residuals.items(), key=lambda pair: -abs(pair[1])):
-        click.echo(f"{residual:+8.1%}  {name}")
+        say(f"{residual:+8.1%}  {name}")
     count, error = len(fitted.residuals), fitted.mean_error or 0
-    click.echo(f"mean error over the {count} fitted step times: {error:.1%}")
-    click.echo(f"stored in {path}", err=True)
+    say(f"mean error over the {count} fitted step times: {error:.1%}")
+    say(f"stored in {path}", err=True)
 
 
 def _print(
@@ -169,7 +171,7 @@ def _print(
         engine = searched.best.training.engine if searched.best is not None else plan.base.engine.name
         if matmul not in engine_named(engine).matmuls:
             command = ""  # no run is made with them
-            click.echo(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
+            say(f"note: engine {engine} does not train with train.matmul {matmul}: only plan knows it", err=True)
     if plan.stands_in:
         command = "hpc-gpt profile list"
     overlap = None
@@ -192,14 +194,14 @@ def _print(
         one = best or searched.too_large[0]
         text = explain_plan(one, plan.machine, searched.figures(one, plan.tokens), others)
         for line in text.splitlines():
-            click.echo("\n".join(wrapped(line, width())))
+            say(line)
     else:
         _print_table(plan, searched, slow, more, overlap)
         assert best is not None
         assert best.step is not None
         if compiled := compiled_step(best.training, plan.machine, plan.constants):
             note = f"note: not compiled; with --set engine.compile=block {best.layout} is predicted "
-            click.echo(f"{note}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
+            say(f"{note}{best.step.step_s / compiled.step_s:.2f} times as fast", err=True)
     if command and not as_json:
         click.echo(f"next: {command}", err=True)
         if overlap is not None and overlap[1] and why is None:
@@ -222,16 +224,19 @@ def _print_table(
     overlap: tuple[Candidate, tuple[str, ...]] | None = None,
 ) -> None:
     columns = width()
-    for line in wrapped(heading(searched, plan.name, plan.model.params), columns):
-        write_heading(line)
+    write_heading(heading(searched, plan.name, plan.model.params))
     if searched.best is None:
         hint = f", or use --gpus {more}, on which a layout fits" if more else ""
-        click.echo("\n" + "\n".join(wrapped(unchecked(searched) + hint, columns)))
-    click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap))
+        say(f"\n{unchecked(searched)}{hint}")
+    click.echo("\n" + search_table(searched, columns, can_draw_blocks(), overlap, painted))
+    for line in wrapped(legend(searched), columns):
+        for part in PARTS:
+            line = line.replace(f" {part.letter} {part.name}", f" {painted(part.letter, COLOURS)} {part.name}")
+        click.echo(line)
     best = searched.candidates[0]
     figures = searched.figures(best, plan.tokens)
     assert figures is not None
-    texts = [legend(searched), f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
+    texts = [f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     texts += [f"  {line}" for line in figures_lines(figures, plan.question.gpus)]
     texts += [
         f"  constants: {plan.source}; the range of the step time has four of five published steps; machines of one "
@@ -242,9 +247,8 @@ def _print_table(
         left_out_text(searched),
         unchecked(searched) if searched.best else "",
     ]
-    for text in texts:
-        for line in wrapped(text, columns) if text else []:
-            click.echo(line)
+    for text in filter(None, texts):
+        say(text)
 
 
 def _print_json(plan: PlanRequest, searched: Searched, command: str, more: dict[str, Any] | None = None) -> None:
@@ -259,14 +263,17 @@ def _write_page(html: Path | None, plan: PlanRequest, searched: Searched, comman
     from hpc_gpt.report.plan_page import write_plan_page
 
     write_plan_page(html, searched, plan.tokens, plan.name, plan.model.params, command)
-    click.echo(f"wrote {html}", err=True)
+    say(f"wrote {html}", err=True)
 
 
 def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Path | None, of_seq: bool) -> None:
-    if of_seq:
-        most, slow, name = longest(plan.question, plan.machine, plan.constants), "", plan.name
-    else:
-        most = largest(plan.question, plan.model, plan.machine, plan.constants)
+    with shows_life("searching"):
+        if of_seq:
+            most = longest(plan.question, plan.machine, plan.constants)
+        else:
+            most = largest(plan.question, plan.model, plan.machine, plan.constants)
+    slow, name = "", plan.name
+    if not of_seq:
         slow = _slow_largest(plan, most.searched.candidates[0])
         name = f"{most.model.layers} x {most.model.hidden}"
     model = most.model
@@ -285,18 +292,18 @@ def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, html: Pa
     how = "without offload" if offload == "none" else f"with offload {offload}"
     if of_seq:
         longer = f"; {most.next_larger.seq:,} do not fit, or are too tight" if most.next_larger else ""
-        click.echo(f"longest sequence {how}: {model.seq:,} tokens{longer}\n")
+        say(f"longest sequence {how}: {model.seq:,} tokens{longer}\n")
     else:
         sizes = f"{model.layers} layers of {model.hidden}, {model.heads} heads"
-        click.echo(f"largest {how}: {count_text(model.params)} parameters, {sizes}")
+        say(f"largest {how}: {count_text(model.params)} parameters, {sizes}")
         if most.next_larger is not None:
             larger = most.next_larger
             sizes = f"{larger.layers} layers of {larger.hidden}"
-            click.echo(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
+            say(f"the next, {count_text(larger.params)} parameters, {sizes}, does not fit, or is too tight")
         if offload == "none":
-            click.echo("--offload optimizer or full finds the largest of which a part is in the host's memory")
-        click.echo(f"family: {FAMILY}")
-        click.echo("\n".join([*wrapped(days, width()), ""]))
+            say("--offload optimizer or full finds the largest of which a part is in the host's memory")
+        say(f"family: {FAMILY}")
+        say(f"{days}\n")
     _print_table(plan, most.searched, slow)
     click.echo(f"next: {command}", err=True)
 

@@ -18,6 +18,7 @@ from hpc_gpt.files import check_new, config_dir, write_new
 from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
 from hpc_gpt.settings.smoke import fit_small
 from hpc_gpt.tables import toml_lines, toml_value
+from hpc_gpt.terminal import say
 
 PLACE = 190
 
@@ -39,10 +40,8 @@ def list_() -> None:
     for name, path in names.items():
         own = "  (yours)" if path.is_relative_to(config_dir()) else ""
         mark = "*" if name == default else " "
-        click.echo(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}")
-    click.echo(
-        f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True
-    )
+        say(f"{mark} {name.ljust(width)}  {load_profile(name).description}{own}", hang=width + 4)
+    say(f'\n* the default without --cluster; cluster = "NAME" in {config_dir() / "config.toml"} changes it', err=True)
 
 
 @profile.command("show")
@@ -57,7 +56,7 @@ def show(name: str) -> None:
         _show_table(key, table or {})
     path = list_profiles().get(name)
     if path is not None:
-        click.echo(f"\nfrom {path}", err=True)
+        say(f"\nfrom {path}", err=True)
 
 
 @profile.command("detect")
@@ -82,13 +81,13 @@ def detect(name: str | None, output: Path | None, partition: str | None) -> None
     chosen = choose_partition(site, partition)
     text = profile_text(site, chosen)
     for line in choice_lines(site, chosen):
-        click.echo(line, err=True)
+        say(line, err=True)
     if path is None:
         click.echo(text, nl=False)
         return
     write_new({path: text})
-    click.echo(f"wrote {path}")
-    click.echo("its last lines are still to be filled in, for plan and init:", err=True)
+    say(f"wrote {path}")
+    say("its last lines are still to be filled in, for plan and init:", err=True)
     for line in lines_to_fill_in(chosen):
         click.echo(f"  {line}", err=True)
     found = load_profile(name or str(path))

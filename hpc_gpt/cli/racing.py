@@ -13,7 +13,7 @@ from hpc_gpt.launch.submission import dry_run as ask_slurm
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.slurm.directives import script_directives
-from hpc_gpt.terminal import width
+from hpc_gpt.terminal import say, width
 from hpc_gpt.watch.control import wait_for
 from hpc_gpt.words import counted
 
@@ -74,8 +74,8 @@ def _show(race: PreparedRace, script: bool) -> None:
     else:
         for row in race.rows:
             predicted = row.visit.prediction if row.visit is not None else None
-            click.echo(f"{row.name}: {row.cause or (predicted.line if predicted is not None else 'not predicted')}")
-        click.echo(f"job of {counted(resolved.gpus, 'GPU')}: {' '.join(script_directives(race.run.script))}")
+            say(f"{row.name}: {row.cause or (predicted.line if predicted is not None else 'not predicted')}")
+        say(f"job of {counted(resolved.gpus, 'GPU')}: {' '.join(script_directives(race.run.script))}")
     print_lines(race.lines)
     print_start(ask_slurm(resolved, race.run.script))
-    click.echo(NOTHING_DONE, err=True)
+    say(NOTHING_DONE, err=True)

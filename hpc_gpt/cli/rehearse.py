@@ -23,6 +23,7 @@ from hpc_gpt.launch.request import Request, choose_profile, with_small
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.provenance import list_gpus
 from hpc_gpt.settings.smoke import sizes_beside
+from hpc_gpt.terminal import say
 
 if TYPE_CHECKING:
     from hpc_gpt.rehearsal.small_run import RehearsalOutcome, SmallRun
@@ -72,7 +73,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     began = time.monotonic()
     request, note = with_slurm_profile(request)
     if note:
-        click.echo(note, err=True)
+        say(note, err=True)
     request = with_small(request, choose_profile(request, queueing=False))
     real = prepare(request)
     if real.job_script is not None:
@@ -81,12 +82,12 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
         small = make_small(real.resolved, len(list_gpus()))
         script = render_script(small.resolved, request.template)
         prepared = PreparedRun(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
-    click.echo(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
+    say(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)
     shown = sizes_beside(real.resolved, small.resolved) if real.job_script is None else ()
     for line in (*shown, *small.notes):
-        click.echo(f"  {line}", err=True)
+        say(f"  {line}", err=True)
     for line in real.notes:
-        click.echo(line, err=True)
+        say(line, err=True)
 
     at_terminal = sys.stderr.isatty()
 
@@ -97,7 +98,7 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     def show(stage: Stage) -> None:
         if at_terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
-        click.echo(f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}")
+        say(f"{stage.at_s:6.1f} s  {stage.name:<10} {'' if stage.ok else 'FAILED: '}{stage.evidence}", hang=21)
 
     outcome = live(real, small, prepared, quick, keep, show, wait)
     took_s = time.monotonic() - began
@@ -105,18 +106,18 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
         folder = str(keep.resolve()) if keep is not None else None
         click.echo(json.dumps(_tables(real, small, outcome, folder, took_s), indent=1), file=out)
     else:
-        click.echo("not rehearsed here:")
+        say("not rehearsed here:")
         for each in outcome.missing:
-            click.echo(f"  {each.what}: {each.why}")
+            say(f"  {each.what}: {each.why}")
     name = real.resolved.name
     if outcome.cause is not None:
         for line in outcome.log:
             click.echo(f"  | {line}", err=True)
         look = f"look at {keep}" if keep is not None else "--keep DIR keeps the run to look at"
         raise JobFailed(f"the rehearsal of {name} failed at {outcome.cause}", f"fix it and rehearse again; {look}")
-    click.echo(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s")
+    say(f"the rehearsal of {name} holds: {len(outcome.stages)} stages in {took_s:.0f} s")
     if keep is not None:
-        click.echo(f"kept in {keep}", err=True)
+        say(f"kept in {keep}", err=True)
     click.echo(f"next: {_next_text(request)}", err=True)
 
 

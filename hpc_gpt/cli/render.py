@@ -10,6 +10,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import write_new
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request
+from hpc_gpt.terminal import say
 
 PLACE = 30
 
@@ -37,7 +38,7 @@ def render(request: Request, folder: Path | None) -> None:
     if folder is None:
         prepared = prepare(request)
         for note in prepared.messages:
-            click.echo(note, err=True)
+            say(note, err=True)
         # A script of the user's own may have bytes that are no UTF-8.
         click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return
@@ -45,11 +46,11 @@ def render(request: Request, folder: Path | None) -> None:
 
     sweep = prepare_sweep(request)
     for note in sweep.messages:
-        click.echo(note, err=True)
+        say(note, err=True)
     texts = {folder / f"{row.resolved.row}.sh": row.script for row in sweep.rows}
     same = {path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()}
     write_new({path: text for path, text in texts.items() if path not in same})
     for path in texts:
         click.echo(str(path))
     for impossible in sweep.impossible:
-        click.echo(f"not {impossible.name}: {impossible.impossible}", err=True)
+        say(f"not {impossible.name}: {impossible.impossible}", err=True)

@@ -24,7 +24,7 @@ from hpc_gpt.report.tables import (
     show_name,
     sort_records,
 )
-from hpc_gpt.terminal import width
+from hpc_gpt.terminal import say, shows_life, width
 from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ _OF_SWEEP = ("published", "seed")
     show_default=True,
     metavar="SET|KEY,...",
     shell_complete=completers.columns,
-    help="The name of a published table, such as gpt2-meg; usual; keys of a record, such as gpus,tp,step_s; "
-    "auto: that table's if all runs are of its sweep.",
+    help="The name of a published table, such as gpt2-meg; usual; all; keys of a record or an experiment, such as "
+    "gpus,step_s,lr; auto: that table's if all runs are of its sweep. A terminal shows of usual and auto what fits.",
 )
 @click.option(
     "--sort",
@@ -103,14 +103,20 @@ def report(
         raise ConfigError("--predictions has its own columns", "leave --columns out")
     _check_targets(html, tensorboard, wandb)
     _check_keys(columns, sort)
-    gathered = gather_paths(paths, logs_dir(), records_only=not (html or tensorboard or wandb))
+    with shows_life("reading"):
+        gathered = gather_paths(paths, logs_dir(), records_only=not (html or tensorboard or wandb))
     gathered.runs = [gathered.runs[index] for index in sort_records(gathered.records, _keys(sort))]
     pieces = iter([_predicted(gathered, form)] if predictions else _pieces(gathered, form, columns))
     first = next(pieces, "")
     if form == "table" and not gathered.runs and not first and not gathered.unread:
-        click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
+        say(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
         if not paths:
-            click.echo("hint: hpc-gpt report PATH reads a log, or a folder of logs, of any program", err=True)
+            say(
+                "hpc-gpt report PATH reads a log, or a folder of logs, of any program",
+                err=True,
+                label="hint: ",
+                style="cyan",
+            )
     for text in itertools.chain([first], pieces):
         click.echo(text, nl=False)
     _print_notes(gathered, form)
@@ -123,7 +129,7 @@ def _check_keys(columns: str, sort: str) -> None:
     """ConfigError for an unknown key, before what may be an hour of reading."""
     from hpc_gpt.report.published_tables import PUBLISHED_TABLES
 
-    if columns not in ("auto", "usual", *_OF_SWEEP, *PUBLISHED_TABLES):
+    if columns not in ("auto", "usual", "all", *_OF_SWEEP, *PUBLISHED_TABLES):
         choose_columns(_keys(columns))
         if not _keys(columns):
             raise ConfigError(
@@ -153,6 +159,7 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; none for a table without runs."""
     from hpc_gpt.report.bench_table import file_text, read_race
     from hpc_gpt.report.published_tables import PUBLISHED_TABLES, sweep_text
+    from hpc_gpt.report.terminal_table import lines_of, terminal_table
 
     files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
     if form == "table" and columns == "auto" and len(files) == 1:
@@ -160,9 +167,14 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
         is_published = lines is not None and lines.sweep in PUBLISHED_TABLES
         if (not is_published or read_race(file) is not None) and (text := file_text(file, width())):
             return text
+    room = width() if form == "table" and columns in ("auto", "usual", *_OF_SWEEP, *PUBLISHED_TABLES) else None
+    if room is not None and (lines is not None or gathered.records):
+        text, left_out = terminal_table(lines or lines_of(gathered.records), room)
+        gathered.notes += left_out
+        return [text]
     if lines is not None:
-        return [sweep_text(lines, form, width())]
-    chosen = COLUMNS if columns in ("auto", "usual") else choose_columns(_keys(columns))
+        return [sweep_text(lines, form)]
+    chosen = COLUMNS if columns in ("auto", "usual", "all") else choose_columns(_keys(columns))
     return record_pieces(gathered.records, form, width(), chosen)
 
 
@@ -170,7 +182,7 @@ def _predicted(gathered: GatheredRuns, form: str) -> str:
     lines = predictions_of(gathered.records)
     without = len(gathered.records) - len(lines)
     if without:
-        click.echo(f"note: {without} of {len(gathered.records)} runs have no prediction", err=True)
+        say(f"note: {without} of {len(gathered.records)} runs have no prediction", err=True)
     return predictions_text(lines, form)
 
 
@@ -197,16 +209,16 @@ def _print_notes(gathered: GatheredRuns, form: str) -> None:
     for record in gathered.records if form not in ("json", "jsonl") else []:
         parent = record.settings.get("resumed_from")
         if isinstance(parent, dict) and parent.get("branch"):
-            click.echo(plain(f"note: {show_name(record)}: begins from {show_begin(record)}"), err=True)
+            say(plain(f"note: {show_name(record)}: begins from {show_begin(record)}"), err=True)
     for words in _flags(gathered) if form not in ("json", "jsonl") else []:
-        click.echo(plain(f"note: {words}"), err=True)
+        say(plain(f"note: {words}"), err=True)
     if gathered.unwritten:
         more = and_more(len(gathered.unwritten), 1)
-        click.echo(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
+        say(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
     for words in gathered.notes:
-        click.echo(plain(f"note: {words}"), err=True)
+        say(plain(f"note: {words}"), err=True)
     for fault in gathered.unread:
-        click.echo(plain(f"Error: {fault}"), err=True)
+        say(plain(fault), err=True, label="Error: ", style="red")
 
 
 _MOST_FLAGS = 60
@@ -241,17 +253,17 @@ def _write(gathered: GatheredRuns, html: Path | None, tensorboard: Path | None, 
         from hpc_gpt.report.page import write_page
 
         write_page(html, gathered.runs, [*gathered.notes, *gathered.unread])
-        click.echo(f"wrote {html}", err=True)
+        say(f"wrote {html}", err=True)
     if tensorboard is not None:
         from hpc_gpt.report.exports import write_events
 
         written = write_events(gathered.runs, tensorboard)
-        click.echo(f"wrote {counted(len(written), 'event file')} under {tensorboard}", err=True)
+        say(f"wrote {counted(len(written), 'event file')} under {tensorboard}", err=True)
         click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
     if wandb is not None:
         from hpc_gpt.report.exports import write_offline_runs
 
         folders = write_offline_runs(gathered.runs, wandb)
-        click.echo(f"wrote {counted(len(folders), 'offline run')} under {wandb}", err=True)
+        say(f"wrote {counted(len(folders), 'offline run')} under {wandb}", err=True)
         if folders:
             click.echo(f"next: wandb sync {shlex.quote(str(folders[0].parent))}/offline-run-*", err=True)

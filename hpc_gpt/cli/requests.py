@@ -12,6 +12,7 @@ from hpc_gpt.files import logs_folder
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.find_runs import named_runs
 from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.terminal import say
 from hpc_gpt.watch.control import ask_runs, await_answer
 
 runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
@@ -30,9 +31,9 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = Fals
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
     rows = []
     with progress_as_json(as_json):
-        answers = ask_runs(chosen_runs(names), verb, lambda line: click.echo(line, err=True))
+        answers = ask_runs(chosen_runs(names), verb, lambda line: say(line, err=True))
         for made in answers:
-            click.echo(f"{made.run.run_id}: {made.message}", err=made.refused)
+            say(f"{made.run.run_id}: {made.message}", err=made.refused)
             rows.append(_row(made.run, not made.refused, made.message))
             rows[-1]["attempt"] = made.attempt.number if made.attempt is not None else None
         taken = [(made, row) for made, row in zip(answers, rows, strict=True) if not made.refused]
@@ -40,8 +41,8 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = Fals
             click.echo(f"next: hpc-gpt status {' '.join(dict.fromkeys(names))}", err=True)
         good = bool(taken)
         for made, row in taken if wait else ():
-            happened, outcome = await_answer(made, lambda line: click.echo(line, err=True))
-            click.echo(f"{made.run.run_id}: {outcome}", err=not happened)
+            happened, outcome = await_answer(made, lambda line: say(line, err=True))
+            say(f"{made.run.run_id}: {outcome}", err=not happened)
             row |= {"happened": happened, "outcome": outcome}
             good = good and happened
     print_runs(verb, rows, as_json)

@@ -11,6 +11,7 @@ from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.slurm.clients import has_sbatch
+from hpc_gpt.terminal import say
 
 run_argument = click.argument("run", required=False, shell_complete=completers.runs)
 run_or_logs_argument = click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs_and_logs)
@@ -23,7 +24,7 @@ def run_or_newest(name: str | None) -> str:
     runs = list_runs(logs_folder())
     if not runs:
         raise NoSuchRun(f"no run in {logs_folder()}", "name a run, or submit one: hpc-gpt submit demo --cluster local")
-    click.echo(f"the newest run, {runs[-1].run_id} of {runs[-1].path.parent.name}:", err=True)
+    say(f"the newest run, {runs[-1].run_id} of {runs[-1].path.parent.name}:", err=True)
     return str(runs[-1].path)
 
 

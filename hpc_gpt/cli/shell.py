@@ -10,6 +10,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.shell import enter
 from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.terminal import say
 
 PLACE = 75
 
@@ -36,6 +37,6 @@ def shell(run: str, node: str | None, rank: int | None, command: tuple[str, ...]
         raise ConfigError("--node and --rank both say where", "give one of the two")
     found = enter(find_run(run, logs_folder()), node, rank, command, sys.stdin.isatty() and sys.stdout.isatty())
     if found.note:
-        click.echo(found.note, err=True)
+        say(found.note, err=True)
     sys.stdout.flush()
     os.execvpe(found.command[0], found.command, found.environment)

@@ -9,18 +9,19 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
-from hpc_gpt.columns import Column, column, grid
+from hpc_gpt.columns import Column, column, fitting, grid
+from hpc_gpt.ends.failures import colour_of
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.disk_space import free_bytes
 from hpc_gpt.runs.find_runs import find_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
-from hpc_gpt.terminal import Screen, width
+from hpc_gpt.terminal import Screen, painted, say, width
 from hpc_gpt.watch.clean import room_of
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.watch.sweep_rows import by_sweep, fold
-from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value
+from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value, wrapped
 
 PLACE = 60
 
@@ -28,7 +29,7 @@ _COLUMNS = (
     column("run", "run", right=False),
     column("experiment", "name", right=False),
     column("layout", "layout", right=False),
-    column("state", "shown_state", right=False),
+    column("state", "shown_state", right=False, style=lambda row: colour_of(row.shown_state)),
     column("job", "job_id", right=False),
     column("attempts", "attempts"),
     Column(
@@ -101,7 +102,7 @@ def status(
         rows, silence = _print_rows(runs, opened)
     # Where there is no Slurm, an ended run needs no answer of it.
     if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
-        click.echo(silence_note(silence), err=True)
+        say(silence_note(silence), err=True)
 
 
 def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], str]:
@@ -133,10 +134,9 @@ def _print_sizes(runs: list[RunFolder]) -> None:
     columns = [column("run", "run", right=False), column("experiment", "name", right=False)]
     columns += [column(kind, kind, show_bytes) for kind in kinds]
     columns.append(Column("in all", kinds, lambda row: sum(row[kind] for kind in kinds), show_bytes))
-    for line in grid(columns, rows).aligned().splitlines():
-        click.echo(line)
+    click.echo(grid(columns, rows).fitted(width(), "\n"), nl=False)
     if (free := free_bytes(logs_folder())) is not None:
-        click.echo(f"free: {show_bytes(free)} in {logs_folder()}")
+        say(f"free: {show_bytes(free)} in {logs_folder()}")
     click.echo("next: hpc-gpt clean RUN lists what may go", err=True)
 
 
@@ -162,16 +162,12 @@ def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool)
 
 def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     lines = rows if opened else fold(rows)
-    columns, room = list(_COLUMNS), width()
-    for key in _LEFT_OUT:
-        if room is None or grid(columns, lines).width <= room:
-            break
-        columns = [each for each in columns if each.keys[0] != key]
-    table = grid(columns, lines).aligned().splitlines()
+    room = width()
+    table = grid(fitting(_COLUMNS, lines, room, _LEFT_OUT), lines).aligned(painted).splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
     notes += [(row.run, _after_text(job)) for row in lines for job in row.after or ()]
     notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
-    return table + [plain(f"{run}: {text}") for run, text in notes]
+    return table + [line for run, text in notes for line in wrapped(plain(f"{run}: {text}"), room)]
 
 
 def _after_text(job: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.sized import shown_layout
 from hpc_gpt.slurm.start_check import ExpectedStart
+from hpc_gpt.terminal import say
 from hpc_gpt.watch.status import read_folders
 
 NOTHING_DONE = "dry run: nothing was written or submitted"
@@ -64,7 +65,7 @@ class SubmitAnswer:
 def print_lines(lines: Iterable[str]) -> None:
     """Prints lines for the user, which are no data."""
     for line in lines:
-        click.echo(line, err=True)
+        say(line, err=True)
 
 
 def print_limits(rows: Sequence[Asked]) -> JobRefused | None:
@@ -89,14 +90,14 @@ def with_interrupts(show: Callable[[], None], wait: bool) -> int:
 
 def print_start(start: ExpectedStart) -> None:
     """Prints what sbatch says of a job that is not submitted, and why it would wait."""
-    click.echo(start.answer, err=True)
+    say(start.answer, err=True)
     print_waits(start.waits)
 
 
 def print_waits(why: str) -> None:
     """Prints why a job cannot start now; nothing if it can."""
     if why:
-        click.echo(f"it cannot start now: {why}", err=True)
+        say(f"it cannot start now: {why}", err=True)
 
 
 def on_cluster(run: RunFolder) -> str:
@@ -115,16 +116,16 @@ def _print_job(submitted: SubmittedRun, wait: bool) -> None:
     outer_job = os.environ.get("SLURM_JOB_ID")
     set_ = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
     if on_slurm and outer_job is None and set_ and run.resolved().script is None:  # in a job, Slurm has set them
-        click.echo(f"not passed on: {', '.join(set_)}; use options or the cluster profile", err=True)
+        say(f"not passed on: {', '.join(set_)}; use options or the cluster profile", err=True)
     if on_slurm and outer_job:
         note = f"note: this is within job {outer_job}, but a new job is queued, with nodes of its own"
-        click.echo(f"{note}; --here runs on those of job {outer_job}", err=True)
+        say(f"{note}; --here runs on those of job {outer_job}", err=True)
     message = f"submitted {run.run_id} as job {job_id}{on_cluster(run)}"
     verb = "queued" if submitted.waits else "started"
-    click.echo(message if on_slurm else f"{verb} {run.run_id} as process {job_id}")
+    say(message if on_slurm else f"{verb} {run.run_id} as process {job_id}")
     if len(submitted.jobs) > 1:
-        click.echo(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
+        say(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     print_waits(submitted.waits)
-    click.echo(f"run folder {run.path}", err=True)
+    say(f"run folder {run.path}", err=True)
     if not wait:
         click.echo(f"next: hpc-gpt status {job_id if on_slurm else run.run_id}", err=True)

@@ -44,7 +44,7 @@ from hpc_gpt.runs.lineage import Parent
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.slurm.start_check import ExpectedStart
-from hpc_gpt.terminal import can_ask
+from hpc_gpt.terminal import agrees, can_ask, say
 from hpc_gpt.watch.control import await_measurements, wait_for
 from hpc_gpt.words import counted
 
@@ -159,7 +159,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
         return None
     if how.allocation is None:
         return resumption.start(how.answer.now)
-    click.echo(f"started {run.run_id} {how.allocation.where_text(resolved, text)}")
+    say(f"started {run.run_id} {how.allocation.where_text(resolved, text)}")
     how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
     run_in(how.allocation, run, resolved)
     _print_record(run)
@@ -181,10 +181,10 @@ def _show(asked: Asked, rows: Sequence[tuple[str, str]], how: _SubmitOptions, no
     else:
         width, before = max(len(label) for label, _ in rows), ""
         for label, value in rows:
-            click.echo(f"{label if label != before else '':{width}}  {value}")
+            say(f"{label if label != before else '':{width}}  {value}", hang=width + 2)
             before = label
     print_start(start)
-    click.echo(NOTHING_DONE, err=True)
+    say(NOTHING_DONE, err=True)
     if limit is not None:
         raise limit
 
@@ -204,21 +204,10 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
             message,
             f"name what to train, as hpc-gpt submit demo{cluster}, or its size, --gpus {run.gpus}; --yes queues it",
         )
-    click.echo(message, err=True)
-    if not _agrees("queue it?"):
-        click.echo("nothing was submitted", err=True)
+    say(message, err=True)
+    if not agrees("queue it?"):
+        say("nothing was submitted", err=True)
         click.get_current_context().exit(1)
-
-
-def _agrees(question: str) -> bool:
-    """The answer at the terminal; end of input is a no."""
-    try:
-        return click.confirm(question, err=True)
-    except click.Abort as end:
-        if not isinstance(end.__context__, EOFError):
-            raise
-        click.echo("", err=True)
-        return False
 
 
 def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) -> SubmittedRun | None:

@@ -39,6 +39,7 @@ from hpc_gpt.launch.sweep import (
 from hpc_gpt.settings.experiment_file import gives_way
 from hpc_gpt.settings.grid import parse_grid
 from hpc_gpt.settings.sweep_rows import RowFaults
+from hpc_gpt.terminal import say
 from hpc_gpt.watch.control import wait_for, wait_for_all
 from hpc_gpt.words import counted
 
@@ -85,7 +86,7 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, a
         raise limit
     sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
     _print_rows(prepared)
-    click.echo(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
+    say(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
     if here:
         _run_here(sweep, rows, answer)
         return
@@ -110,7 +111,7 @@ def submit_elements(prepared: PreparedRun, answer: SubmitAnswer) -> None:
         sweep, rows = write_script_array(prepared, logs_folder())
     else:
         sweep = submit_script_array(prepared, logs_folder())
-    click.echo(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
+    say(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
     if here:
         _run_here(sweep, rows, answer, [str(row.resolved.row) for row in rows])
     else:
@@ -141,14 +142,14 @@ def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"
         size = counted(first.gpus, "GPU") + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
-        click.echo(f"{kind}, {size}: {' '.join(str(row.resolved.row) for row in job)}")
+        say(f"{kind}, {size}: {' '.join(str(row.resolved.row) for row in job)}")
         try:
             print_start(dry_run(first, job[0].script))
         except JobRefused as fault:
             refused.append(fault)
-            click.echo(f"refused: {fault}", err=True)
+            say(f"refused: {fault}", err=True)
     limit = print_limits([*map(Asked.of, rows)])
-    click.echo(NOTHING_DONE, err=True)
+    say(NOTHING_DONE, err=True)
     if limit is not None:
         raise limit
     if refused:
@@ -161,14 +162,14 @@ def _print_sweep(sweep: SubmittedSweep, answer: SubmitAnswer) -> None:
         for run in job.runs:
             answer.add(run, run.resolved(), newest_submission(run).get("job_id"), waits=job.waits)
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
-        click.echo(f"submitted {what} {job.id}{on_cluster(job.runs[0])}")
+        say(f"submitted {what} {job.id}{on_cluster(job.runs[0])}")
         print_waits(job.waits)
     queued = {run.path for run in answer.folders}
     for run in sweep.runs:
         if run.path not in queued and (why := newest_submission(run).get("refused")):
             answer.left_out[str(run.resolved().row)] = why
     for refusal in sweep.refusals:
-        click.echo(f"not queued: {refusal}", err=True)
+        say(f"not queued: {refusal}", err=True)
     if not answer.wait and sweep.jobs:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
@@ -184,7 +185,7 @@ def _run_here(
     for run, row in zip(sweep.runs, rows, strict=True):
         submitted = start_queued(run, row)
         if submitted is None:
-            click.echo(f"{row.resolved.row}: cancelled while it waited", err=True)
+            say(f"{row.resolved.row}: cancelled while it waited", err=True)
             answer.left_out[str(row.resolved.row)] = "cancelled while it waited"
             continue
         answer.add(run, row.resolved, submitted.job_id)
@@ -193,7 +194,7 @@ def _run_here(
         try:
             wait_for(run, interrupts)
         except JobFailed as fault:
-            click.echo(f"{row.resolved.row} failed: {fault}", err=True)
+            say(f"{row.resolved.row} failed: {fault}", err=True)
             failures.append(str(row.resolved.row))
     if failures:
         message = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"

@@ -8,6 +8,7 @@ import click
 from hpc_gpt.cli.run_argument import run_argument, run_or_newest
 from hpc_gpt.files import logs_folder
 from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.terminal import say
 from hpc_gpt.words import plain
 
 PLACE = 160
@@ -36,14 +37,14 @@ def verify(run: str | None, as_json: bool) -> None:
         for check, means in MEANS.items():
             differences = [one for one in result.differences if one.check == check]
             for one in differences:
-                click.echo(plain(f"{check:10}  {one.name}: {one.words}"))
+                say(plain(f"{check:10}  {one.name}: {one.words}"), hang=12)
             if differences:
-                click.echo(f"{'':10}  {means}")
+                say(f"{'':10}  {means}", hang=12)
         for note in result.notes:
-            click.echo(plain(f"note: {note}"), err=True)
+            say(plain(f"note: {note}"), err=True)
         for check, why in result.not_checked.items():
-            click.echo(plain(f"note: {check} not compared: {why}"), err=True)
+            say(plain(f"note: {check} not compared: {why}"), err=True)
         if not result.differences:
-            click.echo(f"{result.run}: equal to what was submitted")
+            say(f"{result.run}: equal to what was submitted")
     if result.differences:
         sys.exit(1)

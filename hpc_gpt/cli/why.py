@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,12 +13,15 @@ import click
 from hpc_gpt.cli.run_argument import run_or_logs_argument, run_or_newest
 from hpc_gpt.ends.failures import RETRY_WORDS, meaning
 from hpc_gpt.files import logs_folder
+from hpc_gpt.terminal import say, shows_life
 from hpc_gpt.words import and_more, class_and_cause
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import AttemptWhy, Why
 
 PLACE = 150
+# A line of a log, which is shown as it is.
+_OF_LOG = re.compile(r"[> ] *\d+ \|")
 
 
 @click.command()
@@ -33,7 +37,8 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     """
     from hpc_gpt.report.why import explain
 
-    answer = explain(run_or_newest(run[0] if run else None), logs_folder(), *run[1:])
+    with shows_life("reading"):
+        answer = explain(run_or_newest(run[0] if run else None), logs_folder(), *run[1:])
     silence = ""
     if answer.is_open and answer.own is not None:
         from hpc_gpt.watch.status import ask_status
@@ -48,13 +53,17 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=1))
     else:
-        click.echo("\n".join(_lines(answer)))
+        for line in _lines(answer):
+            if _OF_LOG.match(line):
+                click.echo(line)
+            else:
+                say(line, hang=9)
     for message in answer.cannot:
-        click.echo(f"note: not read: {message}", err=True)
+        say(f"note: not read: {message}", err=True)
     if silence:
         from hpc_gpt.watch.status import silence_note
 
-        click.echo(silence_note(silence), err=True)
+        say(silence_note(silence), err=True)
     if answer.ended == "unknown":
         sys.exit(1)
 

@@ -3,6 +3,7 @@
 `ends.state` judges which class an attempt has; `why`, records, chain and page ask this table what the class means.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -156,6 +157,16 @@ RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
 GOOD = tuple(ended for ended, row in CLASSES.items() if row.good)
 # What is too large for the machine ends so.
 OUT_OF_MEMORY = ("gpu_memory", "host_memory")
+
+
+def colour_of(states: str) -> str:
+    """The colour of a state on a terminal, or of the worst of several: red for a failure, yellow if the scheduler ended
+    it or nothing says how, cyan if it has not ended, green if it ended as asked; empty if none is known."""
+    rows = [CLASSES[state] for state in re.findall(r"\w+", states) if state in CLASSES]
+    doubts = [row for row in rows if row.by_scheduler or row is CLASSES["unknown"]]
+    if any(not (row.good or row.live or row in doubts) for row in rows):
+        return "red"
+    return "yellow" if doubts else "cyan" if any(row.live for row in rows) else "green" if rows else ""
 
 
 def advice(ended: str | None, ours: bool) -> str:

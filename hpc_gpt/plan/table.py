@@ -1,18 +1,17 @@
 """A search for layouts as a table for a terminal, and as text."""
 
 import sys
-import textwrap
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from hpc_gpt.columns import Column, grid
+from hpc_gpt.columns import Column, fitting, grid
 from hpc_gpt.engines import engine_of
 from hpc_gpt.engines.base.training import Training
 from hpc_gpt.plan.nearest import near_batches
 from hpc_gpt.plan.question import DIVIDES_NO_BATCH
 from hpc_gpt.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
 from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.words import counted, plain, show_rate, show_whole
+from hpc_gpt.words import Paint, counted, plain, show_rate, show_whole, wrapped
 
 FAR = 0.1  # so much more than the work that is done, a utilisation is worth a line
 LINES = 7  # layouts that fit, and half as many that do not
@@ -40,6 +39,9 @@ PARTS = (
     StepPart("optimizer_s", "o", "optimizer", "the update"),
     StepPart("offload_s", "f", "offload", "transfers between host and GPU"),
 )
+# The colours of the letters on a terminal.
+COLOURS = {"c": "green", "r": "yellow", "t": "magenta", "x": "light magenta", "b": "red", "p": "cyan", "d": "blue",
+           "o": "light blue", "f": "light red"}  # fmt: skip
 
 
 def settings_text(training: Training) -> str:
@@ -200,25 +202,25 @@ def time_bar(step: StepTime, length: int) -> str:
 
 
 def search_table(
-    searched: Searched, width: int | None, blocks: bool, overlap: tuple[Candidate, tuple[str, ...]] | None = None
+    searched: Searched,
+    width: int | None,
+    blocks: bool,
+    overlap: tuple[Candidate, tuple[str, ...]] | None = None,
+    paint: Paint | None = None,
 ) -> str:
     """An aligned table, a line for each layout; below the best the same with `overlap`, a candidate and its arguments.
-    If it is wider than `width` (None: any width), a layout's texts get their own line, or each layout becomes a block
-    of lines."""
+    If it is wider than `width` (None: any width), a layout's texts get their own lines below its figures."""
     best = searched.shown(LINES)
     rows = [PlanRow(candidate, best[0], blocks) for candidate in (*best, *searched.too_large[: LINES // 2])]
     if overlap is not None and overlap[1]:
         rows.insert(1, PlanRow(overlap[0], best[0], blocks, overlap[1]))
     whole = grid(PLAN_COLUMNS, rows)
     if width is None or whole.width <= width:
-        return whole.aligned()
-    narrow = grid([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows)
-    if narrow.width <= width:
-        head, *lines = narrow.aligned().splitlines()
-        both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
-        return f"{head}\n" + "".join(both)
-    margin = max(map(len, whole.headings[1:]))
-    return "\n".join(_block(whole.headings, cells, margin, width) for cells in whole.lines)
+        return whole.aligned(paint)
+    narrow = fitting([each for each in PLAN_COLUMNS if each.keys[0] in _NARROW], rows, width, _LEAST)
+    head, *lines = grid(narrow, rows).aligned(paint).splitlines()
+    both = [f"{line}\n{_below(row, width)}\n" for line, row in zip(lines, rows, strict=True)]
+    return f"{head}\n" + "".join(both)
 
 
 class PlanRow(NamedTuple):
@@ -241,18 +243,23 @@ class PlanRow(NamedTuple):
         faster = self.candidate.tokens_per_s / self.best.tokens_per_s
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
+    def colour(self) -> str:
+        """Red if it does not fit, yellow if its text says that it is tight, green for the best."""
+        words = {"does not fit": "red", "tight": "yellow", "best": "green"}
+        return next((colour for word, colour in words.items() if word in self.why and not self.more), "")
+
     @property
     def texts(self) -> dict[str, str]:
         """Its cells by column; `-` for what it has not."""
         return {each.keys[0]: each.show(self) for each in PLAN_COLUMNS}
 
 
-def _left(heading: str, key: str, text: Callable[[PlanRow], str | None]) -> Column:
-    return Column(heading, (key,), text, str, right=False)
+def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **more: Any) -> Column:
+    return Column(heading, (key,), text, str, right=False, **more)
 
 
 PLAN_COLUMNS = (
-    _left("Layout", "layout", lambda line: str(line.candidate.layout)),
+    _left("Layout", "layout", lambda line: str(line.candidate.layout), style=PlanRow.colour),
     _left("Engine", "engine", lambda line: line.candidate.training.engine),
     Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
     _left("Settings", "settings", lambda line: line.settings),
@@ -260,10 +267,12 @@ PLAN_COLUMNS = (
     Column("GiB", ("memory",), lambda line: line.candidate.need_gib, "{:.1f}".format),
     Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, show_rate),
     Column("Tokens/s", ("tokens",), lambda line: line.candidate.step and line.candidate.tokens_per_s, show_whole),
-    _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None),
-    _left("Against the best", "why", lambda line: line.why),
-)
+    _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None,
+          style=lambda line: COLOURS),
+    _left("Against the best", "why", lambda line: line.why, style=PlanRow.colour),
+)  # fmt: skip
 _NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
+_LEAST = ("card", "time", "step")
 
 
 def _amount(name: str, heading: str = "", optional: bool = False) -> Column:
@@ -287,16 +296,7 @@ def _below(row: PlanRow, width: int) -> str:
     texts = row.texts
     settings = f", {texts['settings']}" if texts["settings"] != "-" else ""
     text = plain(f"{texts['engine']} {texts['batch']}{settings}: {texts['why']}")
-    return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)
-
-
-def _block(headings: Sequence[str], cells: Sequence[str], margin: int, width: int) -> str:
-    text = f"{cells[0]}\n"
-    for heading, cell in zip(headings[1:], cells[1:], strict=True):
-        if cell != "-":
-            lead = f"  {heading:<{margin}}  "
-            text += textwrap.fill(cell, max(width, 40), initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"
-    return text
+    return "\n".join(wrapped(f"    {text}", width))
 
 
 def legend(searched: Searched) -> str:
@@ -400,10 +400,3 @@ def tokens_text(tokens: float) -> str:
     """
     unit, power = (1e9, 9) if tokens >= 1e9 else (1e6, 6)
     return f"{tokens / unit:,.5g}e{power}"
-
-
-def wrapped(text: str, width: int | None) -> list[str]:
-    """The text in lines of `width` columns; on one line if `width` is None."""
-    if width is None or len(text) <= width:
-        return [text]
-    return textwrap.wrap(text, max(width, 20), subsequent_indent="  ", break_on_hyphens=False)

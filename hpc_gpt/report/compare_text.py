@@ -13,7 +13,7 @@ from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_layout, show_name
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.words import counted, cut, plain, show_digits, show_value, some
+from hpc_gpt.words import counted, cut, plain, show_digits, show_value, some, wrapped
 
 # The number of differing settings shown; --json has all.
 SHOWN = 24
@@ -59,8 +59,8 @@ def percent_text(interval: Interval) -> tuple[str, str]:
     return f"{abs(interval.change):,.{max(0, digits - 1)}f}", f"{low:,.{digits}f} to {high:,.{digits}f}"
 
 
-def comparison_text(comparison: Comparison, a: str, b: str) -> str:
-    """The verdict, its figures, what differs and how both ended, a line each."""
+def comparison_text(comparison: Comparison, a: str, b: str, width: int | None = None) -> str:
+    """The verdict, its figures, what differs and how both ended, a line each, which is broken at `width`."""
     lines = [
         (_SPEEDS[speed.name].label, _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
@@ -73,16 +73,19 @@ def comparison_text(comparison: Comparison, a: str, b: str) -> str:
             lines.append((name, f"{of_a} -> {of_b}{apart}"))
     lines.append(("ended", f"{_ended(comparison.a)} -> {_ended(comparison.b)}"))
     stated = [apart for apart in comparison.apart if apart.is_stated]
-    text = f"{b} against {a}: {verdict_text(comparison, a, b)}\n" + _columns(lines, "  ")
+    text = wrapped(f"{b} against {a}: {verdict_text(comparison, a, b)}", width) + _columns(lines, "  ", width)
     if stated:
-        text += "  settings that differ:\n"
-        text += _columns([(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]], "    ")
-    return text + "".join(f"  note: {plain(note)}\n" for note in _notes(comparison, stated, a, b))
+        values = [(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]]
+        text += ["  settings that differ:", *_columns(values, "    ", width)]
+    for note in _notes(comparison, stated, a, b):
+        text += wrapped(f"  note: {plain(note)}", width)
+    return "\n".join([*text, ""])
 
 
-def _columns(lines: Sequence[tuple[str, str]], indent: str) -> str:
+def _columns(lines: Sequence[tuple[str, str]], indent: str, width: int | None) -> list[str]:
     margin = max(len(plain(name)) for name, _ in lines)
-    return "".join(f"{indent}{plain(name):<{margin}}  {plain(line)}\n" for name, line in lines)
+    whole = [f"{indent}{plain(name):<{margin}}  {plain(line)}" for name, line in lines]
+    return [each for line in whole for each in wrapped(line, width, len(indent) + margin + 2)]
 
 
 def title(run: RunRead) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up
+from hpc_gpt.ends.failures import colour_of
 from hpc_gpt.errors import UserError
 from hpc_gpt.files import experiments_dir
 from hpc_gpt.formulas import tflops_seed
@@ -283,7 +284,7 @@ def sweep_text(lines: SweepLines, form: str, width: int | None = None) -> str:
         return json_text(_page(lines))
     if form == "csv":
         return _csv(lines)
-    table = _grid(lines)
+    table = grid(sweep_columns(lines), lines.lines)
     if form == "md":
         return table.markdown()
     if width is None or table.width <= width:
@@ -338,8 +339,8 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     return page | {"sweep": lines.sweep, "rows": list(rows.values())}
 
 
-def _columns(lines: SweepLines) -> PublishedTable:
-    """The columns of the table with the sweep's name, else the usual ones and the keys that the rows have; a published
+def _columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> PublishedTable:
+    """The columns of the table with the sweep's name, else the others and the keys that the rows have; a published
     column only if a row has a figure for it."""
     printed = lines.published_keys
     if lines.sweep in PUBLISHED_TABLES:
@@ -348,7 +349,7 @@ def _columns(lines: SweepLines) -> PublishedTable:
         return replace(table, columns=own)
     usual = [
         replace(each, published=next((key for key in each.keys if key in printed), None))
-        for each in filled(COLUMNS, [line.figures for line in lines.lines])
+        for each in filled(others, [line.figures for line in lines.lines])
         if "run" not in each.keys and "ended" not in each.keys
     ]
     shown = {each.published for each in usual} | {"notes"}
@@ -358,25 +359,28 @@ def _columns(lines: SweepLines) -> PublishedTable:
     )
 
 
-def _grid(lines: SweepLines) -> Grid:
-    table = _columns(lines)
-    columns = [Column(table.row, (), lambda line: line.row.name, right=False), *_varied(lines, table)]
+def sweep_columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> list[Column]:
+    """The columns of a sweep's table: the row, what it varies, its figures, by its published table or `others`, each
+    with what was published, its notes and its run."""
+    table = _columns(lines, others)
+    columns = [Column(table.row, ("row",), lambda line: line.row.name, right=False), *_varied(lines, table)]
     for each in table.columns:
-        columns += [_ours(each), *([_published(each.published)] if each.published else [])]
+        columns += [_ours(each), *([_published(each)] if each.published else [])]
     columns += [
-        Column("Notes", (), lambda line: line.notes or None, right=False),
-        Column("Ended", (), lambda line: _ended(line) or None, right=False),
-        Column("Run", (), lambda line: line.record and line.record.run, right=False),
-    ]
-    return grid(columns, lines.lines)
+        Column("Notes", ("notes",), lambda line: line.notes or None, right=False),
+        Column("Ended", ("ended",), lambda line: _ended(line) or None, right=False,
+               style=lambda line: colour_of(_ended(line))),
+        Column("Run", ("run",), lambda line: line.record and line.record.run, right=False),
+    ]  # fmt: skip
+    return columns
 
 
 def _ours(figure: Column) -> Column:
     return replace(figure, value=lambda line: figure.value(line.figures))
 
 
-def _published(key: str) -> Column:
-    return Column(PUBLISHED, (), lambda line: line.row.published.get(key), str)
+def _published(figure: Column) -> Column:
+    return Column(PUBLISHED, figure.keys, lambda line: line.row.published.get(figure.published), str)
 
 
 def _ended(line: SweepLine) -> str:

@@ -8,19 +8,23 @@ import functools
 import json
 import math
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hpc_gpt import terminal, words
 from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
+from hpc_gpt.ends.failures import colour_of
 from hpc_gpt.errors import ConfigError
+from hpc_gpt.keys import names_of
 from hpc_gpt.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.settings.experiment import Experiment
 from hpc_gpt.settings.layout import AXES
 from hpc_gpt.tables import close_matches
-from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole
+from hpc_gpt.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole, wrapped
 
+# The tables of an experiment whose keys a record keeps.
+_KEPT = ("model", "layout", "engine", "train", "data")
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
 
@@ -82,9 +86,9 @@ def show_layout(record: Record) -> str:
 
 def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
     """A column for each key, as the usual table shows it if that has it alone; ConfigError for an unknown key."""
-    _check(keys)
     usual = {each.keys[0]: each for each in COLUMNS if len(each.keys) == 1}
-    return tuple(usual.get(key) or column(key, key, right=_is_figure(key)) for key in keys)
+    found = [(key, full_key(key)) for key in keys]
+    return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in found)
 
 
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
@@ -92,21 +96,28 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
 
     Records without a value come last in both directions; equal ones keep their order. ConfigError for an unknown key.
     """
-    _check([key.removeprefix("-") for key in keys])
+    full = [full_key(key.removeprefix("-")) for key in keys]
     order = list(range(len(records)))
-    for key in reversed(keys):
-        value = {index: look_up(records[index], key.removeprefix("-")) for index in order}
+    for key, name in zip(reversed(keys), reversed(full), strict=True):
+        value = {index: look_up(records[index], name) for index in order}
         known = [index for index in order if value[index] is not None]
         known.sort(key=lambda index: _comparable(value[index]), reverse=key.startswith("-"))
         order = known + [index for index in order if value[index] is None]
     return order
 
 
-def _check(keys: Sequence[str]) -> None:
-    for key in keys:
-        name = key.partition(".")[0]
-        if name not in RECORD_KEYS:
-            raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
+def full_key(key: str) -> str:
+    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. ConfigError
+    for one that is unknown."""
+    name, dot, _ = key.partition(".")
+    if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
+        return key
+    for table, _, own in (each.partition(".") for each in names_of(Experiment)):
+        if table in _KEPT and key in (own, f"{table}.{own}"):
+            return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    if name not in RECORD_KEYS:
+        raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
+    return key
 
 
 def _comparable(value: Any) -> tuple[int, Any]:
@@ -140,7 +151,7 @@ COLUMNS = (
         optional=True,
     ),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses),
-    FIGURES["ended"],
+    replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
     Column("Run", ("name", "run", "job_id"), show_name, right=False),
 )
 
@@ -179,7 +190,7 @@ def record_pieces(
         elif records and columns is COLUMNS and width is not None and table.width > width:
             yield "\n".join(as_block(replace(record, flags=[]), width) for record in records)
         elif records:
-            yield table.fitted(width, "\n")
+            yield table.fitted(width, "\n", terminal.painted if width is not None else None)
 
 
 def json_text(page: dict[str, Any]) -> str:
@@ -199,10 +210,7 @@ def as_block(record: Record, width: int | None = None) -> str:
     margin = max(len(label) for label, _ in lines) if lines else 0
     text = title + "\n" + "".join(f"  {label:<{margin}}  {value}\n" for label, value in lines)
     for flag in record.flags:
-        note = f"  note: {plain(flag)}"
-        if width is not None:  # wrapped at spaces, no word is cut
-            note = textwrap.fill(note, max(20, width), subsequent_indent=" " * 8, break_long_words=False)
-        text += f"{note}\n"
+        text += "\n".join(wrapped(f"  note: {plain(flag)}", width, 8)) + "\n"
     return text
 
 
@@ -323,7 +331,7 @@ def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
     last = (title, "", "", "", "", show_share(mean["step_error"]), "", "", show_share(mean["memory_error"]))
     table = grid(_PREDICTED, lines)
     table = Grid(table.headings, table.right, [*table.lines, last])
-    return table.markdown() if form == "md" else table.aligned() if lines else ""
+    return table.markdown() if form == "md" else table.fitted(terminal.width(), "\n") if lines else ""
 
 
 def _prediction(record: Record) -> dict[str, Any]:

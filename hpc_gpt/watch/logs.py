@@ -16,6 +16,7 @@ from hpc_gpt.errors import NoSuchRun, OsErrorAs, RunFolderError
 from hpc_gpt.files import MOST_BYTES, blocks_from_end, open_regular
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.terminal import say
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.words import plain
 
@@ -164,7 +165,7 @@ def follow_logs(run: RunFolder, attempt: int | None, tail: int | None, out: Outp
             live = not status.is_over
             if silence and live and not is_said:
                 is_said = True
-                sys.stderr.write(f"{silence_note(silence)}\n")
+                say(silence_note(silence), err=True)
         time.sleep(POLL_S if live else 0)
     if not (run.path / "resolved.json").exists():
         run.resolved()  # raises: it was moved or deleted

@@ -262,7 +262,7 @@ def test_a_terminal_gets_lines_that_fit_it(columns, more):
     assert code == 0
     lines = [line for line in shown.splitlines() if not line.startswith("next: ")]
     assert max(map(len, lines)) <= columns
-    assert "█" in shown or more
+    assert "█" in shown or more or columns < 60, "bars go first, for GiB say as much"
     assert "\x1b" not in shown
 
 

@@ -24,15 +24,37 @@ def nothing_was_written():
     return not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-# Python misses a Ctrl-C between a prompt and its wait for keys until the next key: the line feed after it.
+# Python sees a Ctrl-C between a prompt and its wait for keys only at the next key: the line feed after it.
 @pytest.mark.parametrize(("keys", "code"), [("n\n", 1), ("\n", 1), ("\x04", 1), ("\x03\n", 130), ("y\n", 4)])
 def test_a_terminal_is_asked(tmp_path, keys, code):
-    words = ("-m", "hpc_gpt", "submit", *JEAN_ZAY)
-    ended, shown = on_a_terminal(*words, type_in=keys, after="queue it? [y/N]", **without_slurm(tmp_path))
+    words, wide = ("-m", "hpc_gpt", "submit", *JEAN_ZAY), {"COLUMNS": "200", **without_slurm(tmp_path)}
+    ended, shown = on_a_terminal(*words, type_in=keys, after="queue it? [y/N]", **wide)
     assert (ended, nothing_was_written()) == (code, True)
     assert shown.startswith(f"{SAID}\nqueue it? [y/N]")
     assert ("nothing was submitted" in shown) is (code == 1)
     assert ("no sbatch" in shown) is (code == 4)  # a yes goes on to Slurm
+
+
+def test_a_ctrl_c_that_comes_while_the_question_is_printed_is_not_forgotten(tmp_path):
+    """input() clears what its flush of the prompt raises: at a busy machine, the Ctrl-C of whoever answers at once."""
+    program = (
+        "import io, os, signal, sys\n"
+        "class Busy(io.TextIOWrapper):\n"
+        "    asks = False\n"
+        "    def write(self, text):\n"
+        "        self.asks = self.asks or 'queue it?' in text\n"
+        "        return super().write(text)\n"
+        "    def flush(self):\n"
+        "        super().flush()\n"
+        "        if self.asks:\n"
+        "            self.asks = False\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.stderr = Busy(open(2, 'wb', closefd=False, buffering=0), write_through=True)\n"
+        f"from hpc_gpt.cli import main; main({['submit', *JEAN_ZAY]!r})"
+    )
+    ended, shown = on_a_terminal("-c", program, type_in="\n", after="queue it? [y/N]", **without_slurm(tmp_path))
+    assert (ended, nothing_was_written()) == (130, True), shown
+    assert "interrupted" in shown
 
 
 def test_a_question_that_nobody_would_see_is_not_asked(tmp_path):

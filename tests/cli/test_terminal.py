@@ -1,7 +1,5 @@
 """On a real terminal: cancel asks, status --watch refreshes in place; off it they do neither."""
 
-import os
-
 import pytest
 
 from hpc_gpt import terminal
@@ -64,7 +62,8 @@ def test_a_screen_is_drawn_over_itself_however_long_its_lines(monkeypatch, capsy
 
 def test_a_screen_shows_no_more_rows_than_the_terminal_has(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "width", lambda: 80)
-    monkeypatch.setattr(terminal.shutil, "get_terminal_size", lambda: os.terminal_size((80, 6)))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "6")
     screen = terminal.Screen()
     screen.show("\n".join(["a", "b" * 100, "c", "d", "e", "f"]))
     screen.show("a\nb\nc\nd\ne")

@@ -28,10 +28,10 @@ from hpc_gpt.plan.table import (
     slow_text,
     time_bar,
     unchecked,
-    wrapped,
 )
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.presets import preset
+from hpc_gpt.words import wrapped
 from tests.plan.machines import machine_named
 from tests.report.plan_searches import searched_for
 

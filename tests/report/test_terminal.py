@@ -1,5 +1,6 @@
 """The same report on a terminal, wide and narrow, and in a pipe."""
 
+import json
 import subprocess
 import sys
 
@@ -28,16 +29,43 @@ def written(columns, *words, **variables):
     return shown
 
 
-def test_wide_narrow_and_piped(logs):
+def test_a_terminal_gets_a_table_with_the_run_first(logs):
+    """All columns of a pipe are one option away: a table if it has room, else a block for each run."""
     words = ("-m", "hpc_gpt", "report", str(logs))
-    wide, narrow = written(250, *words), written(60, *words)
     piped = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout
-    assert wide == piped
-    assert len(piped.splitlines()) == 2
-    assert "tflops_hardware" in narrow
-    for text in (wide, narrow):
-        assert "6.000 -> 2.200" in text
-        assert "…" not in text
+    assert piped.startswith("GPUs  Size  TP  PP  DP")
+    for columns, headings in (
+        (100, "Layout GPUs Step s Tokens/s TFLOPs model Loss Ended"),
+        (60, "Layout TFLOPs model Ended"),
+    ):
+        heading, row, *notes = written(columns, *words, NO_COLOR="1").splitlines()
+        assert " ".join(heading.split()) == f"Run {headings}"
+        assert row.startswith("demo/")
+        assert max(map(len, (heading, row, *notes))) <= columns
+        assert "no room for" in notes[0]
+    assert written(250, *words, "--columns", "all", NO_COLOR="1") == piped
+    assert "tflops_hardware" in written(60, *words, "--columns", "all")
+
+
+def test_what_sweeps_vary_are_columns_by_themselves(tmp_path):
+    """Of several sweeps, too, and on a narrow terminal before the figures."""
+    for sweep, row, lr in (("a", "1", 1e-4), ("a", "2", 1e-3), ("b", "3", 3e-3)):
+        run = with_attempt(make_run(tmp_path / "logs", train__lr=lr), 20)
+        resolved = json.loads((run.path / "resolved.json").read_text()) | {"sweep": sweep, "row": row}
+        (run.path / "resolved.json").write_text(json.dumps(resolved))
+        varied = {"train.lr": lr} | ({"layout.micro_batch": 8} if sweep == "b" else {})
+        (run.path / "sweep.json").write_text(json.dumps({"id": sweep, "name": sweep, "row": row, "varied": varied}))
+    words = ("-m", "hpc_gpt", "report", str(tmp_path / "logs"))
+    heading, *rows = written(80, *words, NO_COLOR="1").splitlines()
+    assert heading.split()[:4] == ["Run", "lr", "micro_batch", "Layout"]
+    assert [row.split()[1:3] for row in rows[:3]] == [["0.0001", "-"], ["0.001", "-"], ["0.003", "8"]]
+
+
+def test_an_experiments_key_finds_its_column(logs):
+    words = [sys.executable, "-m", "hpc_gpt", "report", logs, "--sort=-lr", "--columns"]
+    for keys in ("lr,engine.zero_stage,hidden", "train.lr,settings.engine.zero_stage,model.hidden"):
+        done = subprocess.run([*words, keys, "--format", "csv"], capture_output=True, text=True, check=True)
+        assert done.stdout == "settings.train.lr,settings.engine.zero_stage,hidden\n0.001,1,128\n"
 
 
 def test_bold_is_for_terminals_that_want_it(logs):

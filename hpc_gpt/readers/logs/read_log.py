@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_gpt import output
 from hpc_gpt.errors import fault_words
 from hpc_gpt.readers.logs import Part
 from hpc_gpt.readers.logs.kept import kept_file
@@ -44,6 +45,7 @@ class LogRead:
 def read_log(path: Path) -> LogRead:
     """Reads the log at a path, `-` for standard input. Nothing in a file, and nothing that happens to it, raises: the
     fault of a reader refuses the file."""
+    output.working_on = str(path)
     try:
         return _read_log(path)
     except Exception as fault:

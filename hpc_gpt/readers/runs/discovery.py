@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hpc_gpt import output
 from hpc_gpt.readers.logs.read_log import READER_FAILED
 from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, is_bench
@@ -78,9 +79,11 @@ def _leave_out_output_files(found: DiscoveredFiles) -> None:
     for log in (log for run in found.own for attempt in run.attempts() for log in attempt.logs):
         by_head.setdefault(_head(log), []).append(log)
     for path in found.logs.copy():
-        if str(path) != STDIN and any(_same_log(path, log) for log in by_head.get(_head(path), ())):
+        logs = by_head.get(_head(path), ()) if str(path) != STDIN else ()
+        if any(_same_log(path, log) for log in logs):
             found.logs.remove(path)
-            found.skip("the output file of a run that is listed", path)
+            if not any(path.samefile(log) for log in logs):  # a copy, not a link of ours
+                found.skip("the output file of a run that is listed", path)
 
 
 def _head(path: Path) -> bytes:
@@ -142,11 +145,12 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
     waiting = [top]
     while waiting:
         folder = waiting.pop()
+        output.working_on = str(folder)
         try:
             about = folder.stat()
             key = (about.st_dev, about.st_ino)
             if key in seen:
-                if folder != top:
+                if folder != top and not (folder / "resolved.json").is_file():  # a sweep's link to one of its runs
                     files.skip("folder seen before, for example through a link", folder)
                 continue
             seen.add(key)

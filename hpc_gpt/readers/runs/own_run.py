@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt import output
 from hpc_gpt.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -53,6 +54,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
     """
+    output.working_on = str(run.path)
     resolved = run.resolved()
     # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics

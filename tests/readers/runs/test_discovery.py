@@ -43,8 +43,18 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
         (lab / f"{name}-1.out").write_text(text)
     found = discover([lab])
     assert names(found.logs) == ["other-1.out", "a.log"]
-    assert found.counts["the output file of a run that is listed"] == 4
+    assert found.counts["the output file of a run that is listed"] == 3, "a link of ours is not worth a note"
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
+
+
+def test_a_sweeps_links_to_its_runs_are_not_worth_a_note(lab):
+    run = make_run(lab / "ours")
+    for place in ("a-sweep", "z-sweep"):  # met before the run, and after it
+        (lab / place / "20261127-120000-abcd" / "1").mkdir(parents=True)
+        (lab / place / "20261127-120000-abcd" / "1" / "0").symlink_to(run.path, target_is_directory=True)
+    found = discover([lab])
+    assert [each.path for each in found.own] == [run.path.resolve()]
+    assert notes(found) == []
 
 
 def test_a_link_in_a_circle_is_walked_once_and_told(lab):
