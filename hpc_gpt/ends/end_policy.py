@@ -124,19 +124,6 @@ def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
     return stop_at - began, now - (elapsed_s or 0.0)
 
 
-def seconds_of(text: str) -> float | None:
-    """The seconds of a time as Slurm shows it; None if it is none.
-
-    >>> seconds_of("00:01:05"), seconds_of("2-03:00:00"), seconds_of("")
-    (65.0, 183600.0, None)
-    """
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:
     """The end of an attempt for a reason. `end_of_sigterm` is called only for a SIGTERM, `target` the one reached."""
     if reason == "terminated":

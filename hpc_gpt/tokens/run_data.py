@@ -23,7 +23,7 @@ from hpc_gpt.tokens.build import (
 )
 from hpc_gpt.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron
-from hpc_gpt.tokens.mixture import mixture_order
+from hpc_gpt.tokens.order import mixture_order
 from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
 from hpc_gpt.tokens.sources import check_forms, find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
