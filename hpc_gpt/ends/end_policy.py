@@ -220,9 +220,8 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
 
 def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
     """The attempt before this one, if it was of the same job."""
-    job_id = attempt.started().get("job_id")
-    before = [each for each in run.attempts() if each.number < attempt.number][-1:]
-    return before[0] if job_id and before and before[0].started().get("job_id") == job_id else None
+    before = run.before(attempt)[-1:]
+    return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
 
 
 # --- whether the job requeues
@@ -245,7 +244,7 @@ def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
     """Whether `hpc-gpt cancel` has marked the attempt's job."""
-    return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
+    return run.is_cancelled(attempt.job_id or os.environ.get("SLURM_JOB_ID"))
 
 
 # --- how the job ended by what Slurm and job.sh say

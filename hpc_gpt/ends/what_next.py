@@ -38,7 +38,6 @@ from hpc_gpt.ends.decisions import (
     classify,
     conclude,
     forget_stop,
-    job_of,
     other_jobs,
     with_free_space,
 )
@@ -82,7 +81,7 @@ def decide_next(
     `slurm` and `cause` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
     interrupted asks twice.
     """
-    job_id = job_of(attempt)
+    job_id = attempt.job_id
     others = ",".join(other_jobs(run, job_id)) or "-"
     if found := attempt.verdict():
         again, pause_s, exclude = found.get("go_on") is True, found.get("pause_s") or 0.0, found.get("exclude") or []
@@ -101,7 +100,7 @@ def decide_next(
     if not again:
         return f"{NEXT_MARK} stop 0 - {others}"
     # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
-    earlier = [each.verdict().get("exclude") or [] for each in run.attempts() if each.number < attempt.number]
+    earlier = [each.verdict().get("exclude") or [] for each in run.before(attempt)]
     ours = {node for nodes in earlier for node in nodes}
     wanted = (set(job.excluded) - ours) | set(exclude)
     nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
@@ -139,7 +138,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)
         return 1
     finally:
-        lock.release(run, lock.job_holder(job_of(attempt)))
+        lock.release(run, lock.job_holder(attempt.job_id))
     return 0
 
 

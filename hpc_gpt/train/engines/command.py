@@ -199,7 +199,7 @@ class CommandRank(ForeignRank):
         return found
 
     def _is_cancelled(self) -> bool:
-        job = self._attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
+        job = self._attempt.job_id or os.environ.get("SLURM_JOB_ID")
         return self._run.is_cancelled(None if job is None else str(job))
 
     def turn(self) -> None:
