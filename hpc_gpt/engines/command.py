@@ -11,7 +11,6 @@ from typing import Any
 
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.errors import ConfigError, raise_faults
-from hpc_gpt.settings.around import AFTER_BRACES, Plan
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.settings.key_rules import number_faults
@@ -19,6 +18,7 @@ from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.program_text import brace_faults, fill, fill_line, names_in, text_faults, texts_of
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.services import AFTER_BRACES, Plan
 from hpc_gpt.settings.shape_split import Obstacle
 
 # The keys of [train] that say something of the attempt, or of the record's figures.

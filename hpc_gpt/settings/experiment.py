@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import After, EngineName, Notify, Plan, Track
 from hpc_gpt.settings.key_rules import key
 from hpc_gpt.settings.mixture import MixedSource
+from hpc_gpt.settings.services import After, EngineName, Notify, Plan, Track
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["none", "block", "edges", "whole"]

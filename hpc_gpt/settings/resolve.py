@@ -9,7 +9,6 @@ from typing import Any
 from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
-from hpc_gpt.settings.around import AROUND, changed_keys, check_around
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
 from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, ScriptFacts, Train
@@ -20,6 +19,7 @@ from hpc_gpt.settings.model_shape import ModelShape, architecture_of, check_shap
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import excess_of
+from hpc_gpt.settings.services import SERVICES, changed_keys, check_services
 from hpc_gpt.settings.shape_split import check_split, default_tp
 from hpc_gpt.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables
 from hpc_gpt.tables import toml_lines
@@ -85,7 +85,7 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
         job=_job_over_profile(experiment, profile, script is not None),
         cluster=replace(profile, **of_the_planner),
         command=command,
-        **{name: getattr(experiment, name) for name in AROUND},
+        **{name: getattr(experiment, name) for name in SERVICES},
         script=script,
     )
     facts.check_sized(sized)
@@ -149,7 +149,7 @@ def _size_data(asked: Data, facts: EngineFacts, layout: Layout, engine: Engine) 
 def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, shape: ModelShape) -> None:
     """Refuses what the engine does not follow, and faults of the tables beside the training."""
     facts.check_run(layout, shape, experiment.train)
-    check_around(experiment.notify, experiment.after, experiment.track)
+    check_services(experiment.notify, experiment.after, experiment.track)
     facts.check_plan(experiment.plan)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(experiment.train, key)) not in (None, ()):
@@ -399,7 +399,7 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
         "train": train,
         "job": job,
         **program_tables(resolved),
-        **{name: changed_keys(getattr(resolved, name)) for name in AROUND},
+        **{name: changed_keys(getattr(resolved, name)) for name in SERVICES},
     }
 
 
@@ -409,16 +409,16 @@ def experiment_of(resolved: Sized) -> Experiment:
     sizes = {name: getattr(resolved.model, name) for name in model_table(resolved)}
     model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
     command = resolved.command or Command()
-    around = {name: getattr(resolved, name) for name in AROUND}
+    services = {name: getattr(resolved, name) for name in SERVICES}
     kept = (resolved.data, resolved.engine, layout, resolved.train, job, command)
-    return Experiment(resolved.name, model, *kept, **around)
+    return Experiment(resolved.name, model, *kept, **services)
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
     """The text of that experiment as TOML, after a line with `comment`."""
     lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
     for name, table in experiment_tables(resolved).items():
-        if name in AROUND and not table:
+        if name in SERVICES and not table:
             continue
         lines += ["", f"[{name}]", *toml_lines(table)]
     return "\n".join(lines) + "\n"

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_states
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
 from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.services import Plan
 from hpc_gpt.settings.shape_split import Obstacle, context_obstacle
 from hpc_gpt.settings.sized import Sized
 

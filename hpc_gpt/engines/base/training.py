@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.errors import ConfigError, LayoutError, check_sizes
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import AttentionKernel, GradSum, HeldAs, Loss
 from hpc_gpt.settings.experiment import CpExchange, Matmul
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.services import AttentionKernel, GradSum, HeldAs, Loss
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]

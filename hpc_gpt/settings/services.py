@@ -124,7 +124,7 @@ class Plan:
 
 
 # {name of the table in an experiment: the table without which nothing happens}
-AROUND: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
+SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
 
 
 def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
     return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
 
 
-def check_around(notify: Notify, after: After, track: Track) -> None:
+def check_services(notify: Notify, after: After, track: Track) -> None:
     """ConfigError with every fault of the three tables."""
     raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
 
