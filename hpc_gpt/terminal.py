@@ -11,10 +11,6 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def width(stderr: bool = False) -> int | None:
@@ -35,19 +31,13 @@ def colour_wanted() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def console(stderr: bool = False) -> Console:
-    """rich's console for stdout or stderr: plain text into a pipe, no colour under NO_COLOR."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, no_color=not colour_wanted(), highlight=False, soft_wrap=True)
-
-
 def write_heading(line: str) -> None:
     """Prints a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
     if width() is not None and colour_wanted():
+        from rich.console import Console
         from rich.text import Text
 
-        console().print(Text(line, style="bold"))
+        Console(highlight=False, soft_wrap=True).print(Text(line, style="bold"))
     else:
         sys.stdout.write(line + "\n")
 

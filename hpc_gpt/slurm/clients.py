@@ -196,7 +196,7 @@ def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
-def squeue(cluster: str | None = None) -> Client:
+def squeue(cluster: str | None) -> Client:
     """The question for the user's jobs on a cluster, recently ended ones too; `queued_jobs` reads the answer. Raises as
     Client."""
     return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%T|%r", "--sibling"], cluster=cluster)
@@ -220,7 +220,7 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
     return jobs
 
 
-def sacct(job_ids: Iterable[str], cluster: str | None = None) -> Iterator[Client]:
+def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
     """The questions to the accounting for a cluster's jobs, which `accounted_states` reads, one after the other; none
     without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client."""
     known = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
@@ -238,7 +238,7 @@ def accounted_states(answer: Answer) -> dict[str, str]:
     return {job_id: state for job_id, state in states.items() if state != REVOKED}
 
 
-def who_cancelled(job_id: str, cluster: str | None = None) -> str | None:
+def who_cancelled(job_id: str, cluster: str | None) -> str | None:
     """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
     if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
         return None

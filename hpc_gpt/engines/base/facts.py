@@ -110,18 +110,8 @@ class EngineFacts(States):
 
     @property
     def trainer(self) -> str:
-        """The module that trains."""
+        """The module that trains; of a program, that of a rank which starts it, and needs no torch."""
         return f"hpc_gpt.train.engines.{self.name.replace('-', '_')}"
-
-    @property
-    def program_rank(self) -> str:
-        """The module of a rank that starts another program, and needs no torch; empty for our trainer's."""
-        return self.trainer if self.is_program else ""
-
-    @property
-    def trains_known_model(self) -> bool:
-        """Whether it is told the model that it trains, as a program of the user's own is not."""
-        return not self.takes_command
 
     @property
     def writes_metrics(self) -> bool:
