@@ -217,7 +217,7 @@ VALUE_TYPES = {
     "settings.model_shape",
     "settings.shape_split",
     "settings.experiment",
-    "settings.around",
+    "settings.services",
     "settings.key_rules",
     "settings.program_text",
     "settings.schedule",

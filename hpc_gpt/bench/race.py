@@ -23,7 +23,7 @@ from hpc_gpt.bench.bench_run import BenchFolder, tables_of
 from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.columns import peak
-from hpc_gpt.ends.decisions import NEXT_MARK, classify, job_of
+from hpc_gpt.ends.decisions import NEXT_MARK, classify
 from hpc_gpt.ends.end_policy import End, asks_to_requeue, end_by_script, exit_code, first_failure, is_put_back
 from hpc_gpt.ends.failures import GOOD, OUT_OF_MEMORY, meaning
 from hpc_gpt.errors import UserError
@@ -122,7 +122,7 @@ class Race:
 
     def _asked(self) -> End | None:
         """The end that a user, or the budget, asks for between two visits."""
-        if asked := self.run.asked_to_end(job_of(self.attempt)):
+        if asked := self.run.asked_to_end(self.attempt.job_id):
             return End(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'}")
         verbs = {request.verb for request in open_requests(self.attempt)}
         if "stop" in verbs:
@@ -281,7 +281,7 @@ def end_of_visit(race: Race, attempt: Attempt, code: int, shown: str) -> End:
     message = first_failure(attempt)
     put_back = is_put_back(race.attempt, shown)
     said = end_by_script(race.run, attempt, exit_code(message, code), message, shown, put_back)
-    end = classify(attempt, *said, read_cause, cancelled=race.run.is_cancelled(job_of(race.attempt)))
+    end = classify(attempt, *said, read_cause, cancelled=race.run.is_cancelled(race.attempt.job_id))
     attempt.write_ended(end.ended, end.cause, int(attempt.last_metrics().get("step") or 0), node=end.node)
     return end
 

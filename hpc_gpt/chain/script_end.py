@@ -1,9 +1,9 @@
-"""The name by which job scripts start `ends.script_end`, with the reader of an attempt's logs."""
+"""The name by which a job script of the user's own starts `ends.what_next`, with the reader of an attempt's logs."""
 
 import sys
 
-from hpc_gpt.ends.script_end import main
+from hpc_gpt.ends.what_next import end_here
 from hpc_gpt.readers.attempt_cause import read_cause
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], read_cause))
+    sys.exit(end_here(sys.argv[1:], read_cause))

@@ -114,7 +114,7 @@ def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[s
 
 def complete_engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Engines, after those and commas already typed."""
-    from hpc_gpt.settings.around import ENGINE_NAMES
+    from hpc_gpt.settings.services import ENGINE_NAMES
 
     done, comma, last = begun.rpartition(",")
     return [f"{done}{comma}{name}" for name in ENGINE_NAMES if name.startswith(last)]

@@ -15,8 +15,8 @@ from hpc_gpt.keys import Key, keys_of
 from hpc_gpt.launch.render import variables
 from hpc_gpt.runs.record import Record
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.settings.engines import fast_settings_of, fast_text
 from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-from hpc_gpt.settings.fast import fast_settings_of, fast_text
 from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.tables import close_matches, toml_value

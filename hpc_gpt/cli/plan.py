@@ -37,8 +37,8 @@ from hpc_gpt.plan.table import (
 )
 from hpc_gpt.plan.training import engine_for
 from hpc_gpt.settings.cluster import load_profile, user_default
+from hpc_gpt.settings.engines import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.tables import toml_value
 from hpc_gpt.terminal import painted, say, shows_life, width, write_heading
 from hpc_gpt.words import wrapped

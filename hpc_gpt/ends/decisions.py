@@ -178,11 +178,6 @@ def write_verdict(
     write_once(attempt.folder / "next.json", json.dumps(text) + "\n")
 
 
-def job_of(attempt: Attempt) -> str:
-    """The id of the attempt's job; empty if attempt.json is missing."""
-    return str(attempt.started().get("job_id") or "")
-
-
 def other_jobs(run: RunFolder, job_id: str) -> list[str]:
     """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
     jobs = dict.fromkeys(line["job_id"] for line in run.submissions() if line.get("job_id"))
@@ -192,7 +187,7 @@ def other_jobs(run: RunFolder, job_id: str) -> list[str]:
 def forget_stop(run: RunFolder, attempt: Attempt) -> None:
     """Removes the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
     with suppress(OSError):
-        run.stop_mark(job_of(attempt)).unlink(missing_ok=True)
+        run.stop_mark(attempt.job_id).unlink(missing_ok=True)
 
 
 # --- the attempts of a run so far

@@ -125,19 +125,6 @@ def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
     return stop_at - began, now - (elapsed_s or 0.0)
 
 
-def seconds_of(text: str) -> float | None:
-    """The seconds of a time as Slurm shows it; None if it is none.
-
-    >>> seconds_of("00:01:05"), seconds_of("2-03:00:00"), seconds_of("")
-    (65.0, 183600.0, None)
-    """
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 def moment_of(text: str) -> float | None:
     """The epoch seconds of a time that Slurm shows with `IN_UTC`; None if it is none.
 
@@ -246,9 +233,8 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
 
 def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
     """The attempt before this one, if it was of the same job."""
-    job_id = attempt.started().get("job_id")
-    before = [each for each in run.attempts() if each.number < attempt.number][-1:]
-    return before[0] if job_id and before and before[0].started().get("job_id") == job_id else None
+    before = run.before(attempt)[-1:]
+    return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
 
 
 # --- whether the job requeues
@@ -271,7 +257,7 @@ def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
     """Whether `hpc-gpt cancel` has marked the attempt's job."""
-    return run.is_cancelled(attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID"))
+    return run.is_cancelled(attempt.job_id or os.environ.get("SLURM_JOB_ID"))
 
 
 # --- how the job ended by what Slurm and job.sh say

@@ -30,7 +30,6 @@ from hpc_gpt.ends.decisions import (
     conclude,
     disk_that_may_be_full,
     forget_stop,
-    job_of,
     other_jobs,
     read_history,
     write_verdict,
@@ -90,14 +89,14 @@ def may_start(
     `left`: how often the script can still ask, this time included.
     """
     resolved = run.resolved()
-    own_job = job_of(attempt)
-    earlier = [each for each in run.attempts() if each.number < attempt.number]
+    own_job = attempt.job_id
+    earlier = run.before(attempt)
 
     def refuse(ended: str, why: str, code: int) -> str:
         return _refuse(run, attempt, resolved, Verdict(False, ended, ended, why), now, code)
 
     for other in not_judged(run, attempt):
-        job_id = job_of(other)
+        job_id = other.job_id
         state = slurm.queue.get(job_id, "")
         if job_id == own_job:
             _conclude_lost(run, other, resolved, slurm, now, read_cause, again=True)
@@ -157,7 +156,7 @@ def _held(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
 
 def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
     """The earlier attempts of a run without a verdict."""
-    return [each for each in run.attempts() if each.number < attempt.number and not each.verdict()]
+    return [each for each in run.before(attempt) if not each.verdict()]
 
 
 def _ended_before(
@@ -195,7 +194,7 @@ def _conclude_lost(
     again: bool,
 ) -> None:
     """Concludes an attempt that was killed with its script. `again`: its job has started again."""
-    job_id = job_of(lost)
+    job_id = lost.job_id
     states = slurm.starts.get(job_id, [])
     # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
@@ -219,13 +218,13 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
         past = read_history(run, gpus_of(resolved), now)
         write_verdict(attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
-    jobs = [] if verdict.ended == "refused" else other_jobs(run, job_of(attempt))
+    jobs = [] if verdict.ended == "refused" else other_jobs(run, attempt.job_id)
     return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"
 
 
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     """The line for a job of a run that is done. Its attempt, which trained nothing, is removed."""
-    job_id = job_of(attempt)
+    job_id = attempt.job_id
     print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
     output = run.path / f"slurm-{job_id}.out"
     with contextlib.suppress(OSError):
@@ -245,8 +244,8 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
     try:
-        ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := job_of(each)))
-        if (holder := lock.holder(run)) and holder.slurm_job not in (None, job_of(attempt)):
+        ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := each.job_id))
+        if (holder := lock.holder(run)) and holder.slurm_job not in (None, attempt.job_id):
             ids[str(holder.slurm_job)] = None
         if more and ids and not more[1]:
             answer = f"{NEXT_MARK} ask {','.join(ids)}"

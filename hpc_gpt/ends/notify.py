@@ -51,7 +51,7 @@ def ended_as(run: RunFolder, attempt: Attempt) -> str:
     said = attempt.verdict().get("ended") or attempt.ended().get("ended")
     if said or not is_lost_here(run, attempt):
         return str(said or "")
-    cancelled = run.is_cancelled(attempt.started().get("job_id"))
+    cancelled = run.is_cancelled(attempt.job_id)
     return class_of(replace(read_end(attempt).facts, cancelled=cancelled, alive=False)) or ""
 
 
@@ -98,7 +98,7 @@ def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str)
         "name": resolved.name,
         "folder": str(run.path),
         "attempt": attempt.number,
-        "job": attempt.started().get("job_id"),
+        "job": attempt.job_id or None,
         "ended": ended,
         "cause": hide_secrets(str(cause)) if cause else None,
         "node": verdict.get("node") or end.get("node"),
@@ -204,7 +204,7 @@ def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
     parent = os.getppid()
     here = resolved.cluster.scheduler == "local"  # no script of theirs is left to send it
     started = float(attempt.started().get("started") or time.time())
-    for before in [each for each in run.attempts() if each.number < attempt.number]:
+    for before in run.before(attempt):
         verdict = before.verdict()
         judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
         if here or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):

@@ -115,7 +115,7 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     live = _live_job(chain, slurm or {})
     if live is None and waits:
         live = chain[0]
-    job_id = live.get("job_id") if live is not None else _job_of(attempt)
+    job_id = live.get("job_id") if live is not None else (attempt.job_id or None) if attempt is not None else None
     line = live if live is not None else _line_of(run, chain, job_id)
     facts = end.facts if end is not None and not waits else Facts()
     facts = replace(
@@ -137,14 +137,14 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], run_state: RunState) -> list[str]:
     """How each attempt of a run ended, first to last; for one that may still run, the state of the run."""
-    jobs = [_job_of(attempt) for attempt in attempts]
+    jobs = [attempt.job_id for attempt in attempts]
     ends = [read_end(attempt) for attempt in attempts]
     classes = []
     for index, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
         if attempt == run_state.attempt and run_state.facts.began:
             ended = class_of(run_state.facts) or run_state.state.ended
         else:
-            again = jobs[index] is not None and jobs[index] in jobs[index + 1 :]
+            again = bool(jobs[index]) and jobs[index] in jobs[index + 1 :]
             facts = replace(end.facts, again=again, followed=True, cancelled=run.is_cancelled(jobs[index]))
             ended = class_of(facts) or "unknown"
         classes.append(ended)
@@ -155,7 +155,7 @@ def open_jobs(run: RunFolder) -> list[str]:
     """The Slurm jobs whose state in Slurm may decide the run's: those of the newest job chain, without jobs that have
     ended for good by the folder."""
     attempts = run.attempts()
-    ends = {_job_of(attempt): read_end(attempt) for attempt in attempts}
+    ends = {attempt.job_id: read_end(attempt) for attempt in attempts}
     jobs = [line.get("job_id") for line in newest_chain(run) if is_of_slurm(line)]
     return [job_id for job_id in jobs if job_id and (job_id not in ends or _is_open(ends[job_id]))]
 
@@ -186,7 +186,7 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
     """Whether no job of the newest job chain has made an attempt, but one may still do so: the run is not done, and the
     chain was not submitted before the run ended."""
     jobs = {line.get("job_id") for line in chain} - {None}
-    if not chain or not jobs.isdisjoint(_job_of(attempt) for attempt in attempts):
+    if not chain or not jobs.isdisjoint(attempt.job_id for attempt in attempts):
         return False
     if end is None or not end.is_over or end.facts.retried:
         return True
@@ -234,7 +234,7 @@ def _is_alive(line: Mapping[str, Any]) -> bool | None:
 
 def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
     """Whether an attempt was of a process on this machine that is gone."""
-    job_id = _job_of(attempt)
+    job_id = attempt.job_id or None
     lines = [line for line in run.submissions() if line.get("job_id") == job_id and line.get("scheduler") == "local"]
     return bool(lines) and _is_alive(lines[-1]) is False
 
@@ -268,7 +268,7 @@ def newest_submission(run: RunFolder) -> dict[str, Any]:
     """
     lines, attempts = run.submissions(), run.attempts()
     if aside := _stepped_aside(attempts):  # the other jobs decide the run's state
-        attempts = [attempt for attempt in attempts if str(attempt.started().get("job_id")) not in aside]
+        attempts = [attempt for attempt in attempts if attempt.job_id not in aside]
         lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
     start = attempts[-1].started() if attempts else {}
     job_id = str(start.get("job_id") or "")
@@ -290,7 +290,7 @@ def _stepped_aside(attempts: list[Attempt]) -> set[str]:
     for attempt in reversed(attempts):
         if attempt.ended().get("ended") != "refused":
             return jobs
-        jobs.add(str(attempt.started().get("job_id")))
+        jobs.add(attempt.job_id)
     return set()
 
 
@@ -334,9 +334,8 @@ def _cancelled_by(run: RunFolder, job_id: str) -> str:
 
 def cause_of_attempt(run: RunFolder, attempt: Attempt, ended: str) -> str | None:
     """Why an attempt ended, with a class of ENDED: who cancelled it, else what its files say."""
-    job_id = _job_of(attempt)
-    if ended == "cancelled" and job_id is not None and run.is_cancelled(job_id):
-        return _cancelled_by(run, job_id)
+    if ended == "cancelled" and run.is_cancelled(attempt.job_id):
+        return _cancelled_by(run, attempt.job_id)
     return read_end(attempt).cause
 
 
@@ -391,7 +390,3 @@ def ordinal(number: int) -> str:
     """
     last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{last}"
-
-
-def _job_of(attempt: Attempt | None) -> str | None:
-    return attempt.started().get("job_id") if attempt is not None else None

@@ -1,4 +1,6 @@
-"""`python -m hpc_gpt.chain.after RUN ATTEMPT CODE SHOWN`: job.sh asks what is next.
+"""What follows an attempt that has ended, for the scripts that ask.
+
+`python -m hpc_gpt.chain.after RUN ATTEMPT CODE SHOWN`: job.sh asks what is next.
 
 The ranks have ended. The script states facts: CODE is srun's exit code, and SHOWN what `scontrol show job` prints.
 Classifies the end of the attempt, judges, writes ended.json and next.json, and prints one line for the script. Only the
@@ -13,11 +15,19 @@ CODE is the exit code of the first rank that failed, else srun's.
 Scripts of earlier versions pass CODE SAID EXCLUDED SHOWN [put-back], or CLASS CAUSE EXCLUDED [put-back], and read no
 CODE. SAID is srun's message on the first rank that failed, EXCLUDED are the nodes that the job excludes, and `put-back`
 says that Slurm starts the same job again.
+
+`python -m hpc_gpt.chain.script_end RUN ATTEMPT CODE`: a job script of the user's own has ended on this machine. Under
+Slurm `chain.after` concludes how it ended.
 """
 
+import contextlib
+import os
+import re
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.ends import bad_nodes
@@ -28,18 +38,40 @@ from hpc_gpt.ends.decisions import (
     classify,
     conclude,
     forget_stop,
-    job_of,
     other_jobs,
     with_free_space,
 )
-from hpc_gpt.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, seconds_of, shown_as
-from hpc_gpt.ends.failures import LONGEST_PAUSE_S
-from hpc_gpt.ends.script_end import end_script
-from hpc_gpt.errors import UserError
+from hpc_gpt.ends.end_policy import (
+    EXIT_0_BUT,
+    STOP,
+    End,
+    asks_to_requeue,
+    class_of_sigterm,
+    end_by_script,
+    end_by_steps,
+    end_for,
+    end_of_exit_0,
+    exit_code,
+    first_failure,
+    is_cancelled,
+    is_put_back,
+    logged_steps,
+    moment_of,
+    read_said,
+    shown_as,
+)
+from hpc_gpt.ends.failures import LONGEST_PAUSE_S, VAGUE, meaning
+from hpc_gpt.ends.state import SLURM_RUNS
+from hpc_gpt.errors import ConfigError, UserError
+from hpc_gpt.files import read_json
 from hpc_gpt.runs import lock
 from hpc_gpt.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.slurm.environment import as_given
 from hpc_gpt.slurm.hosts import expand_hosts
+from hpc_gpt.slurm.sbatch_words import signal_of
 
 
 def decide_next(
@@ -50,7 +82,7 @@ def decide_next(
     `slurm` and `cause` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
     interrupted asks twice.
     """
-    job_id = job_of(attempt)
+    job_id = attempt.job_id
     others = ",".join(other_jobs(run, job_id)) or "-"
     if found := attempt.verdict():
         again, pause_s, exclude = found.get("go_on") is True, found.get("pause_s") or 0.0, found.get("exclude") or []
@@ -69,7 +101,7 @@ def decide_next(
     if not again:
         return f"{NEXT_MARK} stop 0 - {others}"
     # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
-    earlier = [each.verdict().get("exclude") or [] for each in run.attempts() if each.number < attempt.number]
+    earlier = [each.verdict().get("exclude") or [] for each in run.before(attempt)]
     ours = {node for nodes in earlier for node in nodes}
     wanted = (set(job.excluded) - ours) | set(exclude)
     nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
@@ -90,7 +122,10 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
             code = f" {exit_code(message, int(slurm))}"
         # At the time limit job.sh puts the job back before it asks.
         put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()
-        nodes, ran_s = _excluded(shown), None if is_put_back(attempt, shown) else seconds_of(shown_as(shown, "RunTime"))
+        nodes, ran_s = _excluded(shown), None
+        if not is_put_back(attempt, shown):
+            with contextlib.suppress(ConfigError):  # Slurm did not answer
+                ran_s = limit_s(shown_as(shown, "RunTime"))
         slurm, cause = end_by_script(run, attempt, int(code), message, shown, put_back)
     else:
         put_back = "put-back" in more
@@ -104,7 +139,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         print(f"what comes next is not decided: {fault}", file=sys.stderr)
         return 1
     finally:
-        lock.release(run, lock.job_holder(job_of(attempt)))
+        lock.release(run, lock.job_holder(attempt.job_id))
     return 0
 
 
@@ -116,3 +151,101 @@ def _excluded(shown: str) -> list[str]:
     except ValueError:
         print(f"warning: ExcNodeList={text} is not read", file=sys.stderr)
         return []
+
+
+# --- the end of a job script of the user's own: its exit code, what it was asked, and what Slurm shows of the job
+
+# Slurm signals up to a minute early.
+_EARLY_S = 90.0
+
+
+def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str, read_cause: ReadCause) -> None:
+    """Writes ended.json unless the watch has, or what Slurm says counts more; ends what the script left running."""
+    end_left_over(run, attempt)
+    end = _end(run, attempt, run.resolved(), code, shown)
+    if end is not None:
+        if end.ended in ("done", *VAGUE):
+            found = read_cause(attempt)  # it compares all failures
+            if found.ended == "nan":
+                end = found
+            elif (end.cause or "").startswith(EXIT_0_BUT) and meaning(found.ended).in_log:
+                end = replace(found, cause=f"{EXIT_0_BUT}{found.cause}")
+        step = attempt.last_metrics().get("step")
+        requeue = asks_to_requeue(run, attempt, end)
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue)
+
+
+def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown: str) -> End | None:
+    state = shown_as(shown, "JobState")
+    on_slurm = resolved.cluster.scheduler == "slurm"
+    if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
+        return None
+    exit_text = f"exit code {code}"
+    last, printed = logged_steps(attempt)[-1], read_said(attempt)
+    planned = resolved.train.steps or printed.planned
+    if not code and 0 < planned <= last:  # also if it was asked to end as it made the last one
+        return end_of_exit_0(last, planned, 0)
+    if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
+        end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
+        return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {exit_text}")
+    if state and state not in SLURM_RUNS:
+        return None
+    if (near_limit := _signalled(resolved, shown)) is not None:
+        return End("walltime", f"{near_limit}, {exit_text}")
+    return None if code else end_by_steps(attempt, planned, printed)
+
+
+def _signalled(resolved: Resolved, shown: str) -> str | None:
+    """Words on the script's own `--signal`, if Slurm has sent it by now; None if not."""
+    facts = resolved.script
+    given = signal_of(facts.signal) if facts is not None and facts.signal else None
+    if given is None:
+        return None
+    end = moment_of(shown_as(shown, "EndTime"))
+    near = end is not None and time.time() >= end - given.lead_s - _EARLY_S
+    return f"--signal sent {given.name} before the time limit" if near else None
+
+
+def left_over(run: RunFolder, attempt: Attempt) -> list[int]:
+    """The processes on this node that the script started, by the variables that only it has. A job that it submitted
+    has them, too: what is of another job than this process, by its variables or by its cgroup, is not among them."""
+    marks = {f"HPC_GPT_ATTEMPT={attempt.number}".encode(), os.fsencode(f"HPC_GPT_CHECKPOINTS={run.path}/checkpoints")}
+    text = b"\0".join(b"%b=%b" % pair for pair in os.environb.items())
+    own = job_of_process("self", [b"%b=%b" % pair for pair in as_given(text).items()])
+    found = []
+    for name in filter(re.compile(r"\d+").fullmatch, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            environment = Path("/proc", name, "environ").read_bytes().split(b"\0")
+            if marks <= set(environment) and job_of_process(name, environment) == own:
+                found.append(int(name))
+    return found
+
+
+def job_of_process(name: str, environment: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """The Slurm job that a process of /proc is of, by its variable and by its cgroup; empty if there is none."""
+    by_variable = next((entry[13:] for entry in environment if entry.startswith(b"SLURM_JOB_ID=")), b"")
+    by_cgroup = re.search(rb"/job_(\d+)", Path("/proc", name, "cgroup").read_bytes())
+    return by_variable, by_cgroup[1] if by_cgroup else b""
+
+
+def end_left_over(run: RunFolder, attempt: Attempt) -> None:
+    """Kills them, as slurmstepd does at the end of a job. What starts meanwhile is found by a second look."""
+    for _ in range(3):
+        pids = left_over(run, attempt)
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            return
+        time.sleep(0.05)
+
+
+def end_here(arguments: Sequence[str], read_cause: ReadCause) -> int:
+    run = RunFolder(Path(arguments[0]))
+    attempt, code = run.attempt(int(arguments[1])), int(arguments[2])
+    end_script(run, attempt, code, "", read_cause)
+    end = attempt.ended()
+    if not end and code:
+        found = with_free_space(run, classify(attempt, "error", f"exit code {code}", read_cause))
+        attempt.write_ended(found.ended, found.cause, int(attempt.last_metrics().get("step") or 0))
+    return 0

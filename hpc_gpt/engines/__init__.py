@@ -29,7 +29,7 @@ def engine_named(name: str) -> EngineFacts:
 
 def trainers() -> dict[str, EngineFacts]:
     """Those that train a model that we know: all but a program of the user's own."""
-    return {name: facts for name, facts in engines().items() if facts.trains_known_model}
+    return {name: facts for name, facts in engines().items() if not facts.takes_command}
 
 
 def engine_of(training: Training) -> EngineFacts:

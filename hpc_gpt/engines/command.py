@@ -3,7 +3,6 @@
 The rules of `[command]` are here, and its texts with the values of an attempt filled in.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -12,13 +11,14 @@ from typing import Any
 
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.errors import ConfigError, raise_faults
-from hpc_gpt.settings.around import AFTER_BRACES, Plan
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, Data, Engine, Train
+from hpc_gpt.settings.key_rules import number_faults
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.program_text import brace_faults, fill, fill_line, names_in, text_faults, texts_of
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.services import AFTER_BRACES, Plan
 from hpc_gpt.settings.shape_split import Obstacle
 
 # The keys of [train] that say something of the attempt, or of the record's figures.
@@ -170,8 +170,7 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
     yield from _checkpoint_faults(command)
     yield from _pattern_faults(command.pattern)
     yield from _link_faults(command)
-    if command.hang_s is not None and not (math.isfinite(command.hang_s) and command.hang_s > 0):
-        yield f"command.hang_s is {command.hang_s:g}, but must be above 0", "leave it out for no limit"
+    yield from number_faults("command", command, "").items()
 
 
 def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
+from hpc_gpt.engines.base.deepspeed import ANY_LAYOUT, DeepspeedFacts
 from hpc_gpt.engines.base.facts import OUR_MODEL
-from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.resolved import Resolved
-
-ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
 
 
 class Deepspeed3d(DeepspeedFacts):

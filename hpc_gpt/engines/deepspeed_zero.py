@@ -1,8 +1,7 @@
 """DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host or to NVMe."""
 
-from hpc_gpt.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
+from hpc_gpt.engines.base.deepspeed import ANY_LAYOUT, OFFLOAD, DeepspeedFacts
 from hpc_gpt.engines.base.facts import OUR_MODEL
-from hpc_gpt.engines.deepspeed_3d import ANY_LAYOUT
 
 
 class DeepspeedZero(DeepspeedFacts):

@@ -18,16 +18,15 @@ from hpc_gpt.launch.prepare import MEASURED, earlier_runs, load_row, prepare_row
 from hpc_gpt.launch.prepared import PreparedRun
 from hpc_gpt.launch.request import Request
 from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.around import ENGINE_NAMES
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.devices import DEVICES
-from hpc_gpt.settings.engines import optimizer_faults
+from hpc_gpt.settings.engines import FAST_SETTINGS, PLAIN, optimizer_faults, with_fast_settings
 from hpc_gpt.settings.experiment import Engine, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, load_experiment, read_experiment
-from hpc_gpt.settings.fast import FAST_SETTINGS, PLAIN, with_fast_settings
 from hpc_gpt.settings.mixture import MIX
 from hpc_gpt.settings.resolve import resolve_shape
 from hpc_gpt.settings.resolved import folder_name
+from hpc_gpt.settings.services import ENGINE_NAMES
 from hpc_gpt.settings.smoke import SMOKE_STEPS
 from hpc_gpt.settings.sweep_rows import faults_of_rows
 from hpc_gpt.tables import close_matches

@@ -19,7 +19,7 @@ from hpc_gpt.runs.heartbeats import gpus_of
 from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import limit_s
 from hpc_gpt.settings.sized import Sized
-from hpc_gpt.slurm.requeue import requeue_of, requeues
+from hpc_gpt.slurm.requeue import REQUEUES, requeue_of
 from hpc_gpt.words import Line, counted, show_duration
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
         raise _too_short_for_a_step(resolved, _slower(figures, -1), lead_s)
     total = total or least
     if least.jobs > 1 and (why := cannot_continue(resolved)):
-        able = [f'"{name}"' for name, requeue in requeues().items() if not requeue.why_not(resolved.cluster)]
+        able = [f'"{name}"' for name, requeue in REQUEUES.items() if not requeue.why_not(resolved.cluster)]
         chain = f"set chain = {' or '.join(able)} in the profile"
         other = chain if can_resume(resolved.engine) else "offload to the host's memory"
         raise ConfigError(

@@ -17,13 +17,13 @@ from hpc_gpt.plan.question import Question, asked_gpus, question_of, searched_en
 from hpc_gpt.plan.search import Searched, search
 from hpc_gpt.plan.table import engine_text, needs
 from hpc_gpt.plan.training import check_matmul
-from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.experiment import Command, Experiment
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve_shape
+from hpc_gpt.settings.services import Plan
 from hpc_gpt.weights.config import model_name
 
 # Whose nodes are planned for if the user has named no cluster, and the fallback has no device.

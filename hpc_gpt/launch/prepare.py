@@ -30,13 +30,13 @@ from hpc_gpt.launch.request import (
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.engines import can_resume, check_products
 from hpc_gpt.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup, folder_of_data, keys_given, load_experiment
 from hpc_gpt.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.services import SERVICES
 from hpc_gpt.settings.sized import Sized
 from hpc_gpt.settings.smoke import SmallExperiment, shrink, sizes_beside
 from hpc_gpt.words import counted
@@ -95,7 +95,7 @@ def prepare_row(
     until = request.until or Until()
     steps_elsewhere, measured = request.smoke or (until.steps or until.tokens) is not None, request.measured
     experiment = load_row(file, request.overrides, row, steps_elsewhere, batch_follows=measured is not None)
-    experiment = experiment if measured is None else replace(experiment, **AROUND)
+    experiment = experiment if measured is None else replace(experiment, **SERVICES)
     given = keys_given(file, request.overrides, row)
     if engine_named(experiment.engine.name).starts_script(experiment.command):
         from hpc_gpt.launch.prepare_script import prepare_file

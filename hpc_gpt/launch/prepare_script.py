@@ -28,11 +28,11 @@ from hpc_gpt.program.job_script import (
 )
 from hpc_gpt.runs.provenance import git_state
 from hpc_gpt.secrets import hide_secrets
-from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
 from hpc_gpt.settings.resolve import experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, folder_name
+from hpc_gpt.settings.services import SERVICES
 from hpc_gpt.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
@@ -46,7 +46,7 @@ _SAME = {"mem": ("mem-per-cpu", "mem-per-gpu"), "exclusive": ("oversubscribe",)}
 _SIZES = {"layout.nodes": "nodes", "layout.gpus": "gpus"}
 _OF_TRAIN = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "train.minutes")
 # The tables whose keys it takes.
-_TABLES = ("job", "command", *AROUND)
+_TABLES = ("job", "command", *SERVICES)
 
 
 def prepare_file(
@@ -132,7 +132,7 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "command": {},
         "train": {},
         "profile": {},
-        **{name: {} for name in AROUND},
+        **{name: {} for name in SERVICES},
     }
     of_profile = [entry.name for entry in fields(ClusterProfile)]
     for key, value in overrides.items():
@@ -187,7 +187,7 @@ def _experiment(
     hidden = list(call.arguments) if arguments == shlex.join(call.arguments) else [arguments]
     where = {"script": str(call.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
     tables = {"command": {**command, **where}, "job": {**texts, **of_chain}, "train": {"steps": 0, **keys["train"]}}
-    tables |= {table: keys[table] for table in AROUND}
+    tables |= {table: keys[table] for table in SERVICES}
     checked = check_tables({"name": name, **tables}, Experiment, call.path.name)
     layout = LayoutRequest(gpus=max(1, sizes.gpus) * sizes.nodes, nodes=sizes.nodes)
     job_kept = replace(checked.job, exclusive="exclusive" in values or None)

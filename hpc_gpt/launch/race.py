@@ -20,12 +20,12 @@ from hpc_gpt.launch.request import DEFAULTS, Request, choose_profile, requested_
 from hpc_gpt.launch.submission import SubmittedRun, check_inputs, check_start, check_submission, start_run, write_run
 from hpc_gpt.plan.prediction import best_layouts
 from hpc_gpt.runs.race import RACE
-from hpc_gpt.settings.around import AROUND, Notify
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Experiment, with_keys
 from hpc_gpt.settings.experiment_file import ExperimentFile, cut_warmup
 from hpc_gpt.settings.resolve import experiment_of, resolve
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.services import SERVICES, Notify
 from hpc_gpt.settings.sized import runs_program
 from hpc_gpt.tables import flat
 from hpc_gpt.words import counted, show_duration
@@ -152,7 +152,7 @@ def _as_visit(
     if row.visit is None:
         return row
     asked = row.visit.resolved
-    experiment = replace(experiment_of(asked), **AROUND, name=f"{file.name}-{row.name}")
+    experiment = replace(experiment_of(asked), **SERVICES, name=f"{file.name}-{row.name}")
     whole = _WARM_UP + steps
     ours = not runs_program(asked)
     keys = {key: value for key, value in _VISIT.items() if ours or not key.startswith("train.")}
@@ -229,7 +229,7 @@ def _race_run(
     asked = own.resolved
     on = tuple(event for event in asked.notify.on if event in ("ended", "failed"))
     notify = replace(asked.notify, on=on) if asked.notify.is_asked and on else Notify()
-    around = {**AROUND, "notify": notify}
+    around = {**SERVICES, "notify": notify}
     experiment: Experiment = replace(experiment_of(visit.resolved), **around, name=f"{file.name}-race")
     named = asked.job.name if asked.job.name != asked.name else None
     job = {

@@ -12,6 +12,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
 from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.settings.engines import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.experiment import Engine, Experiment, Train, with_keys
 from hpc_gpt.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
@@ -21,7 +22,6 @@ from hpc_gpt.settings.experiment_file import (
     gives_way,
     read_experiment,
 )
-from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.grid import GridAxis, with_grid
 from hpc_gpt.settings.presets import PRESETS
 from hpc_gpt.settings.resolve import resolve_shape, size_run

@@ -26,8 +26,7 @@ from hpc_gpt.settings.resolve import NO_EXPERIMENT
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.run_data import data_path, located
 from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.weights.folder import read_folder
-from hpc_gpt.weights.identity import changes_since
+from hpc_gpt.weights.folder import changes_since, read_folder
 
 # {check: what a difference means for the run}.
 MEANS = {

@@ -209,15 +209,10 @@ class QkvLinear(ColumnParallelLinear):
 
     def _with_whole_heads(self, share: Tensor) -> Tensor:
         """[rows of the share, ...] -> its queries' rows, and all rows of the key and the value that they use."""
-        keys = self.key_rows
+        assert isinstance(self.split.parts, tuple)
+        keys = self.split.parts[1] // self.tp.size  # rows in this rank's share
         query, key_value = torch.split(share, [len(share) - 2 * keys, 2 * keys])
         return torch.cat([query, apply(_GatherHead, key_value, self.tp, self.sharers)])
-
-    @property
-    def key_rows(self) -> int:
-        """Rows of keys in this rank's share."""
-        assert isinstance(self.split.parts, tuple)
-        return self.split.parts[1] // self.tp.size
 
 
 class _GatherHead(torch.autograd.Function):

@@ -70,12 +70,6 @@ class GatedFeedForward(Mlp):
         return F.silu(gate) * up
 
 
-def build_mlp(name: str, shape: ModelShape, tp: TensorParallel, initial: InitialWeights, techniques: Techniques) -> Mlp:
-    """The shape's MLP."""
-    kind = GatedFeedForward if shape.is_gated else FeedForward
-    return kind(name, shape, tp, initial, techniques)
-
-
 class PositionEmbedding(nn.Module):
     """Adds a learned vector for each position, or for each token's position in its document."""
 
@@ -111,7 +105,8 @@ class Block(nn.Module):
         self.norm1 = build_norm(f"{name}.norm1", shape, tp)
         self.attention = Attention(layer, shape, tp, initial, techniques)
         self.norm2 = build_norm(f"{name}.norm2", shape, tp)
-        self.feed_forward = build_mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
+        mlp = GatedFeedForward if shape.is_gated else FeedForward
+        self.feed_forward = mlp(f"{name}.feed_forward", shape, tp, initial, techniques)
         if techniques.matmul != "none":
             multiply_in_fp8(self)
 

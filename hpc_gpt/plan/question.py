@@ -14,8 +14,8 @@ from hpc_gpt.errors import LayoutError, UserError, check_sizes
 from hpc_gpt.formulas import Recompute
 from hpc_gpt.plan.training import PLANNED, has_mask, traits_of, update_mode, with_choices
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import with_fast_settings
 from hpc_gpt.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition
-from hpc_gpt.settings.fast import with_fast_settings
 from hpc_gpt.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolve import resolve_shape, size_run

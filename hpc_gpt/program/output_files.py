@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.slurm.output_names import expand_pattern
+from hpc_gpt.slurm.sbatch_words import expand_pattern
 
 # In the attempt's folder: [[name of the log, file to which it is copied], …].
 _COPIED = "copied.json"

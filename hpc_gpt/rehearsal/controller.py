@@ -27,7 +27,7 @@ from hpc_gpt.rehearsal.local_slurm import (
     signal_session,
 )
 from hpc_gpt.slurm.hosts import expand_hosts
-from hpc_gpt.slurm.output_names import expand_pattern
+from hpc_gpt.slurm.sbatch_words import expand_pattern
 
 CLUSTER = "rehearsal"
 _TICK_S = 0.02

@@ -160,7 +160,7 @@ def bytes_in(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
     return total
 
 
-def run_sizes(run: RunFolder, caches: Sequence[Path] = ()) -> dict[str, int]:
+def run_sizes(run: RunFolder, caches: Sequence[Path]) -> dict[str, int]:
     """The bytes of a run's `checkpoints`, `logs`, `code` (a program's kept folder, too) and `other` files; `caches` are
     files elsewhere."""
     of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "code.tar.gz": "code", "work": "code"}

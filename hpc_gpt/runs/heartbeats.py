@@ -123,9 +123,9 @@ def pack_heartbeats(attempt: Attempt) -> None:
 
     Errors of the disk are ignored.
     """
-    for before in RunFolder(attempt.folder.parents[1]).attempts():
+    for before in RunFolder(attempt.folder.parents[1]).before(attempt):
         with contextlib.suppress(OSError, RunFolderError):
-            if before.number < attempt.number and before.ended() and not (before.heartbeats / _PACKED).exists():
+            if before.ended() and not (before.heartbeats / _PACKED).exists():
                 lines = [json.dumps(asdict(each)) + "\n" for each in read_heartbeats(before.heartbeats).values()]
                 write_once(before.heartbeats / _PACKED, "".join(lines))
                 for path in before.heartbeats.glob("[0-9]*.json"):

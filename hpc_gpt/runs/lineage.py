@@ -26,6 +26,7 @@ from hpc_gpt.runs.checkpoints import (
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.cluster import ClusterProfile
+from hpc_gpt.settings.engines import can_resume
 from hpc_gpt.settings.experiment import Data, Experiment, Job
 from hpc_gpt.settings.experiment_file import OF_A_MODEL, schedule_faults
 from hpc_gpt.settings.key_rules import key_rules
@@ -74,7 +75,7 @@ def newest_step(run: RunFolder) -> int | None:
 
 def check_resumable(resolved: Resolved) -> None:
     """ConfigError if the engine of a run cannot resume from a checkpoint: the trainer would end at once."""
-    if resolved.engine.offload_path is not None:
+    if not can_resume(resolved.engine):
         raise ConfigError(
             f"engine.offload_path is {resolved.engine.offload_path}, and DeepSpeed restores nothing there: a "
             "run with it cannot resume",

@@ -22,13 +22,12 @@ from hpc_gpt.settings.resolve import experiment_text
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tables import flat
 from hpc_gpt.weights.config import GENERATION, InitConfig, init_config_in
-from hpc_gpt.weights.folder import CONFIG, read_folder
-from hpc_gpt.weights.identity import check_unchanged, identity_of
+from hpc_gpt.weights.folder import CONFIG, check_unchanged, identity_of, read_folder
 from hpc_gpt.words import and_more
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10
-# In provenance.json: the hashes of the folder that train.init names (`weights_identity`).
+# In provenance.json: the hashes of the folder that train.init names (`weights.folder.identity_of`).
 INIT = "init"
 # In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
 STAGE_KEY = "stage_sha256"

@@ -90,6 +90,11 @@ class Attempt:
         then; empty if it is missing."""
         return read_stored(self.folder / "attempt.json")
 
+    @property
+    def job_id(self) -> str:
+        """The id of its job; empty if attempt.json is missing."""
+        return str(self.started().get("job_id") or "")
+
     def elapsed_s(self) -> float | None:
         """Seconds since the attempt began, by the clock of its host since its boot, which nobody sets; None on another
         host."""
@@ -233,6 +238,10 @@ class RunFolder:
 
     def attempt(self, number: int) -> Attempt:
         return Attempt(self.path / "attempts" / str(number))
+
+    def before(self, attempt: Attempt) -> list[Attempt]:
+        """The attempts before this one, first to last."""
+        return [each for each in self.attempts() if each.number < attempt.number]
 
     @property
     def attempts_before(self) -> dict[str, int]:

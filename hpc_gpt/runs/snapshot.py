@@ -39,17 +39,15 @@ class Archive(SharedFile):
         super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0))
 
 
-class Snapshot(Archive):
-    """The archive of the code, as it is now."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        super().__init__(CODE_ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
+def archive_of(files: Mapping[str, bytes]) -> Archive:
+    """The archive of such code, {name: content}."""
+    return Archive(CODE_ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
 
 
 @functools.cache
-def take_snapshot() -> Snapshot:
-    """The archive of the code that this process runs. Cached."""
-    return Snapshot({name: path.read_bytes() for name, path in code_files().items()})
+def take_snapshot() -> Archive:
+    """The archive of the code that this process runs, as it is now. Cached."""
+    return archive_of({name: path.read_bytes() for name, path in code_files().items()})
 
 
 def code_files() -> dict[str, Path]:

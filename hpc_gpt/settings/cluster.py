@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError, raise_faults
 from hpc_gpt.files import clusters_dir, config_dir
@@ -19,12 +19,8 @@ from hpc_gpt.typed_tables import check_tables
 FALLBACK = "generic-slurm"
 WARM = "warm"
 
-# A way to get another job is a module of hpc_gpt/slurm/requeue, and its name is the file's.
-CHAINS = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "slurm" / "requeue").glob("[a-z]*.py")))
-if TYPE_CHECKING:
-    Chain = str
-else:
-    Chain = Literal[CHAINS]
+# The ways to get another job: hpc_gpt/slurm/requeue.py has a class for each.
+Chain = Literal["none", "requeue", "singleton"]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import After, EngineName, Notify, Plan, Track
 from hpc_gpt.settings.key_rules import key
 from hpc_gpt.settings.mixture import MixedSource
+from hpc_gpt.settings.services import After, EngineName, Notify, Plan, Track
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["none", "block", "edges", "whole"]
@@ -112,7 +112,7 @@ class Data:
     "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, a stream of text, or a mixture."
     path: str | None = key(None, resume="never", decides="speed")
     'The file or folder, looked for beside the experiment, here, then in the data folder; or "stdlib".'
-    eval_fraction: float = key(0.05, resume="never", decides="speed")
+    eval_fraction: float = key(0.05, resume="never", decides="speed", below=1, hint="use 0.05")
     "Share of the tokens, or of a stream's files, that is kept for evaluation, from 0 to 1."
     tokenizer: str = key("byte", resume="never", decides="speed")
     '"byte", "char", a table FILE.vocab.json, a tokenizer.json, or "tiktoken:NAME"; a token file has its own.'
@@ -122,7 +122,7 @@ class Data:
     "Attention stays within a document, which its end token closes, and positions restart after it."
     end_token: int | None = key(None, resume="never", decides="speed", added=True)
     "The number of the token that ends a document, for mask_documents; by default the tokenizer's."
-    workers: int = key(0, resume="free", decides="speed")
+    workers: int = key(0, resume="free", decides="speed", least=0, hint="0 reads in the rank itself")
     "Processes a rank that tokenise a stream, 0 for the rank itself; for example 4."
     on_bad_shard: Literal["stop", "skip"] = key("stop", resume="free", decides="speed")
     "A damaged file of a stream stops the run, or its rest is skipped and counted."
@@ -130,7 +130,7 @@ class Data:
     "A mixture's sources, a table for each name, in place of path."
     phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True)
     "Tokens of a mixture after which its next phase begins, with other weights; for example [30e9]."
-    max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0)
+    max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0, hint="0 is no limit")
     "A run that reads a mixture's source more often is refused, other data are a note; 0 for no limit; for example 8."
 
 
@@ -337,7 +337,9 @@ class Job:
     "Whether the job has its nodes to itself."
     signal_lead_s: int | None = key(None, resume="free", decides="nothing")
     "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved; for example 120."
-    max_gpu_hours: float | None = key(None, resume="free", decides="nothing")
+    max_gpu_hours: float | None = key(
+        None, resume="free", decides="nothing", above=0, hint="leave it out for no budget"
+    )
     "Budget over all attempts of a run, in GPU-hours; for example 500."
     retry_pause_s: int | None = key(None, resume="free", decides="nothing")
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
@@ -376,7 +378,7 @@ class Command:
     "The signal to save and end, sent before the time limit, too; none if it has none."
     pattern: str | None = key(None, resume="free", decides="nothing")
     "A regular expression of its lines of steps, with groups such as step, loss, step_ms, tokens_per_s."
-    hang_s: float | None = key(None, resume="free", decides="nothing")
+    hang_s: float | None = key(None, resume="free", decides="nothing", above=0, hint="leave it out for no limit")
     "Seconds without a line of output after which a program without lines of steps is a hang; for example 1800."
     snapshot: bool = key(True, resume="free", decides="nothing")
     "The run keeps workdir's files, but those that git ignores, and every attempt runs from them."

@@ -1,6 +1,7 @@
 """What may be done with a key of an experiment's table, and what depends on it: `KeyRules`, which each key carries."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -17,7 +18,8 @@ class KeyRules:
     change all of [data].
     `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
     "nothing" keys are not in `config_hash`.
-    `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have.
+    `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have. `hint`: what to do
+    about a number that is out of them.
     `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
     `of_our_loop`: another program does not follow the key.
     `unhashed`: values that are not part of `config_hash`. A key that is added later has its default here, so that runs
@@ -29,6 +31,7 @@ class KeyRules:
     least: int | None = None
     above: int | None = None
     below: int | None = None
+    hint: str = ""
     of_site: bool = False
     of_our_loop: bool = False
     branch: bool = False
@@ -63,6 +66,16 @@ def key(
     """A key of a table: its default and its rules; `added` if there were runs before the key existed."""
     rules = {"unhashed": (default,) * added, **rules}
     return field(default=default, metadata={"rules": KeyRules(resume, decides, **rules)})
+
+
+def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -> dict[str, str]:
+    """{fault: hint} of each number of table `name` that its key's rules do not allow. `hint`: that of a key without one
+    of its own. The keys in `but` may have any value."""
+    return {
+        f"{name}.{key} {fault}": rules.hint or hint
+        for key, rules in key_rules(table).items()
+        if key not in but and (fault := rules.fault(getattr(table, key)))
+    }
 
 
 def key_rules(table: Any) -> dict[str, KeyRules]:

@@ -2,8 +2,6 @@
 again."""
 
 import contextlib
-import math
-from collections.abc import Collection
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,17 @@ from hpc_gpt.engines import engine_named, trainers
 from hpc_gpt.engines.base.facts import EngineFacts
 from hpc_gpt.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.formulas import MOST_TOKENS
-from hpc_gpt.settings.around import AROUND, changed_keys, check_around
 from hpc_gpt.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.settings.engines import resolve_engine, resolve_optimizer
 from hpc_gpt.settings.experiment import Command, Data, Engine, Experiment, Job, LayoutRequest, Model, ScriptFacts, Train
-from hpc_gpt.settings.key_rules import key_rules
+from hpc_gpt.settings.key_rules import key_rules, number_faults
 from hpc_gpt.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
 from hpc_gpt.settings.mixture import MIX, mixture_faults
 from hpc_gpt.settings.model_shape import ModelShape, architecture_of, check_shape
 from hpc_gpt.settings.presets import preset
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.schedule import excess_of
+from hpc_gpt.settings.services import SERVICES, changed_keys, check_services
 from hpc_gpt.settings.shape_split import check_split, default_tp
 from hpc_gpt.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables, runs_program
 from hpc_gpt.tables import toml_lines
@@ -31,6 +29,7 @@ NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the c
 
 SET_END_TOKEN = "set data.end_token to the number of the token that ends a document"
 
+_ALL_KEYS = "hpc-gpt help keys lists every key"
 # Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
 SMALL = 10**9
 # {source that needs a path: (what is missing without one, what to do)}
@@ -87,7 +86,7 @@ def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFact
         job=_job_over_profile(experiment, profile, script is not None),
         cluster=replace(profile, **of_the_planner),
         command=command,
-        **{name: getattr(experiment, name) for name in AROUND},
+        **{name: getattr(experiment, name) for name in SERVICES},
         script=script,
     )
     facts.check_sized(sized)
@@ -122,8 +121,8 @@ def _size_engine(
     experiment: Experiment, layout: Layout, shape: ModelShape, command: Command | None
 ) -> tuple[Train, Engine]:
     """[train] and [engine]. A program's steps may be unknown."""
-    _check_train(experiment.train, {"steps"} if command is not None else set())
-    _check_budget(experiment.job.max_gpu_hours)
+    _check_train(experiment.train, is_open=command is not None)
+    raise_faults(number_faults("job", experiment.job, _ALL_KEYS))
     engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
     return resolve_optimizer(experiment.train, engine), engine
 
@@ -152,7 +151,7 @@ def _size_data(asked: Data, facts: EngineFacts, layout: Layout, engine: Engine) 
 def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, shape: ModelShape) -> None:
     """Refuses what the engine does not follow, and faults of the tables beside the training."""
     facts.check_run(layout, shape, experiment.train)
-    check_around(experiment.notify, experiment.after, experiment.track)
+    check_services(experiment.notify, experiment.after, experiment.track)
     facts.check_plan(experiment.plan)
     for key in key_rules(Train):
         if not facts.follows(key) and (value := getattr(experiment.train, key)) not in (None, ()):
@@ -322,13 +321,9 @@ def _nearest(
     return ", or ".join(options) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
 
 
-def _check_train(train: Train, may_be_open: Collection[str]) -> None:
-    faults = [
-        f"train.{key} {fault}"
-        for key, rules in key_rules(type(train)).items()
-        if (value := getattr(train, key)) or key not in may_be_open
-        if (fault := rules.fault(value))
-    ]
+def _check_train(train: Train, is_open: bool) -> None:
+    """`is_open`: how many steps there are may not be known."""
+    faults = list(number_faults("train", train, _ALL_KEYS, ("steps",) if is_open and not train.steps else ()))
     if not faults and train.steps and (excess := excess_of(train)):
         raise ConfigError(excess, "use a shorter warm-up or decay, or more train.steps")
     if train.eval_every > 0 and not train.eval_batches:
@@ -337,19 +332,12 @@ def _check_train(train: Train, may_be_open: Collection[str]) -> None:
         faults.append(f"step {early[0]} of train.save_at or train.profile_steps must be at least 1")
     if train.profile_steps and (len(train.profile_steps) != 2 or train.profile_steps[0] > train.profile_steps[1]):
         faults.append(f"train.profile_steps is {list(train.profile_steps)}, but must be [first step, last step]")
-    raise_faults(dict.fromkeys(faults, "hpc-gpt help keys lists every key"))
-
-
-def _check_budget(hours: float | None) -> None:
-    if hours is not None and not (math.isfinite(hours) and hours > 0):
-        raise ConfigError(f"job.max_gpu_hours is {hours}, but must be a number above 0", "leave it out for no budget")
+    raise_faults(dict.fromkeys(faults, _ALL_KEYS))
 
 
 def _check_data(data: Data) -> None:
     faults = dict(mixture_faults(data.source, data.path, data.mix, data.phases))
-    if fault := key_rules(Data)["max_epochs"].fault(data.max_epochs):
-        faults[f"data.max_epochs {fault}"] = "0 is no limit"
-    raise_faults(faults)
+    raise_faults(faults | number_faults("data", data, _ALL_KEYS))
     if data.source in _NEED_PATH and not data.path:
         raise ConfigError(
             f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
@@ -371,10 +359,6 @@ def _check_data(data: Data) -> None:
         raise ConfigError(
             f"data.mask_documents is true, but {what} do not say which token ends a document", SET_END_TOKEN
         )
-    if data.workers < 0:
-        raise ConfigError(f"data.workers is {data.workers}, but must not be negative", "0 reads in the rank itself")
-    if not 0 <= data.eval_fraction < 1:
-        raise ConfigError(f"data.eval_fraction is {data.eval_fraction}, but must be in [0, 1)", "use 0.05")
 
 
 def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_script: bool) -> Job:
@@ -426,7 +410,7 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
         "train": train,
         "job": job,
         **program_tables(resolved),
-        **{name: changed_keys(getattr(resolved, name)) for name in AROUND},
+        **{name: changed_keys(getattr(resolved, name)) for name in SERVICES},
     }
 
 
@@ -436,16 +420,16 @@ def experiment_of(resolved: Sized) -> Experiment:
     sizes = {name: getattr(resolved.model, name) for name in model_table(resolved)}
     model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
     command = resolved.command or Command()
-    around = {name: getattr(resolved, name) for name in AROUND}
+    services = {name: getattr(resolved, name) for name in SERVICES}
     kept = (resolved.data, resolved.engine, layout, resolved.train, job, command)
-    return Experiment(resolved.name, model, *kept, **around)
+    return Experiment(resolved.name, model, *kept, **services)
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:
     """The text of that experiment as TOML, after a line with `comment`."""
     lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
     for name, table in experiment_tables(resolved).items():
-        if name in AROUND and not table:
+        if name in SERVICES and not table:
             continue
         lines += ["", f"[{name}]", *toml_lines(table)]
     return "\n".join(lines) + "\n"

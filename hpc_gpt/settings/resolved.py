@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.around import AROUND, changed_keys
 from hpc_gpt.settings.cluster import OF_THE_PLANNER
 from hpc_gpt.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.settings.services import SERVICES, changed_keys
 from hpc_gpt.settings.sized import SCHEMA, Sized, batch_table, known_shape, model_table, program_tables, with_unknown
 from hpc_gpt.typed_tables import from_tables
 
@@ -56,10 +56,10 @@ class Resolved(Sized):
             for key in [key for key in tables[name] if key not in _WRITTEN]:
                 if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
                     del tables[name][key]
-        for name in AROUND:
+        for name in SERVICES:
             tables[name] = changed_keys(getattr(self, name))
         nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
-        for name, none in (*nones.items(), *((name, {}) for name in AROUND)):
+        for name, none in (*nones.items(), *((name, {}) for name in SERVICES)):
             if tables[name] == none:
                 del tables[name]
         return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"

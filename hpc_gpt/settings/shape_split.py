@@ -210,10 +210,10 @@ def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers"
     return list(partition)
 
 
-def params_of_stages(shape: ModelShape, blocks: Sequence[int], tp: int = 1) -> list[float]:
-    """Parameters of each stage on one of `tp` ranks, from its transformer layers."""
-    each, pp = layer_params(shape, tp), len(blocks)
-    return [count * each + outer_params(shape, tp, pp, stage) for stage, count in enumerate(blocks)]
+def params_of_stages(shape: ModelShape, blocks: Sequence[int]) -> list[float]:
+    """Parameters of each stage at tp=1, from its transformer layers."""
+    each, pp = layer_params(shape, 1), len(blocks)
+    return [count * each + outer_params(shape, 1, pp, stage) for stage, count in enumerate(blocks)]
 
 
 def _by_parameters(shape: ModelShape, pp: int) -> list[int]:

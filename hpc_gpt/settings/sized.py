@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from hpc_gpt import __version__
-from hpc_gpt.settings.around import After, Notify, Plan, Track
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, Data, Engine, Job, LayoutRequest, Model, ScriptFacts, Train
 from hpc_gpt.settings.key_rules import KeyRules, key_rules
 from hpc_gpt.settings.layout import AXES, Batch, Layout
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.services import After, Notify, Plan, Track
 from hpc_gpt.words import counted, cut, plain
 
 # The model and the batch of a program that are not known; each is null in resolved.json.

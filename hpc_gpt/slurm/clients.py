@@ -13,13 +13,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.process import seconds_given
-from hpc_gpt.runs.run_folder import user_name
+from hpc_gpt.runs.run_folder import RunFolder, user_name
 from hpc_gpt.slurm.environment import PATIENCE, without_choice
 
 _UNREACHABLE = re.compile(
@@ -37,6 +38,7 @@ _GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
 _ENDED_S = 5.0
 # The ids in one argument, which the system limits to 128 KiB.
 _MOST_ASKED = 1000
+_SQUEUE = ["squeue", "--noheader", "--states=all", "--array"]
 _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
 # The state of a federation's job that another of its clusters has started: nothing of the job's.
 REVOKED = "REVOKED"
@@ -194,11 +196,10 @@ def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
-def squeue(cluster: str | None = None) -> Client:
+def squeue(cluster: str | None) -> Client:
     """The question for the user's jobs on a cluster, recently ended ones too; `queued_jobs` reads the answer. Raises as
     Client."""
-    command = ["squeue", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", "--format=%i|%T|%r"]
-    return Client([*command, "--sibling"], cluster=cluster)
+    return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%T|%r", "--sibling"], cluster=cluster)
 
 
 def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
@@ -219,7 +220,7 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
     return jobs
 
 
-def sacct(job_ids: Iterable[str], cluster: str | None = None) -> Iterator[Client]:
+def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
     """The questions to the accounting for a cluster's jobs, which `accounted_states` reads, one after the other; none
     without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client."""
     known = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
@@ -237,7 +238,7 @@ def accounted_states(answer: Answer) -> dict[str, str]:
     return {job_id: state for job_id, state in states.items() if state != REVOKED}
 
 
-def who_cancelled(job_id: str, cluster: str | None = None) -> str | None:
+def who_cancelled(job_id: str, cluster: str | None) -> str | None:
     """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
     if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
         return None
@@ -293,3 +294,55 @@ def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) ->
 def scancel_command(job_id: str, cluster: str | None) -> str:
     """The command with which a user cancels a job."""
     return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"
+
+
+# --- jobs whose sbatch got no answer: the controller may have queued them
+
+# Such a submission is a line of submissions.jsonl without an id, whose `lost` is sbatch's message. The job is found by
+# the `script` that Slurm shows as its command; another line then has its id. Until then the run is `unknown`.
+
+# The request was sent. An error of the connection is none: then sbatch could not send it.
+_SENT = re.compile(
+    r"socket timed out|zero bytes were transmitted|message receive failure|connection reset|transport endpoint|"
+    r"header lengths are longer|insane message length|unexpected message received",
+    re.IGNORECASE,
+)
+
+
+def is_lost(answer: Answer) -> bool:
+    """Whether sbatch, which failed, had sent its request, or was killed."""
+    return answer.code < 0 or (answer.code != 0 and bool(_SENT.search(answer.stderr)))
+
+
+def ask_for_lost(line: Mapping[str, Any]) -> Client:
+    """The question for the job of a lost submission, which `add_found` reads. Raises as Client."""
+    return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%o"], cluster=line.get("clusters"))
+
+
+def add_found(run: RunFolder, line: Mapping[str, Any], answer: Answer) -> str:
+    """The id of the job of a lost submission, as squeue's answer shows it, noted in the run; empty if it is not there.
+    Raises SlurmUnreachable, RunFolderError."""
+    if answer.code != 0:
+        raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
+    known = {each["job_id"] for each in run.submissions() if each.get("job_id")}
+    job_id, cluster = _newest(line, known, answer.stdout)
+    if job_id:
+        asked = str(line.get("clusters") or "")
+        cluster = cluster or (asked if "," not in asked else "")  # of one cluster squeue prints no name
+        chosen = {"slurm_cluster": cluster} if cluster else {}
+        run.add_submission({**line, "lost": None, "job_id": job_id, **chosen})
+    return job_id
+
+
+def _newest(line: Mapping[str, Any], known: Collection[str], listed: str) -> tuple[str, str]:
+    """(id, cluster) of the newest job with the command of a lost submission that is not `known`."""
+    element, script = str(line.get("element") or ""), str(line.get("script"))
+    found, cluster = ("", ""), ""
+    for row in listed.splitlines():
+        if row.startswith("CLUSTER: "):  # before the jobs of each cluster that was asked
+            cluster = row.removeprefix("CLUSTER: ").strip()
+        job_id, _, command = row.partition("|")
+        mine = command == script and job_id not in known and job_id.partition("_")[1:] == element.partition("_")[1:]
+        if mine and int(job_id.partition("_")[0]) > int(found[0].partition("_")[0] or 0):
+            found = job_id, cluster
+    return found

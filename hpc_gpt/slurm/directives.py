@@ -141,7 +141,12 @@ JOB_NAME = "--job-name="
 
 def check_job(resolved: Resolved) -> None:
     """ConfigError, with all faults, for values that a directive, a file pattern or the script cannot carry."""
-    faults = [*_text_faults(resolved), *_flag_faults(resolved), *_environment_faults(resolved)]
+    faults = [
+        *_text_faults(resolved),
+        *_owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH),
+        *_owned_faults("job.srun", "srun", resolved.job.srun, _OWNED_SRUN),
+        *_environment_faults(resolved),
+    ]
     try:
         limit = limit_s(resolved.job.time)
     except ConfigError as fault:
@@ -273,11 +278,6 @@ def _control_character(text: str) -> str:
         if 0xD800 <= ord(char) <= 0xDFFF:
             return "bytes that are no UTF-8"
     return ""
-
-
-def _flag_faults(resolved: Resolved) -> Iterator[str]:
-    yield from _owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH)
-    yield from _owned_faults("job.srun", "srun", resolved.job.srun, _OWNED_SRUN)
 
 
 def _owned_faults(

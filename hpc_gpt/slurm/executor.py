@@ -13,10 +13,18 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_gpt.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.clients import NoAnswer, ask, patience_s, sbatch_failed, scancel_command
+from hpc_gpt.slurm.clients import (
+    NoAnswer,
+    add_found,
+    ask,
+    ask_for_lost,
+    is_lost,
+    patience_s,
+    sbatch_failed,
+    scancel_command,
+)
 from hpc_gpt.slurm.directives import options_of, script_directives
 from hpc_gpt.slurm.environment import CHOOSE_CLUSTER, OF_ONE_JOB, job_python, submission_environment, without_choice
-from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost, is_lost
 from hpc_gpt.slurm.requeue import requeue_of
 from hpc_gpt.slurm.sbatch_words import chosen_clusters, read_call
 

@@ -10,11 +10,9 @@ from hpc_gpt.errors import DataError
 from hpc_gpt.settings.resolve import SET_END_TOKEN
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.sources import file_pieces
+from hpc_gpt.tokens.token_file import LOOK_AT_ONCE, LOOK_TOKENS, parts_looked_at
 from hpc_gpt.tokens.tokenizer import CHAR, CharTokenizer, open_tokenizer
 
-# So many tokens of a file are searched: all of a smaller one, evenly spread parts of a larger one.
-_LOOK_TOKENS = 1 << 28
-_LOOK_AT_ONCE = 1 << 22
 _SET_IT = f"{SET_END_TOKEN}, or data.mask_documents = false"
 
 
@@ -42,15 +40,8 @@ def end_token(resolved: Resolved) -> int | None:
 def check_end_token(resolved: Resolved, tokens: NDArray[Any], where: Path) -> None:
     """Raises DataError if the run masks documents, and its end token is not among the `tokens` [count] of a file."""
     end = end_token(resolved)
-    if end is None:
-        return
-    count = len(tokens)
-    looks = -(-min(count, _LOOK_TOKENS) // _LOOK_AT_ONCE)
-    for number in range(looks):
-        start = number * _LOOK_AT_ONCE if count <= _LOOK_TOKENS else number * (count - _LOOK_AT_ONCE) // (looks - 1)
-        if (np.asarray(tokens[start : start + _LOOK_AT_ONCE]) == end).any():
-            return
-    _refuse(end, f"{min(count, _LOOK_TOKENS):,} tokens of {where}")
+    if end is not None and not any((np.asarray(part) == end).any() for _, part in parts_looked_at(tokens)):
+        _refuse(end, f"{min(len(tokens), LOOK_TOKENS):,} tokens of {where}")
 
 
 def check_end_of_stream(resolved: Resolved, shard: Path) -> None:
@@ -63,7 +54,7 @@ def check_end_of_stream(resolved: Resolved, shard: Path) -> None:
         if (tokens == end).any():
             return
         count += len(tokens)
-        if count >= _LOOK_AT_ONCE:
+        if count >= LOOK_AT_ONCE:
             break
     _refuse(end, f"the first {count:,} tokens of {shard}")
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hpc_gpt.errors import DataError, OsErrorAs
 from hpc_gpt.files import aside, give_name, sync
 from hpc_gpt.tokens.sources import DOCUMENT_END
-from hpc_gpt.tokens.token_file import TokenFile
+from hpc_gpt.tokens.token_file import TokenFile, parts_looked_at
 from hpc_gpt.tokens.tokenizer import Tokenizer
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -35,9 +35,6 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
-# So many tokens are checked before a run: all of a smaller file, evenly spread parts of a larger one.
-_LOOK_TOKENS = 1 << 28
-_LOOK_AT_ONCE = 1 << 22
 # So many entries of an index are read at once.
 _INDEX_AT_ONCE = 1 << 20
 _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
@@ -75,11 +72,8 @@ def check_tokens(file: TokenFile) -> None:
 
     Of a file with more than 2^28 tokens a part is checked here, and the rest as it is read (`check_window`).
     """
-    count = len(file.tokens)
-    looks = -(-min(count, _LOOK_TOKENS) // _LOOK_AT_ONCE)
-    for number in range(looks):
-        start = number * _LOOK_AT_ONCE if count <= _LOOK_TOKENS else number * (count - _LOOK_AT_ONCE) // (looks - 1)
-        check_window(file, start, file.tokens[start : start + _LOOK_AT_ONCE])
+    for start, tokens in parts_looked_at(file.tokens):
+        check_window(file, start, tokens)
 
 
 def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:

@@ -1,6 +1,5 @@
 """The data of a run: their path, whether they fit the run, and how much of them it reads."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,8 @@ from hpc_gpt.tokens.build import (
 )
 from hpc_gpt.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.tokens.megatron import check_tokens, open_megatron
-from hpc_gpt.tokens.mixture import mixture_order
-from hpc_gpt.tokens.shard_stream import ShardSet, check_count, list_shards
+from hpc_gpt.tokens.order import mixture_order
+from hpc_gpt.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
 from hpc_gpt.tokens.sources import check_forms, find_path, places_searched
 from hpc_gpt.tokens.token_file import TokenFile, open_tokens
 from hpc_gpt.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
@@ -325,22 +324,8 @@ def check_length(path: Path, count: int, resolved: Resolved) -> None:
         raise DataError(
             f"{path} has {evaluation} tokens for evaluation ({fraction} of {count}), but one sample needs "
             f"seq + 1 = {seq + 1}",
-            f"set data.eval_fraction to {_fraction_for(seq + 1, count):.6g} or more, or train.eval_every = 0",
+            f"set data.eval_fraction to {fraction_for(seq + 1, count):.6g} or more, or train.eval_every = 0",
         )
-
-
-def _fraction_for(tokens: int, count: int) -> float:
-    """The smallest fraction of three digits that keeps `tokens` of `count`; 0.99 if none does.
-
-    >>> _fraction_for(1025, 100_000)
-    0.0103
-    """
-    wanted = tokens / count
-    digits = max(2, 2 - math.floor(math.log10(wanted)))
-    fraction = math.ceil(wanted * 10.0**digits) / 10.0**digits
-    if int(count * fraction) < tokens:
-        fraction += 10.0**-digits
-    return round(min(0.99, fraction), digits)
 
 
 def file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:

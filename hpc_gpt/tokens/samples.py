@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens.megatron import check_window
-from hpc_gpt.tokens.mixture import MixtureOrder, mixture_order
-from hpc_gpt.tokens.order import sample_position
+from hpc_gpt.tokens.order import MixtureOrder, mixture_order, sample_position
 from hpc_gpt.tokens.run_data import LookedUp, open_file, open_shards, sources_alone, split_tokens
 from hpc_gpt.tokens.shard_stream import ShardSet
 from hpc_gpt.tokens.token_file import TokenFile

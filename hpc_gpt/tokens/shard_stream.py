@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,17 +108,26 @@ def check_count(path: Path, count: int, resolved: Resolved) -> int:
     if resolved.train.eval_every and training == count:
         raise DataError(
             f"{path} has {count} shards, of which data.eval_fraction = {fraction} leaves none for evaluation",
-            f"set data.eval_fraction to {_fraction_for_one(count)} or more, or train.eval_every = 0"
+            f"set data.eval_fraction to {fraction_for(1, count):.6g} or more, or train.eval_every = 0"
             if count > readers
             else f"split the text into {count + 1} files or more, or set train.eval_every = 0",
         )
     return training
 
 
-def _fraction_for_one(count: int) -> float:
-    """The smallest fraction of three decimals that keeps one of `count`."""
-    fraction = round(1 / count, 3)
-    return fraction if int(count * fraction) else round(fraction + 0.001, 3)
+def fraction_for(wanted: int, count: int) -> float:
+    """The smallest data.eval_fraction of three digits that keeps `wanted` of `count` tokens or shards; 0.99 if none
+    does.
+
+    >>> fraction_for(1025, 100_000), fraction_for(1, 40)
+    (0.0103, 0.025)
+    """
+    share = wanted / count
+    digits = max(2, 2 - math.floor(math.log10(share)))
+    fraction = math.ceil(share * 10.0**digits) / 10.0**digits
+    if int(count * fraction) < wanted:
+        fraction += 10.0**-digits
+    return round(min(0.99, fraction), digits)
 
 
 @dataclass

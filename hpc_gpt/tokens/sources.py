@@ -57,7 +57,7 @@ def find_path(name: str) -> Path:
     return beside if not path.is_absolute() and not path.exists() and beside.exists() else path
 
 
-def places_searched(name: str, beside: Path | None = None) -> str:
+def places_searched(name: str, beside: Path | None) -> str:
     """Where a relative path was looked for, with `beside` first; empty for one that is absolute or found."""
     if (path := Path(name).expanduser()).is_absolute():
         return ""

@@ -16,7 +16,7 @@ import errno
 import hashlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ VERSION = 1
 HEADER = struct.Struct("<8sIII4xQ32s32s32x")
 assert HEADER.size % 64 == 0
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+# So many tokens of a file are searched before a run, so many at once.
+LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
 _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
 
 
@@ -47,6 +49,16 @@ class TokenFile:
     vocab: int
     tokenizer: str
     sha: str
+
+
+def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yields (start, tokens) of the parts of a file that are searched before a run: all of one of up to 2^28 tokens,
+    evenly spread parts of a larger one."""
+    count = len(tokens)
+    looks = -(-min(count, LOOK_TOKENS) // LOOK_AT_ONCE)
+    for number in range(looks):
+        start = number * LOOK_AT_ONCE if count <= LOOK_TOKENS else number * (count - LOOK_AT_ONCE) // (looks - 1)
+        yield start, tokens[start : start + LOOK_AT_ONCE]
 
 
 def token_dtype(vocab: int) -> np.dtype[Any]:

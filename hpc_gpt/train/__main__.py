@@ -34,8 +34,9 @@ def main() -> None:
     rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _find_attempt(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
-        if module := engine_named(run.resolved().engine.name).program_rank:
-            program = importlib.import_module(module).RANK(run, attempt, signals)
+        engine = engine_named(run.resolved().engine.name)
+        if engine.is_program:
+            program = importlib.import_module(engine.trainer).RANK(run, attempt, signals)
             signals.on_quit = program.quit
             code = program.train()
             sys.stdout.flush()

@@ -39,9 +39,19 @@ from hpc_gpt.runs.record import finite
 from hpc_gpt.runs.run_folder import CachedRun, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.settings.sized import shown_layout
-from hpc_gpt.slurm.clients import TIMEOUT_S, Answer, Client, accounted_states, patience_s, queued_jobs, sacct, squeue
+from hpc_gpt.slurm.clients import (
+    TIMEOUT_S,
+    Answer,
+    Client,
+    accounted_states,
+    add_found,
+    ask_for_lost,
+    patience_s,
+    queued_jobs,
+    sacct,
+    squeue,
+)
 from hpc_gpt.slurm.environment import PATIENCE
-from hpc_gpt.slurm.lost_replies import add_found, ask_for_lost
 from hpc_gpt.slurm.start_check import reason_text
 from hpc_gpt.watch.restarts import read_restarts
 

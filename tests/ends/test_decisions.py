@@ -16,8 +16,7 @@ from hpc_gpt.ends.judge import gpu_hours
 from hpc_gpt.ends.may_start import SlurmStates, may_start, read_slurm
 from hpc_gpt.ends.may_start import main as ask_to_start
 from hpc_gpt.ends.run_state import retry_note
-from hpc_gpt.ends.script_end import end_left_over, end_script, left_over
-from hpc_gpt.ends.what_next import decide_next
+from hpc_gpt.ends.what_next import decide_next, end_left_over, end_script, left_over
 from hpc_gpt.files import replace_whole
 from hpc_gpt.launch.local import by_hand
 from hpc_gpt.readers.attempt_cause import read_cause

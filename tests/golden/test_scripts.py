@@ -24,11 +24,11 @@ import pytest
 from hpc_gpt.launch.render import array_script, render_after_job, render_job_script, render_script
 from hpc_gpt.runs.after_jobs import AfterJob
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.around import After, Notify, Track
 from hpc_gpt.settings.cluster import Container, list_profiles, load_profile
 from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
 from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.settings.services import After, Notify, Track
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
 APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))

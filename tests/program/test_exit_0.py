@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.ends.end_policy import End, Said, end_of_exit_0, write_said
-from hpc_gpt.ends.script_end import end_script
+from hpc_gpt.ends.what_next import end_script
 from hpc_gpt.launch.prepare import prepare
 from hpc_gpt.launch.request import Request, ScriptRequest
 from hpc_gpt.launch.submission import write_run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends import script_end
+from hpc_gpt.ends import what_next
 from hpc_gpt.launch.until import parse_until
 from hpc_gpt.network import free_port
 from hpc_gpt.readers.runs.own_run import read_own
@@ -76,5 +76,5 @@ def test_a_deadline_holds_in_the_hours_of_a_change(tmp_path, monkeypatch, change
         end = change + timedelta(minutes=minutes)
         shown = f"JobId={JOB} JobState=RUNNING EndTime={end:%Y-%m-%dT%H:%M:%S} Deadline=N/A"
         for before_s, near in ((3600, False), (240, False), (200, True), (0, True)):
-            monkeypatch.setattr(script_end.time, "time", lambda: end.timestamp() - before_s)  # noqa: B023
-            assert bool(script_end._signalled(resolved, shown)) == near, (end, before_s)
+            monkeypatch.setattr(what_next.time, "time", lambda: end.timestamp() - before_s)  # noqa: B023
+            assert bool(what_next._signalled(resolved, shown)) == near, (end, before_s)

@@ -15,7 +15,7 @@ from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_json
 from hpc_gpt.launch.render import render_script
 from hpc_gpt.runs.snapshot import (
-    Snapshot,
+    archive_of,
     begin,
     check_path,
     code_environment,
@@ -39,7 +39,7 @@ FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/train/a.py": b"", "template
 def run(tmp_path: Path) -> Path:
     """A run folder whose archive is of FILES."""
     (folder := tmp_path / "run").mkdir()
-    snapshot = Snapshot(FILES)
+    snapshot = archive_of(FILES)
     snapshot.place(folder)
     (folder / "provenance.json").write_text(f'{{\n "code_sha256": "{snapshot.sha256}"\n}}\n')
     return folder
@@ -65,12 +65,12 @@ def test_the_archive_holds_every_file_git_has_of_the_package() -> None:
 
 
 def test_equal_files_give_an_equal_sum_and_other_files_another() -> None:
-    assert Snapshot(FILES).sha256 == Snapshot(dict(FILES)).sha256
-    assert Snapshot({**FILES, "hpc_gpt/__init__.py": b"x = 2\n"}).sha256 != Snapshot(FILES).sha256
+    assert archive_of(FILES).sha256 == archive_of(dict(FILES)).sha256
+    assert archive_of({**FILES, "hpc_gpt/__init__.py": b"x = 2\n"}).sha256 != archive_of(FILES).sha256
 
 
 def test_the_runs_of_a_sweep_share_one_file(tmp_path: Path) -> None:
-    snapshot = Snapshot(FILES)
+    snapshot = archive_of(FILES)
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
@@ -130,7 +130,7 @@ def test_a_cache_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path,
 
 def test_another_archive_is_refused_and_so_is_a_damaged_one(run: Path) -> None:
     (run / CODE_ARCHIVE).unlink()
-    Snapshot({**FILES, "sitecustomize.py": b""}).place(run)
+    archive_of({**FILES, "sitecustomize.py": b""}).place(run)
     with pytest.raises(RunFolderError, match="not what was submitted"):
         unpack_code(run)
     cut_off(run / CODE_ARCHIVE)

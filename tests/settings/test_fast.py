@@ -7,9 +7,8 @@ import pytest
 
 from hpc_gpt.engines import engines
 from hpc_gpt.engines.base.facts import MEASURED_ON
-from hpc_gpt.settings.engines import engine_faults
+from hpc_gpt.settings.engines import FAST_SETTINGS, engine_faults, with_fast_settings
 from hpc_gpt.settings.experiment import Engine, Train
-from hpc_gpt.settings.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.presets import preset
 

@@ -13,7 +13,7 @@ ASKERS = {
     "settings.resolve": "leaves out the model and the batch of a program, before there is a run",
     "engines.base.facts": "says of an engine whether it starts another program",
 }
-OTHER_COMMANDS = {"settings.around"}  # that of [notify]
+OTHER_COMMANDS = {"settings.services"}  # that of [notify]
 
 
 def found_out(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hpc_gpt.ends.end_policy import seconds_of
+from hpc_gpt.settings.experiment import limit_s
 from tests.slurm.launcher import ENDLESS, SINGLE, UNSAVED, Job, Launcher
 
 
@@ -38,4 +38,4 @@ def _suspended_s(job: Job) -> float:
     """What Slurm leaves out of the time for which a job has run."""
     shown = job.shown()
     began = time.mktime(time.strptime(shown["StartTime"], "%Y-%m-%dT%H:%M:%S"))
-    return time.time() - began - (seconds_of(shown["RunTime"]) or 0.0)
+    return time.time() - began - (limit_s(shown["RunTime"]) or 0)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.errors import DataError
 from hpc_gpt.tokens import end_token as module
-from hpc_gpt.tokens import megatron
+from hpc_gpt.tokens import megatron, token_file
 from hpc_gpt.tokens.build import build_tokens
 from hpc_gpt.tokens.end_token import check_end_token, end_token
 from hpc_gpt.tokens.run_data import ensure_data
@@ -64,8 +64,9 @@ def test_a_megatron_pair_is_searched_for_the_one_that_is_given(tmp_path: Path) -
 
 @pytest.mark.parametrize("place", [0, 7, 40, 99])
 def test_of_a_large_file_even_parts_are_searched(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    monkeypatch.setattr(module, "_LOOK_TOKENS", 20)
-    monkeypatch.setattr(module, "_LOOK_AT_ONCE", 5)
+    for each in (module, token_file):
+        monkeypatch.setattr(each, "LOOK_TOKENS", 20)
+        monkeypatch.setattr(each, "LOOK_AT_ONCE", 5)
     tokens: NDArray[np.uint16] = np.ones(100, dtype=np.uint16)
     tokens[place] = 0
     # Four parts, from 0, 31, 63 and 95 on.

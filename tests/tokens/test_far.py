@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hpc_gpt.tokens.mixture import MixtureOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.settings.layout import Batch
 from hpc_gpt.tokens import megatron
-from hpc_gpt.tokens.mixture import MixtureOrder
 from hpc_gpt.tokens.order import micro_batch_numbers, permute, sample_position
 from hpc_gpt.tokens.samples import FileSamples, MixtureSamples
 from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, list_shards

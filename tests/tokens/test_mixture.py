@@ -15,7 +15,7 @@ from hpc_gpt.settings.mixture import MixedSource, mixture_shares, phase_steps
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.tokens import description
 from hpc_gpt.tokens.build import build_megatron, build_tokens
-from hpc_gpt.tokens.mixture import MixtureOrder
+from hpc_gpt.tokens.order import MixtureOrder
 from hpc_gpt.tokens.run_data import check_beside, ensure_data, located
 from hpc_gpt.tokens.samples import open_samples
 from tests.tokens.shard_folders import SEQ, reading

@@ -17,7 +17,7 @@ from hpc_gpt.errors import DataError
 from hpc_gpt.tokens import content, shard_stream
 from hpc_gpt.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
 from hpc_gpt.tokens.run_data import ensure_data, open_shards
-from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, _fraction_for_one, evaluation_samples, list_shards
+from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples, fraction_for, list_shards
 from tests.tokens.shard_folders import SEQ, streaming, write_shard, write_shards
 
 # Empty, shorter than a block, a block exactly, and several with a rest.
@@ -325,5 +325,5 @@ def test_a_set_is_known_by_names_sizes_and_tokenizer(tmp_path: Path) -> None:
 
 def test_the_hints_fraction_keeps_one_shard() -> None:
     for count in range(2, 3000):
-        assert int(count * _fraction_for_one(count)) >= 1
-        assert count > 1000 or int(count * (_fraction_for_one(count) - 0.001)) == 0
+        assert int(count * fraction_for(1, count)) >= 1
+        assert count > 1000 or int(count * (fraction_for(1, count) - 0.001)) == 0

@@ -17,8 +17,7 @@ from hpc_gpt.errors import ConfigError
 from hpc_gpt.files import logs_dir, write_once
 from hpc_gpt.process import start_time
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.slurm.clients import Answer
-from hpc_gpt.slurm.lost_replies import add_found
+from hpc_gpt.slurm.clients import Answer, add_found
 from hpc_gpt.watch import status
 from hpc_gpt.watch.control import ask_runs, await_measurements
 from hpc_gpt.watch.restarts import Restarts

@@ -22,10 +22,12 @@ from hpc_gpt.engines.base.ds_config import (
 from hpc_gpt.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.engines.base.training import StateBytes, Training, zero_states
 from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.settings.layout import AXES
 from hpc_gpt.settings.resolved import Resolved
 from hpc_gpt.settings.shape_split import layer_params, outer_params
 
 OFFLOAD = frozenset({"offload", "offload_path", "offload_ratio"})
+ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
 # Elements of a gradient whose norm DeepSpeed takes at once.
 NORM_ELEMENTS = 2.5e8
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from hpc_gpt.engines.base.training import StateBytes, States, Training, plain_states
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import Plan
 from hpc_gpt.settings.cluster import ClusterProfile
 from hpc_gpt.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
 from hpc_gpt.settings.key_rules import key_rules
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.model_shape import ModelShape
 from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.settings.services import Plan
 from hpc_gpt.settings.shape_split import Obstacle, context_obstacle
 from hpc_gpt.settings.sized import Sized
 
@@ -73,7 +73,7 @@ class EngineFacts(States):
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     compiles_update: ClassVar[bool] = False
-    # {a fast setting (settings/fast.py): speed with it over speed without, compiled by block, on each of MEASURED_ON;
+    # {a fast setting (`settings.engines`): speed with it over speed without, compiled by block, on each of MEASURED_ON;
     # None if it was not measured there}
     fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
     matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
@@ -110,18 +110,8 @@ class EngineFacts(States):
 
     @property
     def trainer(self) -> str:
-        """The module that trains."""
+        """The module that trains; of a program, that of a rank which starts it, and needs no torch."""
         return f"hpc_gpt.train.engines.{self.name.replace('-', '_')}"
-
-    @property
-    def program_rank(self) -> str:
-        """The module of a rank that starts another program, and needs no torch; empty for our trainer's."""
-        return self.trainer if self.is_program else ""
-
-    @property
-    def trains_known_model(self) -> bool:
-        """Whether it is told the model that it trains, as a program of the user's own is not."""
-        return not self.takes_command
 
     @property
     def writes_metrics(self) -> bool:

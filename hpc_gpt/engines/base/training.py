@@ -4,17 +4,18 @@ and the bytes a parameter that a program holds: weights, gradients and optimizer
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.errors import ConfigError, LayoutError, check_sizes
 from hpc_gpt.formulas import Recompute
-from hpc_gpt.settings.around import AttentionKernel, GradSum, HeldAs, Loss
 from hpc_gpt.settings.experiment import CpExchange, Matmul
 from hpc_gpt.settings.layout import AXES, Layout
 from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.settings.services import AttentionKernel, GradSum, HeldAs, Loss
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
+_SIZES = (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks")
 _LISTED = {
     name: get_args(values)
     for name, values in {
@@ -78,9 +79,7 @@ class Training:
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks"):
-            if getattr(self, name) < 1:
-                raise LayoutError(f"{name} is {getattr(self, name)}, but must be at least 1", f"give a positive {name}")
+        check_sizes({name: getattr(self, name) for name in _SIZES})
         for name, values in _LISTED.items():
             if (value := getattr(self, name)) is not None and value not in values:
                 raise ConfigError(f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(values)}")

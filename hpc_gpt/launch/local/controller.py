@@ -22,7 +22,7 @@ from types import FrameType
 
 from submitit.local.local import Controller
 
-from hpc_gpt.ends.decisions import ShownJob, conclude, job_of
+from hpc_gpt.ends.decisions import ShownJob, conclude
 from hpc_gpt.ends.end_policy import SIGNALS, End
 from hpc_gpt.ends.exit_status import ExitStatus
 from hpc_gpt.ends.notify import send_events
@@ -255,6 +255,6 @@ def goes_on(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Whether another attempt follows one that has ended. If it asks for that, it is judged, once."""
     end = attempt.ended()
     if end.get("requeue") and not attempt.verdict():
-        wish, last = run.asked_to_end(job_of(attempt)), End(str(end["ended"]), end.get("cause"))
+        wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
         conclude(run, attempt, resolved, last, time.time(), attempt.number, ShownJob(), wish)
     return attempt.verdict().get("go_on") is True

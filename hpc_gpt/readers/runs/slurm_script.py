@@ -14,7 +14,7 @@ from hpc_gpt.files import read_text
 from hpc_gpt.readers.runs.draft import SCRIPT, Stated
 from hpc_gpt.settings.devices import device_named
 from hpc_gpt.slurm.directives import options_of
-from hpc_gpt.slurm.output_names import expand_pattern
+from hpc_gpt.slurm.sbatch_words import expand_pattern
 
 _LARGEST_FILE = 1 << 20
 _DIRECTIVE = re.compile(r"^\s*#SBATCH\s+(.{1,2000})")

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.ends.end_policy import End, Said, end_by_steps, read_said
+from hpc_gpt.ends.end_policy import End, Said, end_by_steps, is_cancelled, read_said
 from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.errors import ConfigError, RunFolderError
 from hpc_gpt.files import json_in, write_once
@@ -194,13 +194,9 @@ class CommandRank(ForeignRank):
         found = super().reason()
         if found == "walltime" and self._signal is None:
             return None  # nothing tells it: the time limit itself ends it
-        if found == "terminated" and "walltime" in self._signals.raised and not self._is_cancelled():
+        if found == "terminated" and "walltime" in self._signals.raised and not is_cancelled(self._run, self._attempt):
             return "walltime"
         return found
-
-    def _is_cancelled(self) -> bool:
-        job = self._attempt.started().get("job_id") or os.environ.get("SLURM_JOB_ID")
-        return self._run.is_cancelled(None if job is None else str(job))
 
     def turn(self) -> None:
         """Notes the program's processes from time to time: a signal of Slurm's may end a shell before its program."""

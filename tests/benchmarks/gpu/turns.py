@@ -25,8 +25,8 @@ from torch import Tensor
 from hpc_gpt.plan.memory import predict_memory
 from hpc_gpt.plan.training import training_of
 from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.settings.engines import fast_settings_of, with_fast_settings
 from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.fast import fast_settings_of, with_fast_settings
 from hpc_gpt.settings.resolve import resolve, resolve_shape
 from hpc_gpt.settings.resolved import Resolved
 from tests.benchmarks.gpu.peers import peer_of

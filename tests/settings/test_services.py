@@ -7,11 +7,11 @@ import pytest
 
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.runs.lineage import descend
-from hpc_gpt.settings.around import AROUND
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
 from hpc_gpt.settings.resolve import experiment_of, experiment_text, resolve
 from hpc_gpt.settings.resolved import Resolved, config_hash
+from hpc_gpt.settings.services import SERVICES
 
 PROFILE = load_profile("local")
 ASKED = {
@@ -30,8 +30,8 @@ def run(**overrides: Any) -> Resolved:
 
 
 def test_without_the_tables_a_run_is_written_as_ever():
-    assert not any(f'"{name}"' in run().to_json() for name in AROUND)
-    assert not any(f"[{name}]" in experiment_text(run(), "") for name in AROUND)
+    assert not any(f'"{name}"' in run().to_json() for name in SERVICES)
+    assert not any(f"[{name}]" in experiment_text(run(), "") for name in SERVICES)
 
 
 def test_with_the_tables_a_run_is_the_same_training():
@@ -39,7 +39,7 @@ def test_with_the_tables_a_run_is_the_same_training():
     assert config_hash(asked) == config_hash(run())
     assert Resolved.from_json(asked.to_json()) == asked
     assert resolve(experiment_of(asked), PROFILE) == asked
-    assert replace(asked, **AROUND) == run()
+    assert replace(asked, **SERVICES) == run()
 
 
 def test_a_resumption_may_change_the_tables():

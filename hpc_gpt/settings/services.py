@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.errors import raise_faults
-from hpc_gpt.settings.key_rules import key, key_rules
+from hpc_gpt.settings.key_rules import key, number_faults
 from hpc_gpt.settings.program_text import brace_faults, text_faults, texts_of
 
 # An engine is a module of hpc_gpt/engines, and its name is the file's.
@@ -26,6 +26,7 @@ AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8
 GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
 HeldAs = Literal["mixed", "fp32", "bf16"]
+_DEFAULT = "leave it out for its default"
 # What is filled into the texts of [after].
 AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
@@ -123,7 +124,7 @@ class Plan:
 
 
 # {name of the table in an experiment: the table without which nothing happens}
-AROUND: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
+SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
 
 
 def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
     return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
 
 
-def check_around(notify: Notify, after: After, track: Track) -> None:
+def check_services(notify: Notify, after: After, track: Track) -> None:
     """ConfigError with every fault of the three tables."""
     raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
 
@@ -143,7 +144,7 @@ def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
             yield "[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out'
         return
     yield from _command_faults("notify.command", notify.command)
-    yield from _number_faults("notify", notify, ("timeout_s",))
+    yield from number_faults("notify", notify, _DEFAULT).items()
 
 
 def _after_faults(after: After) -> Iterator[tuple[str, str]]:
@@ -159,7 +160,7 @@ def _after_faults(after: After) -> Iterator[tuple[str, str]]:
             yield f"{where} has {{export}}, but after.export is false", "set after.export = true"
     for index, option in enumerate(after.sbatch):
         yield from text_faults(f"after.sbatch[{index}]", option)
-    yield from _number_faults("after", after, ("every", "most"))
+    yield from number_faults("after", after, _DEFAULT).items()
 
 
 def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
@@ -174,9 +175,3 @@ def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tupl
         yield f"{where} is empty", "say what is to run, or leave the table out"
     for of, text in texts.items():
         yield from text_faults(of, text)
-
-
-def _number_faults(table: str, values: Notify | After, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for name in keys:
-        if fault := key_rules(type(values))[name].fault(getattr(values, name)):
-            yield f"{table}.{name} {fault}", "leave it out for its default"
