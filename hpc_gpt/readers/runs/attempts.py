@@ -35,7 +35,7 @@ _SAME = (
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 21  # bytes of lines that are parsed at once
 _MOST_BYTES = 4 << 30  # ten million steps
-_LEAST_KEPT = 50_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
+_LEAST_KEPT = 200_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
 _LEAST_NEW = 64  # less than one part in so many is not worth that all is stored again
 
 

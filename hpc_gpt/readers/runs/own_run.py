@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.ends.failures import RETRIES
 from hpc_gpt.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -30,7 +31,7 @@ from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import ON_CPU, RECORD_KEYS, Record
-from hpc_gpt.runs.run_folder import PREDICTED, RunFolder, job_ids
+from hpc_gpt.runs.run_folder import PREDICTED, CachedRun, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.devices import device_named
@@ -39,6 +40,7 @@ from hpc_gpt.settings.sized import Sized, model_table, runs_program, unknown_fig
 from hpc_gpt.words import counted
 
 DIALECT = "hpc-gpt"
+_OVER = {*RETRIES} - {"unknown"}
 
 
 def read_run(run: RunFolder) -> Record:
@@ -53,6 +55,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
     """
+    run = CachedRun(run.path)
     resolved = run.resolved()
     # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics
@@ -75,8 +78,10 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     _add_measurements(draft, attempts)
     if not ends_only:
         _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
-    _add_attempts(draft, run, resolved, attempts, steps)
+    state = _add_attempts(draft, run, resolved, attempts, steps)
+    over = state.state.by in ("next", "ended") and state.state.ended in _OVER and not state.facts.alive
     if jobs := after_table(run.path):
+        over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
@@ -84,7 +89,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
         draft.flag(f"{counted(damaged, 'line')} of metrics.jsonl cannot be read and were left out")
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
     files = tuple(path for read in attempts for path in (read.attempt.metrics, *read.attempt.logs) if path.is_file())
-    return RunRead(add_figures(record), steps, files=files, folder=run.path)
+    return RunRead(add_figures(record), steps, files=files, folder=run.path, is_settled=over)
 
 
 def figures_asked(resolved: Sized) -> dict[str, Any]:
@@ -116,9 +121,9 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    stored = json.loads(resolved.to_json())
     kept = ("command",) if runs_program(resolved) else ("engine", "train", "data")
-    settings = {name: stored[name] for name in kept}
+    tables = resolved.to_tables()
+    settings = json.loads(json.dumps({name: tables[name] for name in kept}))
     figures = figures_asked(resolved)
     if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in figures}
@@ -284,7 +289,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
 
 def _add_attempts(
     draft: Draft, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable
-) -> None:
+) -> RunState:
     run_state = read_run_state(run, resolved.train.log_every)
     state, end, waiting = run_state.state.ended, run_state.end, run_state.waits
     ids = job_ids(run)
@@ -326,6 +331,7 @@ def _add_attempts(
     draft.set("ended_at", ended_at, ended_in)
     draft.set("node_list", None if node_list is None else str(node_list), listed_in)
     _add_gpu_hours(draft, resolved, attempts)
+    return run_state
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
