@@ -137,7 +137,7 @@ def gather_records(
     for run in runs:
         found, was_written = kept.find(run)
         try:
-            read = found or read_own(run)
+            read = found or read_own(run, record_only=records_only)
         except UserError as fault:
             words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
             gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)

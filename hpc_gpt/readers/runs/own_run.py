@@ -41,16 +41,17 @@ from hpc_gpt.words import counted
 
 DIALECT = "hpc-gpt"
 _OVER = {*RETRIES} - {"unknown"}
+_NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # of our trainer, whose lines all have a loss
 
 
 def read_run(run: RunFolder) -> Record:
     """The record of one run; raises the errors of `read_own`."""
-    return read_own(run).record
+    return read_own(run, record_only=True).record
 
 
-def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
+def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False) -> RunRead:
     """Reads one run, in any state, with its steps. `ends_only`: how it ended, without figures of its steps, in a time
-    that does not grow with them.
+    that does not grow with them. `record_only`: without the columns that its record does not need, in less memory.
 
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
@@ -60,6 +61,9 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics
     attempts = [read_attempt(attempt, ends_only and has_each_loss) for attempt in run.attempts()]
+    for read in attempts if record_only and has_each_loss else ():
+        for name in _NOT_IN_RECORD:
+            del read.steps.columns[name]
     metrics = MetricsLines.joined([read.metrics for read in attempts])
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}

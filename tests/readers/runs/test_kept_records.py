@@ -40,7 +40,7 @@ def make_old(folder: Path) -> None:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[RunFolder]:
     """The runs that were read."""
     runs: list[RunFolder] = []
-    monkeypatch.setattr(gather, "read_own", lambda run: (runs.append(run), read_own(run))[1])
+    monkeypatch.setattr(gather, "read_own", lambda run, **how: (runs.append(run), read_own(run, **how))[1])
     return runs
 
 
