@@ -34,6 +34,7 @@ _SAME = (
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 19  # bytes of lines that are parsed at once: their objects fit the processor's cache
+_MOST_ENDS = 1 << 21  # bytes of a file's end; if they are not enough, all is read
 _MOST_BYTES = 4 << 30  # ten million steps
 _LEAST_KEPT = 200_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
 _LEAST_NEW = 64  # less than one part in so many is not worth that all is stored again
@@ -126,11 +127,11 @@ def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
     """The first line of an attempt's metrics.jsonl and its last ones, from the last step without NaN on, as
     `read_metrics` reads them but for their numbers: as fast for five million lines as for a hundred."""
     with contextlib.suppress(OSError), open_regular(path) as file:
-        first, tail = file.readline(_CHUNK), b""
+        first, tail = file.readline(_MOST_ENDS), b""
         for begin, block in blocks_from_end(file):
             tail = block + tail
             lines = tail.splitlines(keepends=True)
-            if begin <= len(first) or len(tail) > _CHUNK:
+            if begin <= len(first) or len(tail) > _MOST_ENDS:
                 break
             ends = metrics_of([first, *lines[1:]], attempt)
             ends.steps.mark_nan(always=True)

@@ -74,7 +74,7 @@ def test_the_second_report_reads_no_run(logs: Path, read: list[RunFolder]) -> No
     [
         lambda run: add_attempt(run, [metrics_line(21)]),
         lambda run: append_line(run.path / "attempts" / "1" / "metrics.jsonl", json.dumps(metrics_line(21))),
-        lambda run: (run.path / "attempts" / "1" / "ended.json").unlink(),
+        lambda run: (run.path / "attempts" / "1" / "ended.json").write_text('{"ended": "nan", "step": 20}'),
         lambda run: (run.path / "attempts" / "1" / "measured.json").write_text('{"gpu_util_mean": 97.5}'),
         lambda run: run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None}),
         lambda run: (run.path / "after" / "step-7").mkdir(parents=True) or (run.path / "after/step-7/job.sh").touch(),
