@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_DECIMALS = (0, 1, 3, 4, 6)  # tried in this order; our own metrics round to 1, 3, 4 and 6
+_SCALES = np.array([1e0, 1e1, 1e3, 1e4, 1e6])  # tried in this order; our own metrics round to 1, 3, 4 and 6 decimals
 _TRIED = 8  # values that are looked at before a whole block is
 _MOST_ROWS = 1 << 20  # of one block: what is computed of one at a time takes 8 MiB
 _FEW = 8  # a block of which at most one in so many values is a number keeps these alone
@@ -114,12 +114,13 @@ def _packed(values: NDArray[np.float64]) -> _Block:
     if len(known) * _FEW <= rows:
         return _Block(rows, data=values[known], places=known)
     if len(known) == rows:
-        for decimals in _DECIMALS:
-            scale = 10.0**decimals
-            if _as_whole(values[:_TRIED], scale) is not None and (whole := _as_whole(values, scale)) is not None:
+        tried = _as_whole(values[:_TRIED], _SCALES[:, None])[1].all(axis=1)
+        for scale in _SCALES[tried].tolist():
+            whole, same = _as_whole(values, scale)
+            if same.all():
                 low = whole.min()
                 rise = float(whole[1] - whole[0])
-                if not decimals and rise and (np.diff(whole) == rise).all():
+                if scale == 1 and rise and (np.diff(whole) == rise).all():
                     return _Block(rows, first, rise)
                 if whole.max() - low < 2**31:
                     return _Block(rows, float(low), data=(whole - low).astype(np.int32), scale=scale)
@@ -130,13 +131,13 @@ def _packed(values: NDArray[np.float64]) -> _Block:
     return _Block(rows, data=values)
 
 
-def _as_whole(values: NDArray[np.float64], scale: float) -> NDArray[np.float64] | None:
-    """The values times `scale`, if they are whole numbers that give the same values again."""
+def _as_whole(values: NDArray[np.float64], scale: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(the values times `scale`, rounded; which of these give the same values again)."""
     with np.errstate(over="ignore", invalid="ignore"):
         whole = np.round(values * scale) + 0.0  # no -0.0
         same = np.abs(whole) < 2**53
         same &= (whole / scale).view(np.int64) == values.view(np.int64)
-    return whole if same.all() else None
+    return whole, same
 
 
 class PackedColumns(MutableMapping[str, NDArray[np.float64]]):

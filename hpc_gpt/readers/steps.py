@@ -342,7 +342,7 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
 
 def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
     """(how many leading steps of an attempt are warm-up, whether step times settled after them)."""
-    plain = step_s if apart.all() else step_s[~apart]
+    plain = step_s if apart.all() or not apart.any() else step_s[~apart]
     if len(plain) < 2:
         return min(1, len(step_s)), True
     settled_s = SLOW_STEP * float(np.median(plain[len(plain) // 2 :]))

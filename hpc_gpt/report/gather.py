@@ -13,6 +13,7 @@ from hpc_gpt.readers.logs.source import STDIN
 from hpc_gpt.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.readers.runs.discovery import EMPTY, discover, notes, shown_path
 from hpc_gpt.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.readers.runs.kept_records import KeptRecords
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
@@ -132,9 +133,11 @@ def gather_records(
     Runs that are not `wanted` are left out, and their record.json unchanged. `records_only`: as in `gather_paths`.
     """
     gathered = GatheredRuns()
+    kept = KeptRecords(runs if records_only else ())
     for run in runs:
+        found, was_written = kept.find(run)
         try:
-            read = read_own(run)
+            read = found or read_own(run, record_only=records_only)
         except UserError as fault:
             words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
             gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)
@@ -142,13 +145,18 @@ def gather_records(
         except Exception as fault:  # of a reader: the other runs are reported
             gathered.unread.append(f"{run.path}: {READER_FAILED}: {fault_words(fault)}")
             continue
-        if wanted is not None and not wanted(read.record):
-            continue
-        gathered.runs.append(replace(read, steps=StepTable()) if records_only else read)
-        try:
-            write_record(run, read.record)
-        except UserError as fault:
-            gathered.unwritten.append(str(fault))
+        is_written = was_written
+        if wanted is None or wanted(read.record):
+            gathered.runs.append(replace(read, steps=StepTable()) if records_only else read)
+            try:
+                if not was_written:
+                    write_record(run, read.record)
+                is_written = True
+            except UserError as fault:
+                gathered.unwritten.append(str(fault))
+        if found is None or is_written != was_written:
+            kept.note(run, read, is_written)
+    kept.store()
     return gathered
 
 

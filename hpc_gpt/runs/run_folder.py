@@ -40,6 +40,7 @@ DATA_BESIDE = "data_beside"
 # The here document of job.sh that holds resolved.json.
 _MARK = "HPC_GPT_RESOLVED"
 _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile("[1-9][0-9]{0,8}")
 _WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
 _Owner = TypeVar("_Owner")
 _Read = TypeVar("_Read")
@@ -230,10 +231,10 @@ class RunFolder:
 
     def attempts(self) -> list[Attempt]:
         """Every start, first to last."""
-        folder = self.path / "attempts"
-        numbers = sorted(
-            int(entry.name) for entry in folder.glob("[0-9]*") if re.fullmatch("[1-9][0-9]{0,8}", entry.name)
-        )
+        folder, names = self.path / "attempts", list[str]()
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)
+        numbers = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
         return [Attempt(folder / str(number)) for number in numbers]
 
     def attempt(self, number: int) -> Attempt:

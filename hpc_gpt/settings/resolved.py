@@ -44,6 +44,10 @@ class Resolved(Sized):
 
     @functools.cached_property
     def _json(self) -> str:
+        return json.dumps(self.to_tables(), indent=1, ensure_ascii=True) + "\n"
+
+    def to_tables(self) -> dict[str, Any]:
+        """The tables of resolved.json."""
         tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
         for key in OF_THE_PLANNER:
             del tables["cluster"][key]
@@ -62,7 +66,7 @@ class Resolved(Sized):
         for name, none in (*nones.items(), *((name, {}) for name in SERVICES)):
             if tables[name] == none:
                 del tables[name]
-        return json.dumps(tables, indent=1, ensure_ascii=True) + "\n"
+        return tables
 
     @staticmethod
     def from_json(text: str) -> Resolved:

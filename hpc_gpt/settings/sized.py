@@ -161,8 +161,12 @@ def program_tables(run: Sized) -> dict[str, Any]:
 
 def with_unknown(tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of resolved.json, with those of a model and a batch that are not known."""
-    unknown = {"model": asdict(NO_MODEL), "batch": asdict(NO_BATCH)}
-    return {**tables, **{name: none for name, none in unknown.items() if tables[name] is None}}
+    found = dict(tables)
+    if tables["model"] is None:
+        found["model"] = asdict(NO_MODEL)
+    if tables["batch"] is None:
+        found["batch"] = asdict(NO_BATCH)
+    return found
 
 
 # --- its job

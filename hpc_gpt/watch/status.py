@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class RunStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """The status for JSON, which has no NaN: such a loss becomes null."""
-        return {key: finite(value) for key, value in asdict(self).items()}
+        return {entry.name: finite(getattr(self, entry.name)) for entry in fields(self)}
 
 
 def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:

@@ -1,9 +1,9 @@
 """What was read of a file, kept between two reports: the second one reads only what was appended.
 
 It is kept in `report/` under `$HPC_GPT_CACHE`, else `hpc-gpt` under `$XDG_CACHE_HOME` or `~/.cache`: one file for each
-large file, readable by its owner only. Its pickle can make the readers' own objects and arrays, and nothing else.
-HPC_GPT_CACHE=off keeps nothing. A folder that cannot be written, or that another user owns, is silently not used. Above
-256 MiB the least recently used files are removed.
+large file, and for each logs folder (`readers.runs.kept_records`), readable by its owner only. Its pickle can make the
+readers' own objects and arrays, and nothing else. HPC_GPT_CACHE=off keeps nothing. A folder that cannot be written, or
+that another user owns, is silently not used. Above 256 MiB the least recently used files are removed.
 
 A kept state is used if the readers and the path, device and inode of the file are the same, the file is no shorter, and
 its first bytes, its last bytes that were read, and samples between are unchanged. A line that was rewritten between the
@@ -16,7 +16,8 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class KeptFile:
             with open_regular(self._kept) as file:
                 about = json.loads(file.readline())
                 pieces = [bytearray(file.read(size)) for size in about["sizes"]]  # of which arrays can be written to
-            if list(map(len, pieces)) != about["sizes"]:
+            if list(map(len, pieces)) != about["sizes"] or _checksum(pieces) != about["checksum"]:
                 return 0, None
             offset = int(about["offset"])
             # A file that was written to and did not grow is a different one.
@@ -77,6 +78,7 @@ class KeptFile:
             objects = pickle.dumps(state, 5, buffer_callback=arrays.append)
             pieces: list[bytes | memoryview] = [objects, *(array.raw() for array in arrays)]  # no copies
             about |= {"bytes": self._digest(offset), "readers": readers(), "sizes": list(map(len, pieces))}
+            about["checksum"] = _checksum(pieces)
             with aside(self._kept) as new:
                 with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
                     opened.write(json.dumps(about).encode() + b"\n")
@@ -92,6 +94,13 @@ class KeptFile:
             at = offset * nth // _SAMPLES
             found.update(self._bytes_at(at, min(_SAMPLE, offset - at)))
         return found.hexdigest()
+
+
+def _checksum(pieces: Iterable[bytes | bytearray | memoryview]) -> int:
+    found = 0
+    for piece in pieces:
+        found = zlib.crc32(piece, found)
+    return found
 
 
 class _Unpickler(pickle.Unpickler):
@@ -115,6 +124,14 @@ def kept_file(
         return None
     place = _place(path, device, inode)
     return KeptFile(place, size, changed_ns, bytes_at) if place is not None else None
+
+
+def kept_of_folder(folder: Path) -> KeptFile | None:
+    """What is kept of a folder's files together, to be stored up to byte 1; whoever uses it compares the files."""
+    with contextlib.suppress(OSError):
+        about = folder.stat()
+        return kept_file(folder, (about.st_dev, about.st_ino, 1, 0), lambda start, size: b"", 0)
+    return None
 
 
 def kept_of(path: Path) -> Path | None:
@@ -142,10 +159,11 @@ def _place(path: Path, device: int, inode: int) -> Path | None:
 
 @cache
 def readers() -> str:
-    """A digest of the readers' code: what other readers kept is not used."""
+    """A digest of the program, as all of it may decide a record: what others kept is not used."""
     found = hashlib.sha256(np.__version__.encode())
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        found.update(file.name.encode() + file.read_bytes())
+    for file in sorted(Path(__file__).parents[2].rglob("*")):
+        if file.suffix in (".py", ".toml"):
+            found.update(file.name.encode() + file.read_bytes())
     return found.hexdigest()
 
 

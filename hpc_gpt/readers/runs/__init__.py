@@ -25,7 +25,7 @@ class RunRead:
 
     `failures`: the first cause, then other failures, then echoes. `files`: all files it was read from. `folder`: the
     run folder if it is one of ours, else None. `causes`: for logs of other programs, the cause of each attempt's end.
-    `rounds`: for a row of a bench, tokens/s round by round.
+    `rounds`: for a row of a bench, tokens/s round by round. `is_settled`: the run is over, and its files alone say so.
     """
 
     record: Record
@@ -35,6 +35,7 @@ class RunRead:
     folder: Path | None = None
     causes: Sequence[Cause] = ()
     rounds: Sequence[float] = ()
+    is_settled: bool = False
 
 
 # Sources of `tflops_model`: by the weights that multiply a token, or, if they are not known, by every parameter.

@@ -33,9 +33,10 @@ _SAME = (
     "save_s",
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
-_CHUNK = 1 << 21  # bytes of lines that are parsed at once
+_CHUNK = 1 << 19  # bytes of lines that are parsed at once: their objects fit the processor's cache
+_MOST_ENDS = 1 << 21  # bytes of a file's end; if they are not enough, all is read
 _MOST_BYTES = 4 << 30  # ten million steps
-_LEAST_KEPT = 50_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
+_LEAST_KEPT = 200_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
 _LEAST_NEW = 64  # less than one part in so many is not worth that all is stored again
 
 
@@ -87,17 +88,18 @@ class _Lines:
         objects = _parsed(full)
         self.passed += len(chunk)
         self.offset += sum(map(len, chunk))
-        if not all(map(_has_step, objects)):
+        columns = _columns(objects)
+        if not _are_steps(columns.get("step", (None,))):
             sound = [pair for pair in zip(numbers, objects, strict=True) if _has_step(pair[1])]
             self.damaged += len(objects) - len(sound)
             numbers, objects = [number for number, _ in sound], [values for _, values in sound]
+            columns = _columns(objects)
         self.line.add(np.array(numbers, np.float64))
-        columns = _columns(objects)
         figures = {key: _column(columns[key]) for key in self.columns if key in columns}
         figures["not_finite"] = _not_finite(columns, figures, len(objects))
         stages = {key: _stages_of_lines(columns.get(key, ())) for key in MEMORY_FIELDS}
         highest = {each: max(each, default=None) for each in set(stages["memory_allocated_gib"])}
-        figures["memory_gib"] = _column([highest[each] for each in stages["memory_allocated_gib"]])
+        figures["memory_gib"] = _column([*map(highest.__getitem__, stages["memory_allocated_gib"])])
         for key, column in self.columns.items():
             column.add(figures[key]) if len(figures.get(key, ())) else column.add_nothing(len(objects))
         for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
@@ -125,11 +127,11 @@ def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
     """The first line of an attempt's metrics.jsonl and its last ones, from the last step without NaN on, as
     `read_metrics` reads them but for their numbers: as fast for five million lines as for a hundred."""
     with contextlib.suppress(OSError), open_regular(path) as file:
-        first, tail = file.readline(_CHUNK), b""
+        first, tail = file.readline(_MOST_ENDS), b""
         for begin, block in blocks_from_end(file):
             tail = block + tail
             lines = tail.splitlines(keepends=True)
-            if begin <= len(first) or len(tail) > _CHUNK:
+            if begin <= len(first) or len(tail) > _MOST_ENDS:
                 break
             ends = metrics_of([first, *lines[1:]], attempt)
             ends.steps.mark_nan(always=True)
@@ -201,7 +203,7 @@ def _parsed(lines: list[bytes]) -> list[Any]:
     except (ValueError, RecursionError):
         together = []
     # Two damaged lines together may be valid JSON: then there are fewer objects than lines.
-    if len(together) == len(lines) and all(isinstance(each, dict) for each in together):
+    if len(together) == len(lines) and set(map(type, together)) <= {dict}:
         return list(together)
     return [_one(line) for line in lines]
 
@@ -217,8 +219,15 @@ def _has_step(values: Any) -> bool:
     return isinstance(values, dict) and type(values.get("step")) is int and abs(values["step"]) < 2**53
 
 
-def _columns(objects: list[dict[str, Any]]) -> dict[str, Sequence[Any]]:
-    """The values of each key, None for a line that lacks it."""
+def _are_steps(values: Sequence[Any]) -> bool:
+    """Whether `_has_step` holds for all lines, by the values of `step`."""
+    return set(map(type, values)) <= {int} and max(map(abs, values), default=0) < 2**53
+
+
+def _columns(objects: list[Any]) -> dict[str, Sequence[Any]]:
+    """The values of each key, None for a line that lacks it; empty if a line is no object."""
+    if not set(map(type, objects)) <= {dict}:
+        return {}
     kinds = set(map(tuple, objects))
     if len(kinds) == 1:  # normally every line has the same keys in the same order
         return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
@@ -268,11 +277,12 @@ def _stages(value: Any) -> tuple[float, ...]:
 def _stages_of_lines(values: Sequence[Any]) -> list[tuple[float, ...]]:
     """`_stages` of each line: most lines have the same, of which it is asked once."""
     try:
-        keys = [tuple(each) if type(each) is list else each for each in values]
-        known = {key: _stages(list(key) if type(key) is tuple else key) for key in set(keys)}
-    except TypeError:  # what no trainer writes
+        is_list = set(map(type, values)) == {list}
+        keys = [*map(tuple, values)] if is_list else values
+        known = {key: _stages([*key] if is_list else key) for key in set(keys)}
+    except TypeError:  # some lines have lists, or what no trainer writes
         return [_stages(each) for each in values]
-    return [known[key] for key in keys]
+    return [*map(known.__getitem__, keys)]
 
 
 def _raise_peaks(peaks: dict[str, list[float]], key: str, stages: Sequence[float]) -> None:

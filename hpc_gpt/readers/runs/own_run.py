@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt import output
+from hpc_gpt.ends.failures import RETRIES
 from hpc_gpt.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -31,7 +32,7 @@ from hpc_gpt.runs.after_jobs import AFTER, after_table
 from hpc_gpt.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.runs.lineage import RESUMED_FROM
 from hpc_gpt.runs.record import ON_CPU, RECORD_KEYS, Record
-from hpc_gpt.runs.run_folder import PREDICTED, RunFolder, job_ids
+from hpc_gpt.runs.run_folder import PREDICTED, CachedRun, RunFolder, job_ids
 from hpc_gpt.runs.stored import read_stored
 from hpc_gpt.secrets import hide_secrets, without_secrets
 from hpc_gpt.settings.devices import device_named
@@ -40,25 +41,31 @@ from hpc_gpt.settings.sized import Sized, model_table, runs_program, unknown_fig
 from hpc_gpt.words import counted
 
 DIALECT = "hpc-gpt"
+_OVER = {*RETRIES} - {"unknown"}
+_NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # of our trainer, whose lines all have a loss
 
 
 def read_run(run: RunFolder) -> Record:
     """The record of one run; raises the errors of `read_own`."""
-    return read_own(run).record
+    return read_own(run, record_only=True).record
 
 
-def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
+def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False) -> RunRead:
     """Reads one run, in any state, with its steps. `ends_only`: how it ended, without figures of its steps, in a time
-    that does not grow with them.
+    that does not grow with them. `record_only`: without the columns that its record does not need, in less memory.
 
     Raises ConfigError or RunFolderError if resolved.json cannot be read. If another file is missing or half
     written, what follows from it is null.
     """
     output.working_on = str(run.path)
+    run = CachedRun(run.path)
     resolved = run.resolved()
     # A trainer may write NaN as null; another program may print its loss now and then, so that all its lines are read.
     has_each_loss = engine_named(resolved.engine.name).writes_metrics
     attempts = [read_attempt(attempt, ends_only and has_each_loss) for attempt in run.attempts()]
+    for read in attempts if record_only and has_each_loss else ():
+        for name in _NOT_IN_RECORD:
+            del read.steps.columns[name]
     metrics = MetricsLines.joined([read.metrics for read in attempts])
     steps = metrics.steps
     first_steps = {read.attempt.number: read.first_step for read in attempts}
@@ -77,8 +84,10 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     _add_measurements(draft, attempts)
     if not ends_only:
         _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
-    _add_attempts(draft, run, resolved, attempts, steps)
+    state = _add_attempts(draft, run, resolved, attempts, steps)
+    over = state.state.by in ("next", "ended") and state.state.ended in _OVER and not state.facts.alive
     if jobs := after_table(run.path):
+        over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
@@ -86,7 +95,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
         draft.flag(f"{counted(damaged, 'line')} of metrics.jsonl cannot be read and were left out")
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
     files = tuple(path for read in attempts for path in (read.attempt.metrics, *read.attempt.logs) if path.is_file())
-    return RunRead(add_figures(record), steps, files=files, folder=run.path)
+    return RunRead(add_figures(record), steps, files=files, folder=run.path, is_settled=over)
 
 
 def figures_asked(resolved: Sized) -> dict[str, Any]:
@@ -118,9 +127,9 @@ def figures_asked(resolved: Sized) -> dict[str, Any]:
 
 
 def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
-    stored = json.loads(resolved.to_json())
     kept = ("command",) if runs_program(resolved) else ("engine", "train", "data")
-    settings = {name: stored[name] for name in kept}
+    tables = resolved.to_tables()
+    settings = json.loads(json.dumps({name: tables[name] for name in kept}))
     figures = figures_asked(resolved)
     if table := model_table(resolved):
         model = {key: value for key, value in table.items() if key not in figures}
@@ -286,7 +295,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
 
 def _add_attempts(
     draft: Draft, run: RunFolder, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable
-) -> None:
+) -> RunState:
     run_state = read_run_state(run, resolved.train.log_every)
     state, end, waiting = run_state.state.ended, run_state.end, run_state.waits
     ids = job_ids(run)
@@ -328,6 +337,7 @@ def _add_attempts(
     draft.set("ended_at", ended_at, ended_in)
     draft.set("node_list", None if node_list is None else str(node_list), listed_in)
     _add_gpu_hours(draft, resolved, attempts)
+    return run_state
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:

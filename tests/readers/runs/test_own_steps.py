@@ -34,3 +34,13 @@ def test_what_a_line_lacks_is_nan_and_a_skip_is_marked(run):
 def test_a_run_without_steps_has_an_empty_curve(run):
     curve = read_own(run).steps
     assert len(curve["step"]) == len(curve.steady) == len(curve.eval_step) == 0
+
+
+def test_a_record_alone_takes_fewer_columns_and_is_the_same(run):
+    lines = [metrics_line(1), metrics_line(2, loss=None, grad_norm=math.nan), metrics_line(3, loss=math.nan)]
+    add_attempt(run, lines, "walltime", requeue=True)
+    add_attempt(run, [metrics_line(step, lr=step / 3) for step in range(3, 30)], resumed_step=2)
+    whole, alone = read_own(run), read_own(run, record_only=True)
+    assert alone.record.to_tables() == whole.record.to_tables()
+    assert alone.record.nan_steps == 1
+    assert set(whole.steps.columns) - set(alone.steps.columns) == {"grad_norm", "lr", "tokens_per_s"}
