@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, read_heartbeats, write_heartbeat
-from hpc_gpt.runs.stored import read_as
+from hpc_gpt.runs.stored import read_lines_as
 from tests.supervision.nvml import nvml_environment
 
 # Steps of a rank under a watchdog that writes each second; prints how long each took, and how often the heartbeat of
@@ -85,7 +85,7 @@ def test_an_earlier_program_reads_it_and_odd_gpus_are_left_out(tmp_path: Path) -
     write_heartbeat(tmp_path, beat)
     known = [(name, kind) for name, kind in RankHeartbeat.__annotations__.items() if name not in ("gpus", "elapsed_s")]
     before = make_dataclass("Before", [(name, eval(kind) if isinstance(kind, str) else kind) for name, kind in known])
-    assert read_as(before, tmp_path / "3.json", LINE_BYTES).step == 17
+    assert [each.step for each in read_lines_as(before, tmp_path / "3.json")] == [17]
     (tmp_path / "3.json").write_text(json.dumps({**vars(beat), "gpus": [[90, 1.0]]}))
     assert read_heartbeats(tmp_path)[3].gpu_figures == []
 
