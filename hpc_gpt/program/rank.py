@@ -35,7 +35,7 @@ from hpc_gpt.ends.end_policy import (
 from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.files import json_object, read_json, write_once
-from hpc_gpt.network import GLOO, held_port, use_interface
+from hpc_gpt.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.process import stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
 from hpc_gpt.readers.attempt_cause import nan_since
@@ -46,7 +46,7 @@ from hpc_gpt.secrets import hide_values
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.supervision.full_disk import release_reserve
 from hpc_gpt.supervision.heartbeat import LEAVING, SAVING, Heartbeat
-from hpc_gpt.supervision.meeting import MEETING_S, identify, read_rendezvous
+from hpc_gpt.supervision.meeting import identify, read_rendezvous
 from hpc_gpt.supervision.node_mates import NodeMates
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog

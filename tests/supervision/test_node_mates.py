@@ -118,7 +118,7 @@ def test_without_their_first_rank_the_others_write(nodes: Callable[..., Node], h
         assert [len(node.calls(rank)) for rank in (1, 2)] == calls, "the first rank writes theirs again"
 
 
-def test_in_a_hang_each_writes_its_stacks_once_and_the_first_looks_for_the_end(nodes: Callable[..., Node]) -> None:
+def test_a_hang_is_found_and_the_first_looks_for_its_end(nodes: Callable[..., Node]) -> None:
     node = nodes("run", 4, limit_s=4)
     node.wait(lambda: bool(node.attempt.ended()))
     end = node.attempt.ended()
