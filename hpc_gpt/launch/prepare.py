@@ -200,7 +200,7 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
         if import_s > MEETING_S / 5 and resolved.command is None:
             yield (
                 f"{resolved.nodes:,} nodes import torch: from a shared disk about {import_s / 60:.0f} min on paper, "
-                f"and ranks wait {MEETING_S // 60} min for each other; set the profile's stage to a tar of the environment"
+                f"and ranks wait {MEETING_S // 60} min for each other; set the profile's stage to a tar"
             )
 
 

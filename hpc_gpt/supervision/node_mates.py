@@ -28,7 +28,7 @@ class NodeMates:
     def __init__(self, attempt: Attempt, host: str, local_rank: int) -> None:
         self.is_first = local_rank == 0
         self.says = self.heard = b""
-        self._heard_s: float | None = None
+        self.heard_s: float | None = None
         key = hashlib.sha256(os.fsencode(f"{attempt.folder.resolve()} {host}")).hexdigest()[:40]
         self._first = f"\0hpc-gpt/{key}"
         self._socket: socket.socket | None = None
@@ -42,12 +42,12 @@ class NodeMates:
     @property
     def is_served(self) -> bool:
         """Whether the node's first rank has answered in the last seconds."""
-        return self._heard_s is not None and time.monotonic() < self._heard_s + _ANSWERS_S
+        return self.heard_s is not None and time.monotonic() < self.heard_s + _ANSWERS_S
 
     def send(self, message: bytes) -> None:
         """Sends to the node's first rank, and takes what it has answered before."""
         if answers := self._received():
-            self.heard, self._heard_s = answers[-1][0], time.monotonic()
+            self.heard, self.heard_s = answers[-1][0], time.monotonic()
         self._send(message, self._first)
 
     def gather(self) -> list[bytes]:

@@ -48,6 +48,8 @@ from hpc_gpt.supervision.node_mates import NodeMates
 from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_flight_records
 
 _TICK_S = 1.0
+# The ranks of a node start within this time, most often.
+_START_S = 30.0
 # In a hang 8 ranks a node look so many times a second in all, at most, whether the attempt has ended.
 _LOOKS_S = 2000.0
 # A longer gap is no busy machine: the process was stopped.
@@ -168,7 +170,8 @@ class Watchdog:
             at_once |= self._gather()
         else:
             self.mates.send(line_of(self._heartbeat()))
-            if self.mates.is_served or self._count == 1:  # the first rank may start later
+            starts = self.mates.heard_s is None and self._awake_s < _START_S
+            if starts or self.mates.is_served:
                 return
         if self._awake_s - self._written_s < self._period_s and not at_once:
             return
