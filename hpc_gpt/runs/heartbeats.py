@@ -62,9 +62,10 @@ class RankHeartbeat:
     `beat` counts up while the rank lives. `quiet_s`: seconds since its main thread began its step or phase; `limit_s`:
     how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
-    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, on
-    the host of its script, without the time in which it was suspended. `gpus`: the fields of GpuFigures of each GPU of
-    the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of earlier versions.
+    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
+    the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
+    GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of
+    earlier versions.
     """
 
     rank: int

@@ -149,7 +149,7 @@ class Watchdog:
     def _heartbeat(self) -> RankHeartbeat:
         collective, place = self._wait
         quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
-        elapsed_s = self._start.elapsed_s()
+        elapsed_s = self._start.elapsed_s() if self.mates.is_first else None
         return RankHeartbeat(
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,

@@ -34,7 +34,8 @@ def main() -> None:
     rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _find_attempt(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
-        if module := engine_named(run.resolved().engine.name).program_rank:
+        resolved = run.resolved()
+        if module := engine_named(resolved.engine.name).program_rank:
             program = importlib.import_module(module).RANK(run, attempt, signals)
             signals.on_quit = program.quit
             code = program.train()
@@ -56,7 +57,7 @@ def main() -> None:
 
         trainer = Trainer(run, attempt, identity, signals)
         signals.on_quit = trainer.quit
-        code = trainer.train()
+        code = trainer.train(resolved)
         assert trainer.ranks is not None
         trainer.ranks.leave_together(code)
     except BaseException as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from hpc_gpt.network import held_port
 from hpc_gpt.runs.heartbeats import period_s
 from hpc_gpt.settings.experiment import Engine, Train
 from hpc_gpt.tokens.build import build_tokens
@@ -29,16 +30,19 @@ def calls_of(folder: Path, engine: str, ranks: int, saves: int) -> tuple[list[li
     folder.mkdir()
     data = build_tokens(Path(__file__).parent, folder / "own.tokens").path
     layout = {"tp": 1, "pp": 1, "dp": ranks}
-    resolved = settings(data, layout, Engine(name=engine), steps=saves, save_every=1, save_last=False)
+    resolved = settings(data, layout, Engine(name=engine), steps=saves, save_every=1)
     run, found = new_run(folder / "logs", resolved), []
     for attempt in (1, 2):
         if attempt == 2:
             more = replace(resolved, train=replace(resolved.train, steps=saves + 1, save_every=0))
             (run.path / "resolved.json").write_text(more.to_json())
         counted = os.pathsep.join([f"{folder}/calls-{attempt}-{{rank}}", str(run.path)])
-        places = {"LOCAL_RANK": "{local}", "SLURMD_NODENAME": "n{node}"}
+        port, held = held_port(os.getpid())
+        places = {"LOCAL_RANK": "{local}", "SLURMD_NODENAME": "n{node}", "GLOO_SOCKET_IFNAME": "lo"}
+        places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         launched = Launch(run, ranks, COUNT_OPENS_IN=counted, **places)
         assert set(launched.wait()) == {0}, launched.log
+        held.close()
         assert attempt == 1 or f"resumed after step {saves}" in launched.log, launched.log
         found.append([(folder / f"calls-{attempt}-{rank}").read_text().splitlines() for rank in range(ranks)])
     return found[0], found[1]
