@@ -372,7 +372,35 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
     return save
 
 
+def watch_of_a_hang(folder: Path, ranks: int) -> Callable[[], int]:
+    """One look of a watch for hangs: the heartbeats of nodes of 8 ranks, one of which is late, and the verdict."""
+    from dataclasses import replace
+
+    from hpc_gpt.runs.heartbeats import RankHeartbeat, line_of, read_heartbeats, write_heartbeat
+    from hpc_gpt.supervision.heartbeat import LastHeartbeat, judge_heartbeats
+
+    any_rank = RankHeartbeat(
+        0, "n", 4711, 9, 40, "training", 310.0, 300.0, 1e9, True, "all_reduce", "loop.py:96 in run"
+    )
+    for first in range(0, ranks, 8):
+        own, *others = (
+            replace(any_rank, rank=rank, host=f"n{first // 8}", step=39 if rank == 5 else 40)
+            for rank in range(first, first + 8)
+        )
+        write_heartbeat(folder, own, map(line_of, others))
+
+    def work() -> int:
+        seen = {rank: LastHeartbeat(last, 0.0) for rank, last in read_heartbeats(folder).items()}
+        verdict = judge_heartbeats(seen, 33.0, 310.0)
+        assert verdict is not None
+        assert (verdict.rank, len(seen)) == (5, ranks)
+        return sum(path.stat().st_size for path in folder.iterdir())
+
+    return work
+
+
 CASES = {
+    "watch": Case("ranks", 1024, watch_of_a_hang),
     "second save": Case("ranks", 32, second_save),
     "preflight": Case("nodes", 128, preflight),
     "gpu readings": Case("ranks", 2_000, gpu_readings),

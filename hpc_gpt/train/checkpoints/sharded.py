@@ -236,7 +236,6 @@ class _Writer(FileSystemWriter):
 
     def write_below(self, folder: Path, sums: Sums) -> None:
         self.path = folder / self._name
-        self.path.mkdir(exist_ok=True)
         self.fs = _Files(folder, sums)
 
 
