@@ -22,6 +22,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # a rank, and 8 N^3 bytes through the store. torch 2.11, the oldest that is allowed, has it. One that waits for a rank
 # that died before waits without a limit (pytorch/gloo#520): its launcher ends it, or the watch for hangs.
 LAZY_GLOO = ("TORCH_GLOO_LAZY_INIT", "1")
+MEETING_S = 900  # how long ranks wait until all have come
 # The C library's sockaddr begins with the family; so many bytes are before the address itself, and in it.
 _ADDRESS: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 

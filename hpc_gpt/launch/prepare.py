@@ -28,6 +28,7 @@ from hpc_gpt.launch.request import (
     with_defaults,
 )
 from hpc_gpt.launch.until import ForecastInputs, Until, forecast_chain, length_settings, short_of_time, wants_forecast
+from hpc_gpt.network import MEETING_S
 from hpc_gpt.plan.prediction import faster_notes, plan_open, predict, search_layouts
 from hpc_gpt.runs.find_runs import list_runs
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 # How often a run saves that does not say when, and how many of those checkpoints it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
+# Files that an import of torch looks for, and what a shared disk's metadata server does a second. The ranks of a node
+# find in its memory what one of them has looked for.
+_OPENS_OF_TORCH, _OPENS_S = 27_000, 50_000
 # What only measures saves nothing, and has no end or limit of its own.
 ONLY_MEASURES: Mapping[str, Any] = {
     "train.save_every": 0,
@@ -191,6 +195,13 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
     archive = resolved.cluster.archive
     if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
         yield f"stage {archive} is not a file here; where a node cannot read it either, the attempt ends as user_error"
+    if archive is None and resolved.cluster.scheduler == "slurm" and resolved.cluster.container is None:
+        import_s = resolved.nodes * _OPENS_OF_TORCH / _OPENS_S
+        if import_s > MEETING_S / 5 and resolved.command is None:
+            yield (
+                f"{resolved.nodes:,} nodes import torch: from a shared disk about {import_s / 60:.0f} min on paper, "
+                f"and ranks wait {MEETING_S // 60} min for each other; set the profile's stage to a tar"
+            )
 
 
 def unread_of(experiment: Experiment, seq: int) -> tuple[str, ...]:

@@ -57,9 +57,9 @@ def trained_s(run: RunFolder) -> float:
     return total
 
 
-def count_steps(attempt: Attempt, heart: Heartbeat) -> bool:
-    """Gives the heartbeat the last step in metrics.jsonl; returns whether it is a new one."""
-    step, before = int(attempt.last_metrics().get("step") or 0), heart.step
+def count_steps(step: int, heart: Heartbeat) -> bool:
+    """Gives the heartbeat the last step of metrics.jsonl; returns whether it is a new one."""
+    before = heart.step
     if step > before:
         heart.stepped(step, step - before)
     return step > before
@@ -284,7 +284,8 @@ class ForeignLog:
         if self._writes is None:
             path = self._attempt.folder / self._PRINTS
             with contextlib.suppress(RunFolderError, OSError, ValueError):
-                write_once(path, f"{self._task}\n")
+                if not path.exists():
+                    write_once(path, f"{self._task}\n")
                 self._writes = int(path.read_text(encoding="utf-8")) == self._task
         return bool(self._writes)
 

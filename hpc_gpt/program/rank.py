@@ -5,6 +5,7 @@ requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. No
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.ends.end_policy import (
     EXIT_0_BUT,
@@ -32,8 +34,8 @@ from hpc_gpt.ends.end_policy import (
 )
 from hpc_gpt.ends.failures import VAGUE
 from hpc_gpt.errors import RunFolderError, UserError, fault_words
-from hpc_gpt.files import read_json, write_once
-from hpc_gpt.network import GLOO, held_port, use_interface
+from hpc_gpt.files import json_object, read_json, write_once
+from hpc_gpt.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.process import stat_of
 from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
 from hpc_gpt.readers.attempt_cause import nan_since
@@ -44,12 +46,17 @@ from hpc_gpt.secrets import hide_values
 from hpc_gpt.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.supervision.full_disk import release_reserve
 from hpc_gpt.supervision.heartbeat import LEAVING, SAVING, Heartbeat
-from hpc_gpt.supervision.meeting import MEETING_S, identify, read_rendezvous
+from hpc_gpt.supervision.meeting import identify, read_rendezvous
+from hpc_gpt.supervision.node_mates import NodeMates
 from hpc_gpt.supervision.signals import Inbox, Signals
 from hpc_gpt.supervision.watchdog import Watchdog
 
 TURN_S = 0.1
 _LOOK_S = 1.0
+# All tasks together look so many times a second, at most, for a stop and as often for steps. Their nodes' first tasks
+# do as well, and pass on what they find.
+_LOOKS = 80
+_ENDS = 5000  # as many times, once a program has ended
 # A cause that names its rank, such as a worker of torchrun.
 _OF_RANK = re.compile(r"rank \d+ on ")
 _GRACE_S = 5.0
@@ -93,7 +100,10 @@ class ForeignRank:
         self._place.check(self._resolved.tasks, self._resolved.layout)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Stop | None = None
-        self._looked = self._followed = 0.0
+        self._looked = self._followed = self._read = 0.0
+        is_first = self._place.local_rank == 0
+        self._look_s = max(_LOOK_S, (self._resolved.nodes if is_first else self._place.size) / _LOOKS)
+        self._mates: NodeMates | None = None
         self._chunks = 0
         self._hangs = False
         self._heart = Heartbeat(0, 0)  # as long as nothing is started
@@ -207,13 +217,13 @@ class ForeignRank:
             self._stop = self._asked()
             if time.monotonic() >= until and (code or self.all_are_over()):
                 break
-            time.sleep(TURN_S)
+            time.sleep(self._pause_s)
         while self._stop is not None and not self.rest_is_over():
             self.press()
             time.sleep(TURN_S)
         until = time.monotonic() + _GRACE_S
         while self._stop is not None and not code and not self.all_are_over() and time.monotonic() < until:
-            time.sleep(TURN_S)
+            time.sleep(self._pause_s)
         return code
 
     def all_are_over(self) -> bool:
@@ -227,15 +237,32 @@ class ForeignRank:
     def _asked(self) -> Stop | None:
         """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""
         path = self._attempt.folder / STOP
-        if reason := self.reason():
+        reason = self.reason()
+        if reason:
             # Before the first step a program may not listen yet, and has nothing to save.
             save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
             write_once(path, json.dumps({"reason": reason, "save": save}) + "\n")
-        elif time.monotonic() < self._looked + _LOOK_S:
-            return None
-        self._looked = time.monotonic()
-        found = read_json(path)
+        if reason or time.monotonic() >= self._looked + self._look_s:
+            self._looked = time.monotonic()
+            found = read_json(path)
+            self._say(stop=found)
+        else:
+            found = self._heard.get("stop") or {}
         return Stop(str(found["reason"]), bool(found["save"])) if found else None
+
+    @property
+    def _pause_s(self) -> float:
+        """Between two looks for the ends of the other tasks, of which each task has some."""
+        return max(TURN_S, self._place.size / _ENDS)
+
+    @property
+    def _heard(self) -> dict[str, Any]:
+        """What the node's first task has said: the `stop` and the last `step` that it found."""
+        return (json_object(self._mates.heard) if self._mates and self._mates.heard else None) or {}
+
+    def _say(self, **found: object) -> None:
+        if self._mates is not None and self._mates.is_first:
+            self._mates.says = json.dumps((json_object(self._mates.says or "{}") or {}) | found).encode()
 
     def reason(self) -> str | None:
         """The reason for which this task is asked to end; None if it is not."""
@@ -282,7 +309,7 @@ class ForeignRank:
             cause += f" (the rendezvous' port is {self._port})"
         until = time.monotonic() + _ENDED_S
         while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
-            time.sleep(TURN_S)
+            time.sleep(self._pause_s)
         cause = cause if _OF_RANK.match(cause) else f"rank {self._place.rank}: {cause}"
         release_reserve(self._attempt)  # the disk may be full
         self._attempt.write_ended(*self._seen_as_nan(ended, cause), self.step)
@@ -303,18 +330,25 @@ class ForeignRank:
         self._heart = start.heart
         start.heart.step = start.resumed
         place = self._place
-        Watchdog(self._attempt, place.rank, place.size, start.heart, leave, lambda: _find_wait(process.pid)).start()
+        wait = functools.partial(_find_wait, process.pid)
+        watchdog = Watchdog(self._attempt, place.rank, place.size, start.heart, leave, wait)
+        self._mates = watchdog.mates
+        watchdog.start()
 
     def _follow(self, start: ProgramStart) -> None:
-        """Reads the last step in metrics.jsonl, at most once a second."""
+        """Gives the heartbeat the last step that metrics.jsonl or the node's first task has, at most once a second."""
         heart, now = start.heart, time.monotonic()
         if heart.phase == LEAVING or now < self._followed + _LOOK_S:
             return
         self._followed = now
+        reads = now >= self._read + self._look_s
+        if reads:
+            self._read = now
         if start.log.chunks != self._chunks and isinstance(heart, ForeignHeartbeat):
             self._chunks = start.log.chunks
             heart.heard()
-        if count_steps(self._attempt, heart):
+        if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart):
+            self._say(step=heart.step)
             # Evaluations and saves come before the next line.
             until = heart.step + self._resolved.train.log_every
             if any(every and until // every * every >= heart.step for every in start.pauses):

@@ -166,7 +166,7 @@ class ScriptWatch:
             copy_more(log, copy)
         if lines and self._heart.phase != LEAVING:
             self._heart.heard()
-            count_steps(self._attempt, self._heart)
+            count_steps(int(self._attempt.last_metrics().get("step") or 0), self._heart)
 
     def _report_start(self) -> int:
         """Writes trainer.json once, and returns the step after which the attempt continues."""

@@ -1,9 +1,11 @@
 """The heartbeats of an attempt's ranks: that a rank lives, what it does, how fast it computes. And, by these and the
 attempt's other files, how long it had its GPUs: one answer for status, report and the budget.
 
-A heartbeat is `attempts/<n>/beats/<rank>.json`. A rank overwrites its own file in place, with one small write that also
-succeeds on a full disk. After that line the rank's watch in C writes the stacks of the threads, when Python itself
-cannot run. The next attempt makes one file, `all.jsonl`, of those of an attempt that is over: a site counts files.
+The heartbeats of a node's ranks are lines of `attempts/<n>/beats/<its first rank>.json`, which that rank overwrites in
+place, with one small write that also succeeds on a full disk. A rank whose node's first one does not run, and each rank
+of earlier versions, has a file of its own. In `<rank>.txt` (earlier: after its line) the rank's watch in C writes the
+stacks of the threads, when Python itself cannot run. The next attempt makes one file, `all.jsonl`, of those of an
+attempt that is over: a site counts files.
 """
 
 import contextlib
@@ -18,12 +20,13 @@ from typing import NamedTuple
 from hpc_gpt.errors import RunFolderError
 from hpc_gpt.files import read_bytes, write_once
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.runs.stored import read_as, read_lines_as
+from hpc_gpt.runs.stored import read_lines_as
 from hpc_gpt.settings.sized import Sized
 
 _PACKED = "all.jsonl"
-# Bytes of the line, with blanks and newline.
+# Bytes of a line, with blanks and newline, and the most ranks of a node.
 LINE_BYTES = 1024
+_MOST_RANKS = 256
 # Shortest and longest pause between two heartbeats of a rank that makes its steps, and what a reader adds.
 _PERIOD_S = 1.0, 15.0
 _LATE_S = 3.0
@@ -59,9 +62,10 @@ class RankHeartbeat:
     `beat` counts up while the rank lives. `quiet_s`: seconds since its main thread began its step or phase; `limit_s`:
     how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
-    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, on
-    the host of its script, without the time in which it was suspended. `gpus`: the fields of GpuFigures of each GPU of
-    the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of earlier versions.
+    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
+    the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
+    GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of
+    earlier versions.
     """
 
     rank: int
@@ -88,18 +92,22 @@ class RankHeartbeat:
         return folder / f"{self.rank}.json"
 
 
-def write_heartbeat(folder: Path, heartbeat: RankHeartbeat) -> None:
-    """Overwrites the rank's line. OSError if the disk refuses."""
+def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:
+    """Overwrites the rank's line, and after it those of `others`. OSError if the disk refuses."""
+    number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.pwrite(number, b"".join([line_of(heartbeat), *others]), 0)
+    finally:  # over NFS other nodes see a file only after it is closed
+        os.close(number)
+
+
+def line_of(heartbeat: RankHeartbeat) -> bytes:
+    """The heartbeat as a line of LINE_BYTES."""
     text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
     line = json.dumps(text, separators=(",", ":")).encode()
     if len(line) >= LINE_BYTES:  # that the rank lives comes before what its GPUs do
         line = json.dumps({**text, "gpus": None}, separators=(",", ":")).encode()
-    line = line[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
-    number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
-    try:
-        os.pwrite(number, line, 0)
-    finally:  # over NFS other nodes see a file only after it is closed
-        os.close(number)
+    return line[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
 
 
 def _short(text: str) -> str:
@@ -108,14 +116,19 @@ def _short(text: str) -> str:
 
 
 def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
-    """{rank: heartbeat} of a folder, without files that are damaged or just being written."""
+    """{rank: heartbeat} of a folder, the last one of each, without those that are damaged or just being written."""
     try:
-        names = [name for name in os.listdir(folder) if name.removesuffix(".json").isdigit()]
+        names = os.listdir(folder)
     except OSError:
         return {}
-    read = read_lines_as(RankHeartbeat, folder / _PACKED) if (folder / _PACKED).exists() else []
-    read += [read_as(RankHeartbeat, f"{folder}/{name}", LINE_BYTES) for name in names]
-    return {heartbeat.rank: heartbeat for heartbeat in read if heartbeat is not None}
+    found: dict[int, RankHeartbeat] = {}
+    for name in names:
+        if name == _PACKED or name.removesuffix(".json").isdigit():
+            first_bytes = -1 if name == _PACKED else _MOST_RANKS * LINE_BYTES
+            for each in read_lines_as(RankHeartbeat, f"{folder}/{name}", first_bytes):
+                if each.rank not in found or found[each.rank].beat < each.beat:
+                    found[each.rank] = each
+    return found
 
 
 def pack_heartbeats(attempt: Attempt) -> None:
@@ -128,17 +141,29 @@ def pack_heartbeats(attempt: Attempt) -> None:
             if before.ended() and not (before.heartbeats / _PACKED).exists():
                 lines = [json.dumps(asdict(each)) + "\n" for each in read_heartbeats(before.heartbeats).values()]
                 write_once(before.heartbeats / _PACKED, "".join(lines))
-                for path in before.heartbeats.glob("[0-9]*.json"):
-                    if path.stat().st_size <= LINE_BYTES:
+                for path in before.heartbeats.glob("[0-9]*"):
+                    if not _stacks_in(path):
                         path.unlink()
+
+
+def c_dump(folder: Path, rank: int) -> Path:
+    """The file in which a rank's watch in C writes its stacks."""
+    return folder / f"{rank}.txt"
 
 
 def read_c_dump(folder: Path, rank: int) -> str:
     """The stacks that the rank's watch in C wrote; empty if there are none."""
-    try:
-        return read_bytes(folder / f"{rank}.json")[LINE_BYTES:].decode(errors="replace")
-    except OSError:
-        return ""
+    return _stacks_in(c_dump(folder, rank)) or _stacks_in(folder / f"{rank}.json")
+
+
+def _stacks_in(path: Path) -> str:
+    """The stacks in one of the two files: what is after lines of heartbeats."""
+    with contextlib.suppress(OSError):
+        text = read_bytes(path)
+        while text.startswith(b"{"):
+            text = text[LINE_BYTES:]
+        return text.decode(errors="replace")
+    return ""
 
 
 def median_of_others(ordered: Sequence[float], own: float) -> float | None:

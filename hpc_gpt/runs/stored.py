@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.files import MOST_BYTES, last_json_line, read_json, read_json_lines, read_start
+from hpc_gpt.files import MOST_BYTES, json_object, last_json_line, read_json, read_json_lines, read_start
 from hpc_gpt.typed_tables import fits, from_tables
 
 # The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
@@ -107,18 +107,23 @@ def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: in
     return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]
 
 
-def read_as(kind: Any, path: Path | str, first_bytes: int = MOST_BYTES) -> Any:
-    """The object of a dataclass in a file, or in its first bytes; None if the file was removed, is damaged or is of
-    another version."""
+def read_as(kind: Any, path: Path | str) -> Any:
+    """The object of a dataclass in a file; None if the file was removed, is damaged or is of another version."""
     try:
-        return _as(kind, json.loads(read_start(path, first_bytes)))
+        return _as(kind, json.loads(read_start(path, MOST_BYTES)))
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def read_lines_as(kind: Any, path: Path) -> list[Any]:
-    """The objects of a dataclass in the lines of a file, without those that are damaged or of another version."""
-    return [found for line in read_json_lines(path) if (found := _as(kind, line)) is not None]
+def read_lines_as(kind: Any, path: Path | str, first_bytes: int = -1) -> list[Any]:
+    """The objects of a dataclass in the lines of a file, or of its first bytes, without those that are damaged or of
+    another version."""
+    try:
+        lines = read_start(path, first_bytes).split(b"\n") if first_bytes >= 0 else None
+    except OSError:
+        return []
+    objects = read_json_lines(Path(path)) if lines is None else [json_object(line) for line in lines if line]
+    return [found for each in objects if each is not None and (found := _as(kind, each)) is not None]
 
 
 def _as(kind: Any, tables: Any) -> Any:

@@ -1,7 +1,7 @@
 """The heartbeat of a rank with its time limits, and the verdict whether all ranks together hang. Needs no torch.
 
 Only the main thread writes to its `Heartbeat`, a few attributes a step. The watchdog's thread reads them and writes
-them to the rank's file (`runs.heartbeats`).
+them to a file (`runs.heartbeats`).
 
 Time limits are multiples of `train.hang_floor_s` and of times measured in this attempt. A step may take `hang_multiple`
 medians of the last steps, an evaluation as many times the longest one before it. Phases of unknown length may take 12
@@ -15,7 +15,7 @@ a job that was stopped as a whole and continued does not hang, nor do ranks that
 import collections
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.runs.heartbeats import RankHeartbeat
@@ -134,12 +134,15 @@ class HangVerdict:
 
 
 def judge_heartbeats(
-    seen: Mapping[int, LastHeartbeat], silent_s: float, quiet_s: float, recorded: str = ""
+    seen: Mapping[int, LastHeartbeat],
+    silent_s: float,
+    quiet_s: float,
+    recorded: Callable[[Sequence[int]], str] = lambda late: "",
 ) -> HangVerdict | None:
     """The verdict over all ranks; None as long as one that lives may still be at work.
 
-    A rank whose heartbeat has not grown for `silent_s` cannot run. No step was made for `quiet_s`. `recorded` is what
-    the ranks' flight recorders say, if there are any.
+    A rank whose heartbeat has not grown for `silent_s` cannot run. No step was made for `quiet_s`. `recorded`
+    returns what the flight recorders say, by those of the late ranks first.
     """
     silent = sorted(rank for rank, each in seen.items() if each.heartbeat is None or each.unchanged_s >= silent_s)
     living = {rank: each.heartbeat for rank, each in seen.items() if each.heartbeat is not None and rank not in silent}
@@ -155,7 +158,7 @@ def judge_heartbeats(
         guilty, text = _find_late(living)
         nodes = sorted({living[rank].host for rank in guilty})
     waits = _waits({rank: last for rank, last in living.items() if rank not in guilty})
-    parts = [f"no rank made a step for {quiet_s:.0f} s", text, waits, recorded]
+    parts = [f"no rank made a step for {quiet_s:.0f} s", text, waits, recorded(guilty)]
     cause = "; ".join(part for part in parts if part)
     return HangVerdict(cause, guilty[0] if guilty else None, nodes[0] if len(nodes) == 1 else None, tuple(silent))
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_gpt.errors import ConfigError, LayoutError
+from hpc_gpt.network import MEETING_S
 from hpc_gpt.runs.run_folder import Attempt
 
-MEETING_S = 900
 _IDENTITIES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),

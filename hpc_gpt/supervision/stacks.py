@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from hpc_gpt.secrets import hide_secrets
 from hpc_gpt.supervision.heartbeat import name_ranks
 
 _STACK_S = 20.0
+# Of so many ranks that are late, and of as many others, the flight records are read: each has up to 100 kB.
+_RECORDS = 64
 
 
 def stack_of(pid: int) -> str:
@@ -108,10 +110,12 @@ def _collective(frame: Frame) -> str:
     return next((name for file, name in known if frame.file.endswith(file)), "")
 
 
-def read_flight_records(attempt: Attempt) -> str:
-    """What the flight records of an attempt say together; empty if there are none, or they say nothing."""
+def read_flight_records(attempt: Attempt, late: Sequence[int]) -> str:
+    """What the flight records of an attempt say together, in a large run those of the `late` ranks and of some others;
+    empty if there are none, or they say nothing."""
     files = {int(path.stem): path for path in (attempt.folder / "flight").glob("*.json") if path.stem.isdigit()}
-    return find_open_collective({rank: read_json(path) for rank, path in files.items()})
+    asked = sorted(files.keys() & set(late))[:_RECORDS] + sorted(files.keys() - set(late))[:_RECORDS]
+    return find_open_collective({rank: read_json(files[rank]) for rank in asked})
 
 
 @dataclass(frozen=True)

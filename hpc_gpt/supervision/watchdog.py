@@ -1,8 +1,9 @@
 """A thread on every rank that writes its heartbeat, and ends the attempt as a hang if no rank makes a step.
 
 It runs while the main thread is in a collective of gloo's or NCCL's, which hold no GIL. If the main thread holds the
-GIL for ever, Python's own C-level watch writes the stacks to the rank's heartbeat file, and the others find the rank
-silent.
+GIL for ever, Python's own C-level watch writes the stacks to a file of the rank, and the others find the rank silent.
+A rank sends its heartbeat once a second to its node's first rank (`node_mates`), which writes those of the node once a
+period; without an answer it writes its own.
 
 After the time limit of a phase:
 
@@ -17,6 +18,7 @@ After the time limit of a phase:
 
 import contextlib
 import faulthandler
+import functools
 import os
 import platform
 import sys
@@ -27,8 +29,11 @@ from collections.abc import Callable, Iterable
 from typing import IO
 
 from hpc_gpt.errors import RunFolderError
+from hpc_gpt.files import json_object
 from hpc_gpt.runs.heartbeats import (
     RankHeartbeat,
+    c_dump,
+    line_of,
     pack_heartbeats,
     period_s,
     read_c_dump,
@@ -36,12 +41,17 @@ from hpc_gpt.runs.heartbeats import (
     silent_after_s,
     write_heartbeat,
 )
-from hpc_gpt.runs.run_folder import Attempt
+from hpc_gpt.runs.run_folder import Attempt, CachedAttempt
 from hpc_gpt.supervision.gpus import GpuReader
 from hpc_gpt.supervision.heartbeat import HangVerdict, Heartbeat, LastHeartbeat, judge_heartbeats, next_watch_s
+from hpc_gpt.supervision.node_mates import NodeMates
 from hpc_gpt.supervision.stacks import Frame, find_wait, main_frames, read_flight_records
 
 _TICK_S = 1.0
+# The ranks of a node start within this time, most often.
+_START_S = 30.0
+# In a hang 8 ranks a node look so many times a second in all, at most, whether the attempt has ended.
+_LOOKS_S = 2000.0
 # A longer gap is no busy machine: the process was stopped.
 _STOPPED_S = 30.0
 
@@ -70,12 +80,17 @@ class Watchdog:
         self._foreign_wait = foreign_wait
         self._write_record = write_record
         self._host = os.environ.get("SLURMD_NODENAME") or platform.node()
+        local_rank = os.environ.get("LOCAL_RANK", "0")
+        self.mates = NodeMates(attempt, self._host, int(local_rank) if local_rank.isdigit() else 0)
+        # {rank: (its last line, whether its stacks are written)} of the node's other ranks.
+        self._others: dict[int, tuple[bytes, bool]] = {}
+        self._start = CachedAttempt(attempt.folder)
         # One rank of a node reads its GPUs.
-        self._gpus = GpuReader() if os.environ.get("LOCAL_RANK", "0") == "0" else None
+        self._gpus = GpuReader() if self.mates.is_first else None
         self._over = threading.Event()
         self._period_s, self._silent_s = period_s(heart.floor_s), silent_after_s(heart.floor_s)
         # These count seconds in which this process ran: it may be stopped, or its machine suspended.
-        self._awake_s = self._moved_s = self._written_s = self._armed_s = 0.0
+        self._awake_s = self._moved_s = self._written_s = self._armed_s = self._asked_s = 0.0
         self._moves = heart.moves
         self._count = 0
         self._dumped = False
@@ -90,14 +105,12 @@ class Watchdog:
 
     def start(self) -> None:
         """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
-        with contextlib.suppress(OSError):
-            self._attempt.heartbeats.mkdir(exist_ok=True)
         if self._gpus is not None:
             self._gpus.start()
-        self._write()
+        self._beat()
         if self._foreign_wait is None:
             with contextlib.suppress(OSError):
-                self._c_dump = open(self._heartbeat().path(self._attempt.heartbeats), "ab", buffering=0)  # noqa: SIM115
+                self._c_dump = self._open_c_dump()
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
         if self._rank == 0:
             threading.Thread(target=pack_heartbeats, args=(self._attempt,), name="packing", daemon=True).start()
@@ -122,20 +135,21 @@ class Watchdog:
             self._dumped, self._since_s, self._watches, self._wait = False, None, 0, ("", "")
         limit_s, quiet_s = self._heart.limit_s(), self._awake_s - self._moved_s
         hangs = 0 < limit_s <= quiet_s
-        if hangs and not self._dumped:
+        dumps = hangs and not self._dumped
+        if dumps:
             self._dump(quiet_s)
         self._arm(limit_s)
-        if self._awake_s - self._written_s >= self._period_s or (0 < limit_s / 2 < quiet_s):
-            self._write()
+        self._beat(at_once=dumps)
         if hangs and not self._over.is_set():
-            if self._attempt.ended():
-                self._end(f"rank {self._rank} leaves: the attempt has ended")
+            # Of a node whose first rank runs only that looks: the others learn it from the store, or when it has left.
+            if self._awake_s >= self._asked_s + self._size / _LOOKS_S and not self.mates.is_served:
+                self._leave_ended()
             self._watch_others(quiet_s)
 
     def _heartbeat(self) -> RankHeartbeat:
         collective, place = self._wait
         quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
-        elapsed_s = self._attempt.elapsed_s()
+        elapsed_s = self._start.elapsed_s() if self.mates.is_first else None
         return RankHeartbeat(
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
@@ -143,11 +157,49 @@ class Watchdog:
             None if self._gpus is None else self._gpus.latest(),
         )  # fmt: skip
 
-    def _write(self) -> None:
+    def _leave_ended(self) -> None:
+        self._asked_s = self._awake_s
+        if self._attempt.ended():
+            self._end(f"rank {self._rank} leaves: the attempt has ended")
+
+    def _beat(self, at_once: bool = True) -> None:
+        """Sends this rank's heartbeat to its node's first rank. That one writes those of the node once a period, or
+        `at_once`, and so does each rank that it does not answer."""
         self._count += 1
+        if self.mates.is_first:
+            at_once |= self._gather()
+        else:
+            self.mates.send(line_of(self._heartbeat()))
+            starts = self.mates.heard_s is None and self._awake_s < _START_S
+            if starts or self.mates.is_served:
+                return
+        if self._awake_s - self._written_s < self._period_s and not at_once:
+            return
         self._written_s = self._awake_s
+        others = [line for line, _ in self._others.values()]
         with contextlib.suppress(OSError):
-            write_heartbeat(self._attempt.heartbeats, self._heartbeat())
+            try:
+                write_heartbeat(self._attempt.heartbeats, self._heartbeat(), others)
+            except FileNotFoundError:
+                self._attempt.heartbeats.mkdir(exist_ok=True)
+                write_heartbeat(self._attempt.heartbeats, self._heartbeat(), others)
+
+    def _gather(self) -> bool:
+        """Takes the heartbeats of the node's other ranks; returns whether one of them has written its stacks since."""
+        dumps = False
+        for line in self.mates.gather():
+            if found := json_object(line):
+                before = self._others.get(found["rank"], (b"", False))[1]
+                self._others[found["rank"]] = line, found["dumped"]
+                dumps |= found["dumped"] and not before
+        return dumps
+
+    def _open_c_dump(self) -> IO[bytes]:
+        path = c_dump(self._attempt.heartbeats, self._rank)
+        with contextlib.suppress(FileNotFoundError):
+            return open(path, "ab", buffering=0)
+        path.parent.mkdir(exist_ok=True)
+        return open(path, "ab", buffering=0)
 
     def _arm(self, limit_s: float) -> None:
         """Sets Python's C-level watch, in case this thread never runs again."""
@@ -185,7 +237,7 @@ class Watchdog:
             pause_s = next_watch_s(self._rank, self._size, self._watches, self._silent_s)
             self._since_s = self._awake_s + pause_s
             self._seen = {}
-        if self._awake_s < self._since_s or (self._seen and self._awake_s - self._looked_s < self._silent_s / 5):
+        if self._awake_s < self._since_s or (self._seen and self._awake_s - self._looked_s < self._silent_s / 2):
             return
         if not self._seen:
             self._began_s = self._awake_s
@@ -198,12 +250,14 @@ class Watchdog:
             self._seen[rank] = last, self._awake_s if grew else grown_s
         if self._awake_s - self._began_s < self._silent_s:
             return
+        self._leave_ended()
         seen = {rank: LastHeartbeat(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
-        verdict = judge_heartbeats(seen, self._silent_s, quiet_s, read_flight_records(self._attempt))
+        recorded = functools.partial(read_flight_records, self._attempt)
+        verdict = judge_heartbeats(seen, self._silent_s, quiet_s, recorded)
         if verdict is None:
             self._since_s = None
             self._watches += 1
-        elif self._heart.moves == self._moves:
+        elif self._heart.moves == self._moves and not self._over.is_set():
             self._write_verdict(verdict)
 
     def _copy_c_dumps(self, ranks: Iterable[int]) -> str:

@@ -34,7 +34,8 @@ def main() -> None:
     rank = int(named) if named.isdigit() else 0
     try:
         run, attempt = _find_attempt(os.environ.get("HPC_GPT_RUN"), os.environ.get("HPC_GPT_ATTEMPT"))
-        engine = engine_named(run.resolved().engine.name)
+        resolved = run.resolved()
+        engine = engine_named(resolved.engine.name)
         if engine.is_program:
             program = importlib.import_module(engine.trainer).RANK(run, attempt, signals)
             signals.on_quit = program.quit
@@ -57,7 +58,7 @@ def main() -> None:
 
         trainer = Trainer(run, attempt, identity, signals)
         signals.on_quit = trainer.quit
-        code = trainer.train()
+        code = trainer.train(resolved)
         assert trainer.ranks is not None
         trainer.ranks.leave_together(code)
     except BaseException as error:

@@ -19,11 +19,11 @@ from hpc_gpt.ends.end_policy import REASONS
 from hpc_gpt.errors import LayoutError
 from hpc_gpt.files import write_once
 from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
-from hpc_gpt.network import LAZY_GLOO
+from hpc_gpt.network import LAZY_GLOO, MEETING_S
 from hpc_gpt.runs.run_folder import Attempt
 from hpc_gpt.settings.layout import Layout
 from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.supervision.meeting import MEETING_S, RankIdentity, read_rendezvous
+from hpc_gpt.supervision.meeting import RankIdentity, read_rendezvous
 from hpc_gpt.train.engines.private_parts import FLIGHT_RECORDER, can_use
 from hpc_gpt.train.engines.torch_private import set_group_timeout
 

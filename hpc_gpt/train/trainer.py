@@ -128,9 +128,8 @@ class Trainer:
         """Optimizer steps done so far."""
         return self._loop.step if self._loop else 0
 
-    def train(self) -> int:
+    def train(self, resolved: Resolved) -> int:
         """Trains to the end or to an interruption, and returns the exit code. The caller reports exceptions."""
-        resolved = self._run.resolved()
         self._identity.check(resolved.tasks, resolved.layout)
         clock = StartClock(self._attempt) if self._identity.rank == 0 else None
         heart = Heartbeat(resolved.train.hang_multiple, resolved.train.hang_floor_s)
@@ -274,7 +273,7 @@ class Trainer:
         looks = self._identity.local_rank == 0
         if looks:
             ensure_data(resolved, beside=self._run.data_beside, looked_up=looked_up)
-        resolved = located(resolved, self._run.data_beside)
+        resolved = located(resolved, ranks.broadcast(self._run.data_beside if ranks.is_first else None))
         ranks.barrier()
         of_first = ranks.broadcast(looked_up)
         samples = open_samples(resolved, looked_up if looks else of_first)

@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from random import Random
 from struct import pack, unpack
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -361,8 +362,94 @@ def plan(folder: Path, gpus: int) -> Callable[[], int]:
     return work
 
 
+def second_save(folder: Path, ranks: int) -> Callable[[], int]:
+    """fsdp's second save on rank 0: the plans of all ranks, 20 tensors each, until its metadata are written."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    from hpc_gpt.train.checkpoints.rank_files import RankFiles
+    from hpc_gpt.train.checkpoints.sharded import KeptPlan, put_sharded
+    from hpc_gpt.train.ranks import Peers
+
+    names, sizes = [f"weights/blocks.{number}" for number in range(20)], torch.Size([8, 64])
+
+    def plan_of(rank: int) -> SavePlan:
+        at = torch.Size([8 * rank, 0])
+        data = TensorWriteData(ChunkStorageMetadata(at, sizes), TensorProperties(), torch.Size([8 * ranks, 64]))
+        items = [WriteItem(MetadataIndex(name, at), WriteItemType.SHARD, tensor_data=data) for name in names]
+        return SavePlan(items, planner_data={name: (name,) for name in names})
+
+    def written_by(rank: int) -> list[WriteResult]:
+        where = _StorageInfo(f"__{rank}_0.distcp", 0, 2048)
+        return [WriteResult(MetadataIndex(name, torch.Size([8 * rank, 0])), 2048, where) for name in names]
+
+    plans = [pickle.dumps(plan_of(rank)) for rank in range(ranks)]
+    notes = [pickle.dumps(written_by(rank)) for rank in range(ranks)]
+    sent: list[int] = []
+
+    class First(Peers):
+        """Rank 0, which the others send what they have: their plans, or what it has itself."""
+
+        size = ranks
+
+        def gather(self, value: Any) -> list[Any]:
+            texts = plans if isinstance(value, SavePlan) else [pickle.dumps(value)] * ranks
+            sent.append(sum(map(len, texts)))
+            return list(map(pickle.loads, texts))
+
+        def scatter(self, values: Sequence[Any]) -> Any:
+            texts = list(map(pickle.dumps, values))
+            sent.append(sum(map(len, texts)))
+            return pickle.loads(texts[0])
+
+    kept, pieces = KeptPlan(), {name: torch.zeros(sizes) for name in names}
+    (folder / "dcp").mkdir()
+
+    def save() -> int:
+        files = RankFiles(First())
+        put_sharded(files, "dcp", pieces, pieces, kept)
+        files.finish(folder, list(map(pickle.loads, notes)))
+        return sum(sent) + (folder / "dcp" / ".metadata").stat().st_size
+
+    save()
+    sent.clear()
+    return save
+
+
+def watch_of_a_hang(folder: Path, ranks: int) -> Callable[[], int]:
+    """One look of a watch for hangs: the heartbeats of nodes of 8 ranks, one of which is late, and the verdict."""
+    from dataclasses import replace
+
+    from hpc_gpt.runs.heartbeats import RankHeartbeat, line_of, read_heartbeats, write_heartbeat
+    from hpc_gpt.supervision.heartbeat import LastHeartbeat, judge_heartbeats
+
+    any_rank = RankHeartbeat(
+        0, "n", 4711, 9, 40, "training", 310.0, 300.0, 1e9, True, "all_reduce", "loop.py:96 in run"
+    )
+    for first in range(0, ranks, 8):
+        own, *others = (
+            replace(any_rank, rank=rank, host=f"n{first // 8}", step=39 if rank == 5 else 40)
+            for rank in range(first, first + 8)
+        )
+        write_heartbeat(folder, own, map(line_of, others))
+
+    def work() -> int:
+        seen = {rank: LastHeartbeat(last, 0.0) for rank, last in read_heartbeats(folder).items()}
+        verdict = judge_heartbeats(seen, 33.0, 310.0)
+        assert verdict is not None
+        assert (verdict.rank, len(seen)) == (5, ranks)
+        return sum(path.stat().st_size for path in folder.iterdir())
+
+    return work
+
+
 CASES = {
     "plan": Case("GPUs", 32_768, plan),
+    "watch": Case("ranks", 1024, watch_of_a_hang),
+    "second save": Case("ranks", 32, second_save),
     "preflight": Case("nodes", 128, preflight),
     "gpu readings": Case("ranks", 2_000, gpu_readings),
     "checkpoints": Case("checkpoints", 60, checkpoints),

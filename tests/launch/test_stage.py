@@ -271,6 +271,24 @@ def test_an_absent_archive_is_said_before_the_queue(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("gpus", "site", "minutes"),
+    [
+        (4096, "", "5"),
+        (16384, "", "18"),
+        (1024, "", None),
+        (16384, 'container = {kind = "apptainer", image = "/an/image.sif"}', None),
+        (16384, 'stage = "/an/environment.tar"', None),
+    ],
+)
+def test_imports_of_many_nodes_from_a_shared_disk_are_said(tmp_path, gpus, site, minutes):
+    (profile := tmp_path / "site.toml").write_text(f'gpus_per_node = 8\ndevice = "H100-SXM-80"\n{site}\n')
+    sizes = ("--gpus", gpus, "--tp", 1, "--pp", 1, "--mbs", 1, "--gas", 1)
+    said = in_process("render", "demo", "--cluster", profile, *map(str, sizes), code=0).stderr
+    text = f"note: {gpus // 8:,} nodes import torch: from a shared disk about {minutes} min on paper, and ranks wait "
+    assert (text in said, "import torch" in said) == (minutes is not None,) * 2, said
+
+
 def test_provenance_has_the_sum_if_the_archive_is_seen_here(archive):
     assert stage_sum(staged(str(archive))) == {"stage_sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}
     for none in (None, "warm", "/not/here.tar"):

@@ -11,6 +11,8 @@ import pytest
 from hpc_gpt.runs.heartbeats import (
     LINE_BYTES,
     RankHeartbeat,
+    c_dump,
+    line_of,
     pack_heartbeats,
     read_c_dump,
     read_heartbeats,
@@ -59,6 +61,18 @@ def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> 
     assert (read_c_dump(tmp_path, 3), read_c_dump(tmp_path, 9)) == ("Timeout (0:05:00)!\n", "")
 
 
+def test_the_last_of_a_rank_counts_whoever_wrote_it(tmp_path: Path) -> None:
+    """Rank 3's first rank was stopped for a while, in which rank 3 wrote a file of its own."""
+    first, lines = replace(BEAT, rank=2), [line_of(replace(BEAT, beat=number)) for number in (5, 9)]
+    write_heartbeat(tmp_path, first, lines[:1])
+    write_heartbeat(tmp_path, replace(BEAT, beat=7))
+    assert read_heartbeats(tmp_path) == {2: first, 3: replace(BEAT, beat=7)}
+    write_heartbeat(tmp_path, first, lines[1:])
+    assert read_heartbeats(tmp_path) == {2: first, 3: replace(BEAT, beat=9)}
+    c_dump(tmp_path, 3).write_text("Timeout!\n")
+    assert (read_c_dump(tmp_path, 2), read_c_dump(tmp_path, 3)) == ("", "Timeout!\n")
+
+
 def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for number in (1, 2, 3):
@@ -66,6 +80,7 @@ def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) ->
         attempt.heartbeats.mkdir()
         for rank in range(4):
             write_heartbeat(attempt.heartbeats, replace(BEAT, rank=rank, step=number))
+            c_dump(attempt.heartbeats, rank).write_text("Timeout 2\n" if rank == 2 else "")
     with open(run.attempt(1).heartbeats / "3.json", "ab") as file:
         file.write(b"Timeout\n")
     run.attempt(1).write_ended("hang", "rank 3", 17)
@@ -73,9 +88,9 @@ def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) ->
     for _ in range(2):
         pack_heartbeats(run.attempt(3))
     assert {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)} == before
-    assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["3.json", "all.jsonl"]
+    assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["2.txt", "3.json", "all.jsonl"]
     assert read_c_dump(run.attempt(1).heartbeats, 3) == "Timeout\n"
-    assert len(list(run.attempt(2).heartbeats.iterdir())) == 4, "it may still run"
+    assert len(list(run.attempt(2).heartbeats.iterdir())) == 8, "it may still run"
 
 
 @pytest.mark.parametrize(

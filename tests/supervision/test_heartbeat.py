@@ -172,11 +172,14 @@ def test_a_rank_that_never_came_is_silent_from_the_start() -> None:
 
 def test_where_all_live_the_one_behind_is_named_first() -> None:
     behind = judge_heartbeats(
-        seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}), 33, 320, "flight"
+        seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}),
+        33,
+        320,
+        lambda late: f"of {late}",
     )
     assert (behind.rank, behind.node) == (2, "n2")
     assert "; rank 2 on n2 is behind, after step 16, others after step 17, at data.py:9 in read;" in behind.cause
-    assert behind.cause.endswith("; flight")
+    assert behind.cause.endswith("; of [2]"), "the records of the late one are asked for"
     apart = judge_heartbeats(seen({}, {"collective": "", "place": "x.py:1 in spin"}, {}, {}), 33, 320)
     assert (apart.rank, apart.node) == (1, "n1")
     assert "rank 1 on n1 is in no collective, after step 17, at x.py:1 in spin" in apart.cause

@@ -49,7 +49,11 @@ def new_run(logs: Path, resolved: Resolved) -> RunFolder:
 
 
 class Launch:
-    """The ranks of one attempt, as processes of this machine. `{rank}` in their environment is their number."""
+    """The ranks of one attempt, as processes of this machine. `{rank}` in their environment is their number;
+    `{node}` and `{local}` are those on nodes of `a_node`.
+    """
+
+    a_node = 8
 
     def __init__(
         self, run: RunFolder, ranks: int, attempt: Attempt | None = None, log: Path | None = None, **environment: str
@@ -66,7 +70,11 @@ class Launch:
                 "HPC_GPT_RUN": str(run.path),
                 "HPC_GPT_ATTEMPT": str(self.attempt.number),
             }
-            own |= {name: value.replace("{rank}", str(rank)) for name, value in environment.items()}
+            places = {"{rank}": rank, "{node}": rank // self.a_node, "{local}": rank % self.a_node}
+            for name, value in environment.items():
+                for word, number in places.items():
+                    value = value.replace(word, str(number))
+                own[name] = value
             process = FORKED.Process(target=run_rank, args=(own, str(self.log_path)), daemon=True)
             process.start()
             self.ranks.append(process)

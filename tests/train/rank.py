@@ -120,11 +120,12 @@ def _hold_save(step: int) -> None:
 
 
 def _count_opens(into: str, *folders: str) -> None:
-    """Writes a line for each file that is opened or looked for, and each folder that is listed, below the folders."""
+    """Writes a line for each file that is opened or looked for, made, named or removed, and each folder that is listed,
+    below the folders."""
     counts = os.open(into, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(event: str, values: tuple[Any, ...]) -> None:
-        if event in ("open", "os.listdir", "os.scandir") and str(values[0]).startswith(folders):
+        if (event == "open" or event.startswith("os.")) and values and str(values[0]).startswith(folders):
             os.write(counts, f"{event} {values[0]}\n".encode())
 
     sys.addaudithook(note)

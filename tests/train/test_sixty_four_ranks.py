@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.network import files_of_first
+from hpc_gpt.runs.heartbeats import read_heartbeats
 from hpc_gpt.settings.experiment import Engine
 from tests.train import launch
 from tests.train.launch import Launch, lines, new_run, settings
@@ -41,6 +43,36 @@ def test_they_train_lose_one_and_resume(tmp_path: Path, tokens: Path, monkeypatc
     assert again.ended == ("done", STEPS, False)
     assert "resumed after step " in again.log
     assert sorted({line["step"] for line in lines(run)}) == list(range(1, STEPS + 1))
+
+
+def test_one_on_eight_nodes_that_cannot_run_is_named(tmp_path: Path, tokens: Path, monkeypatch) -> None:
+    """It is the first of its node, which wrote for the node's other ranks; they write themselves now."""
+    monkeypatch.setattr(launch, "LOCAL", replace(launch.LOCAL, gpus_per_node=RANKS))
+    sizes = {"tp": 1, "pp": 1, "dp": RANKS, "micro_batch": 1, "micro_batches": 1}
+    run = new_run(tmp_path, settings(tokens, sizes, steps=10**6, hang_floor_s=20.0))
+    nodes = {
+        "LOCAL_RANK": "{local}",
+        "SLURMD_NODENAME": "n{node}",
+        "COUNT_OPENS_IN": f"{tmp_path}/calls-{{rank}}:{run.path}",
+    }
+    training = Launch(run, RANKS, RES_OPTIONS="timeout:1 attempts:1 use-vc", **nodes)
+    training.await_words("step 12/")
+    beats = training.attempt.heartbeats
+    files = {int(path.stem) for path in beats.glob("*.json")}
+    print(f"{len(files)} files with heartbeats")  # more than 8 if a first rank had not answered for some seconds
+    assert set(range(0, RANKS, 8)) <= files
+    assert sorted(read_heartbeats(beats)) == list(range(RANKS))
+    before = time.monotonic()
+    training.signal(signal.SIGSTOP, [32])
+    training._await(lambda: bool(training.attempt.ended()), "verdict")
+    print(f"found after {time.monotonic() - before:.0f} s, {training.attempt.ended()}")
+    training._await(lambda: sum(rank.is_alive() for rank in training.ranks) == 1, "end of the others")
+    training.ranks[32].kill()
+    codes = training.wait()
+    assert codes[:32] + codes[33:] == [1] * (RANKS - 1)
+    end = training.attempt.ended()
+    assert (end["ended"], end["rank"], end["node"]) == ("hang", 32, "n4"), end
+    assert "; rank 32 on n4 is silent, last seen after step" in end["cause"]
 
 
 def memory_mib(pid: int) -> float:

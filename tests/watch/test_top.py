@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.files import logs_dir
-from hpc_gpt.runs.heartbeats import GpuFigures, RankHeartbeat, write_heartbeat
+from hpc_gpt.runs.heartbeats import GpuFigures, RankHeartbeat, line_of, write_heartbeat
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch.status import read_folders
 from hpc_gpt.watch.top import draw_curve, read_curve, screen
@@ -121,10 +121,21 @@ def test_a_damaged_file_has_no_curve(text):
 
 def test_at_2048_nodes_the_spread_and_ten_worst_are_quick():
     run, attempt = running()
-    for rank in range(16_384):
-        gpus = 8 * (GpuFigures(90 + rank // 8 % 10, 70.1, 80.0, 650, 60),) if rank % 8 == 0 else None
-        values = {"host": f"n{rank // 8:04}", "step": 40 - (rank == 777), "gpus": gpus}
-        beat(attempt, rank, **values | ({"time": time.time() - 999} if rank // 8 == 5 else {}))
+    for node in range(2048):
+        gpus = 8 * (GpuFigures(90 + node % 10, 70.1, 80.0, 650, 60),)
+        last = time.time() - (999 if node == 5 else 0)
+        first, *others = (
+            replace(
+                BEAT,
+                rank=rank,
+                host=f"n{node:04}",
+                step=40 - (rank == 777),
+                gpus=gpus if rank % 8 == 0 else None,
+                time=last,
+            )
+            for rank in range(8 * node, 8 * node + 8)
+        )
+        write_heartbeat(attempt.heartbeats, first, map(line_of, others))
     measured = (
         "import sys, resource\nfrom hpc_gpt.__main__ import main\n"
         "try: main()\n"

@@ -141,10 +141,14 @@ class Sink:
 
     def __enter__(self) -> Sink:
         PROGRESS.reached(self._path)
-        # Not `folder` itself: if a user has removed it, the rest of the checkpoint must not be written.
-        for parent in reversed(Path(self._name).parents[:-1]):
-            (self._folder / parent).mkdir(exist_ok=True)
-        self._number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            self._number = os.open(self._path, how, 0o666)
+        except FileNotFoundError:  # of many ranks few come before its folders are there
+            # Not `folder` itself: if a user has removed it, the rest of the checkpoint must not be written.
+            for parent in reversed(Path(self._name).parents[:-1]):
+                (self._folder / parent).mkdir(exist_ok=True)
+            self._number = os.open(self._path, how, 0o666)
         return self
 
     def __exit__(self, kind: object, fault: object, trace: object) -> None:

@@ -49,11 +49,8 @@ class ReplicatedCheckpoint:
         for parameter in self._parameters:
             parameter.copy_(weights[full_name(parameter)])
         missing, states = {full_name(one) for one in owned_by(self._optimizer)}, {}
-        # A rank's own file comes first: with the same number of ranks it has all of the rank's share.
-        files = sorted(folder.glob("optimizer-*.pt"), key=lambda path: path.name != _optimizer_file(rank))
-        for path in files:
-            if not missing:
-                break
+        files = _optimizer_files(folder, rank)
+        while missing and (path := next(files, None)) is not None:
             found = _read(path)
             states.update({name: found[name] for name in missing & found.keys()})
             missing -= found.keys()
@@ -69,6 +66,14 @@ class ReplicatedCheckpoint:
 def read_replicated(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model by its full name, fp32, in one process without torch.distributed."""
     yield from _read(folder / _WEIGHTS).items()
+
+
+def _optimizer_files(folder: Path, rank: int) -> Iterator[Path]:
+    """A rank's own file, which has all of its share if there are as many ranks as then; rank 0's, which may have all;
+    and the others, for which the folder, with files of every rank, is listed only then."""
+    first = [folder / _optimizer_file(number) for number in dict.fromkeys((rank, 0))]
+    yield from (path for path in first if path.is_file())
+    yield from sorted({*folder.glob("optimizer-*.pt")} - {*first})
 
 
 def _optimizer_file(rank: int) -> str:

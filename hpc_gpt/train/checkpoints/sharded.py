@@ -16,6 +16,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class ShardedCheckpoint:
         self._shards = {full_name(shard): shard for shard in shards}
         self._parameters = dict(zip(self._shards, parameters, strict=True))
         self._optimizer = optimizer
+        self._plan = KeptPlan()
         # Its groups are not asked: torch's cache gives a parameter the first mesh that equals its own, whose groups may
         # have ended and whose groups' names may be those of others by now.
         mesh = parameters[0].device_mesh
@@ -60,7 +62,7 @@ class ShardedCheckpoint:
             for moment, value in self._optimizer.state.get(shard, {}).items():
                 pieces[f"optimizer/{name}/{moment}"] = name, value
         whole = {key: self._whole(name, value) if value.ndim else value for key, (name, value) in pieces.items()}
-        put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()})
+        put_sharded(files, _FOLDER, whole, {key: value for key, (_, value) in pieces.items()}, self._plan)
         if rank == 0:
             splits = {name: split_of(shard) for name, shard in self._shards.items()}
             fused = {name: split.stored() for name, split in splits.items() if split and split.parts != 1}
@@ -164,25 +166,42 @@ def _read_progress(folder: Path) -> dict[str, Any]:
     return progress
 
 
-def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
+@dataclass
+class KeptPlan:
+    """The plan of a save, for the next one: this rank's part as it was proposed and as it was agreed on, and on rank 0
+    the metadata."""
+
+    proposed: Any = None
+    agreed: Any = None
+    metadata: Metadata | None = None
+
+
+def put_sharded(
+    files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces: Mapping[str, Tensor], kept: KeptPlan
+) -> None:
     """Adds the tensors `whole` as a DCP checkpoint in the folder `name`. Collective.
 
-    A DTensor among them describes which part of it a rank holds; that part is in `pieces`, by the same key.
+    A DTensor among them describes which part of it a rank holds; that part is in `pieces`, by the same key. If every
+    rank would propose what it has in `kept`, nobody plans again.
     """
     keys = list(pieces)
     # What all have, as the optimizer's count of steps, is in one file: a resuming rank opens that and its own.
     planner = _Planner(dedup_save_to_lowest_rank=True)
     writer = _Writer(name)
-    metadata: list[Metadata] = []
     peers = files.peers
     planner.set_up_planner(dict(whole), writer.storage_meta(), peers.is_first)
     writer.set_up_storage_writer(peers.is_first, rank=peers.rank)
-    plans: list[Any] = peers.gather(planner.create_local_plan())
-    if peers.is_first:
-        plans, found = planner.create_global_plan(plans)
-        plans = writer.prepare_global_plan(plans)
-        metadata.append(found)
-    plan = planner.finish_plan(peers.scatter(plans))
+    proposed = planner.create_local_plan()
+    if not peers.broadcast(all(peers.gather(proposed == kept.proposed))):
+        kept.proposed = None  # until all have the new one
+        plans: list[Any] = peers.gather(proposed)
+        if peers.is_first:
+            plans, kept.metadata = planner.create_global_plan(plans)
+            plans = writer.prepare_global_plan(plans)
+        kept.agreed = peers.scatter(plans)
+        kept.proposed = proposed
+    plan = planner.finish_plan(kept.agreed)
+    metadata = kept.metadata
 
     def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
         planner.pieces = dict(zip(keys, tensors, strict=True))
@@ -193,8 +212,9 @@ def put_sharded(files: RankFiles, name: str, whole: Mapping[str, Tensor], pieces
         return sums, results
 
     def finish(folder: Path, notes: list[Any]) -> None:
+        assert metadata is not None
         writer.write_below(folder, {})
-        writer.finish(metadata[0], notes)
+        writer.finish(replace(metadata), notes)  # which adds where each piece is
 
     files.put_by([pieces[key] for key in keys], write, finish)
 
@@ -216,7 +236,6 @@ class _Writer(FileSystemWriter):
 
     def write_below(self, folder: Path, sums: Sums) -> None:
         self.path = folder / self._name
-        self.path.mkdir(exist_ok=True)
         self.fs = _Files(folder, sums)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpc_gpt.ends.end_policy import SIGNALS, STOP, End, end_of_exit_0
 from hpc_gpt.engines.base.megatron_program import PROGRAM, check_checkout, checkout_of, megatron_arguments, option_names
 from hpc_gpt.errors import DataError
+from hpc_gpt.network import MEETING_S
 from hpc_gpt.program.process import ForeignLog, LastLines, StepRow
 from hpc_gpt.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.readers.dialects.megatron import ITERATION
@@ -22,7 +23,6 @@ from hpc_gpt.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.settings.mixture import evaluation_shares
 from hpc_gpt.supervision.heartbeat import Heartbeat
-from hpc_gpt.supervision.meeting import MEETING_S
 from hpc_gpt.supervision.signals import Signals
 from hpc_gpt.tokens.run_data import data_path, ensure_data, located, sources_alone
 
