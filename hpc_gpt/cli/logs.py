@@ -2,9 +2,7 @@
 
 import click
 
-from hpc_gpt.cli.run_argument import run_argument, run_or_newest
-from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.cli.run_argument import chosen_run, run_argument
 from hpc_gpt.watch.logs import copy_tail, follow_logs, log_output, log_path, with_errors
 
 PLACE = 70
@@ -22,10 +20,10 @@ def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, p
     """Print RUN's log.
 
     The log has the output of all ranks of the last attempt; the standard error of a job script with --error follows.
-    RUN is a run id, its begin or its end, a job id, an experiment with one run, or a folder; the newest run if it is
-    left out.
+    RUN is an id, its begin or its end, a job id, a folder, or the name of an experiment, a sweep or a bench; of several
+    runs, or if it is left out, the newest, which a line names.
     """
-    found = find_run(run_or_newest(run), logs_folder())
+    found = chosen_run(run)
     if path:
         click.echo(str(log_path(found, attempt)))
     elif follow:

@@ -66,11 +66,11 @@ def status(
     """Show the state of runs.
 
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
-    that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
-    id, an experiment with one run, or a folder; without RUN the newest 20 under logs/. A sweep is one line; its id,
-    folder or array job id, or --open, shows a line for each of its runs. Slurm is asked once for all runs; accounting
-    is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean lists what
-    may go.
+    that trains, and the GPU hours of all attempts; and why a run waits. RUN is an id, its begin or its end, a job id, a
+    folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under logs/. A
+    sweep is one line; if it is named, or with --open, each of its runs has one. Slurm is asked once for all runs;
+    accounting is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean
+    lists what may go.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
