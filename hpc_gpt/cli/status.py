@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,7 +20,7 @@ from hpc_gpt.terminal import Screen, width
 from hpc_gpt.watch.clean import room_of
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.watch.sweep_rows import by_sweep, fold
-from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value
+from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value, some
 
 PLACE = 60
 
@@ -169,12 +169,18 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
         columns = [each for each in columns if each.keys[0] != key]
     table = grid(columns, lines).aligned().splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    notes += [(row.run, _after_text(job)) for row in lines for job in row.after or ()]
     notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
+    notes += [(row.run, _after_text(row.after)) for row in lines if row.after]
     return table + [plain(f"{run}: {text}") for run, text in notes]
 
 
-def _after_text(job: dict[str, Any]) -> str:
-    """A job of [after]."""
-    code = f", exit code {job['code']}" if job["code"] else ""
-    return f"after step {job['step']}: " + (f"job {job['job']} " if job["job"] else "") + f"{job['state']}{code}"
+def _after_text(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """The jobs of [after] in one line, by state: `after: 16 done, 4 failed: steps 3, 6, 9, 12, exit code 5`."""
+    done, others = sum(job["state"] == "done" for job in jobs), []
+    for state in sorted({job["state"] for job in jobs} - {"done"}):
+        of_state = [job for job in jobs if job["state"] == state]
+        steps = f"step{'s' * (len(of_state) > 1)} {some([str(job['step']) for job in of_state], 8)}"
+        codes = " or ".join(sorted({str(job["code"]) for job in of_state if job["code"]}))
+        text = f"{len(of_state)} {'failed' if state == 'error' else state}: {steps}"
+        others.append(f"{text}, exit code {codes}" if codes else text)
+    return "after: " + ", ".join([*([f"{done} done"] if done else []), *(["; ".join(others)] if others else [])])

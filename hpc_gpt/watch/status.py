@@ -296,7 +296,7 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
-    steps = resolved.train.steps or None
+    steps = resolved.train.steps or metrics.get("steps_planned")  # of a program that prints it
     if resolved.race:  # its progress is in visits
         step, steps = measured(read_visits(run)), resolved.race
     left = steps - step if steps is not None and step is not None and state in LIVE else None
