@@ -24,6 +24,7 @@ from hpc_gpt.report.tables import (
     show_name,
     sort_records,
 )
+from hpc_gpt.runs.find_runs import no_runs
 from hpc_gpt.terminal import width
 from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 
@@ -108,7 +109,7 @@ def report(
     pieces = iter([_predicted(gathered, form)] if predictions else _pieces(gathered, form, columns))
     first = next(pieces, "")
     if form == "table" and not gathered.runs and not first and not gathered.unread:
-        click.echo(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
+        click.echo(f"no runs under {' '.join(paths)}" if paths else no_runs(logs_dir()), err=True)
         if not paths:
             click.echo("hint: hpc-gpt report PATH reads a log, or a folder of logs, of any program", err=True)
     for text in itertools.chain([first], pieces):

@@ -8,7 +8,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.errors import NoSuchRun, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import Named, find_named, list_runs
+from hpc_gpt.runs.find_runs import Named, find_named, list_runs, no_runs
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.slurm.clients import has_sbatch
@@ -25,7 +25,7 @@ def chosen_run(name: str | None) -> RunFolder:
     found = Named(list_runs(logs)) if name is None else find_named(name, logs)
     if not found.runs:
         words = "name a run, or submit one: hpc-gpt submit demo --cluster local"
-        raise NoSuchRun(f"no run in {name or logs}", words)
+        raise NoSuchRun(no_runs(logs) if name is None else f"no runs under {name}", words)
     run, count = found.runs[-1], len(found.runs)
     of = "the newest run" if name is None else f"the newest of the {count} runs of {found.what}"
     if name is None or count > 1:

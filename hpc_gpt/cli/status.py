@@ -13,7 +13,7 @@ from hpc_gpt.columns import Column, column, grid
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.disk_space import free_bytes
-from hpc_gpt.runs.find_runs import find_runs, singles_out
+from hpc_gpt.runs.find_runs import find_runs, no_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, width
@@ -89,7 +89,7 @@ def status(
                 row["sizes"] = each
         click.echo(json.dumps(found, indent=1))
     elif not runs:
-        click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)
+        click.echo(f"{no_runs(logs)}\nnext: {first_submit()}", err=True)
         return
     elif sizes:
         _print_sizes(runs)

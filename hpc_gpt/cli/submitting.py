@@ -161,11 +161,10 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
 def _show(
     resolved: Resolved, text: str, rows: Sequence[tuple[str, str]], how: _SubmitOptions, notes: Iterable[str] = ()
 ) -> None:
-    """Prints what a dry run would start, as rows or as its script with `notes`, and what Slurm says of that, or where
-    and until when it would run in the allocation."""
-    if how.allocation is None:
-        start = dry_run(resolved, text)
-    else:
+    """Prints what a dry run would start, as rows or as its script with `notes`, then what Slurm says of that, which may
+    be a refusal, or where and until when it would run in the allocation."""
+    start = None
+    if how.allocation is not None:
         start = ExpectedStart(f"would run now, {how.allocation.where_text(resolved, text)}")
     if how.script:
         click.echo(text.encode(errors="surrogateescape"), nl=False)
@@ -175,7 +174,7 @@ def _show(
         for label, value in rows:
             click.echo(f"{label if label != before else '':{width}}  {value}")
             before = label
-    print_start(start)
+    print_start(start or dry_run(resolved, text))
     click.echo(NOTHING_DONE, err=True)
 
 

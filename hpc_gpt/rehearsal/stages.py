@@ -242,6 +242,9 @@ class RunRehearsal:
                 if self._begins("resumed", run, second):
                     ask_runs([run], "stop")
                     self._ends("stopped", second, ("stopped", "done"))
+        else:
+            words = "the script ended by itself before its time limit, so nothing of its signal and requeue was shown"
+            self.say("not shown", f"{words}: give it more steps here")
         with self.slurm.state() as state:
             for job in state.jobs.values():
                 job.cancel(state.kill_wait_s)

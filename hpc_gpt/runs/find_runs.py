@@ -41,6 +41,12 @@ def list_runs(logs: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
 
 
+def no_runs(logs: Path) -> str:
+    """That there is no run in the logs folder, and if HPC_GPT_LOGS names one that is not there."""
+    gone = os.environ.get("HPC_GPT_LOGS") and not logs.exists()
+    return f"no runs under {logs}" + (", the folder of HPC_GPT_LOGS, which is not there" if gone else "")
+
+
 class _Folder(NamedTuple):
     """What a folder is: its real `place`, when it was made as a run, None if it is none, and the names in it."""
 
