@@ -67,7 +67,7 @@ def test_times_of_the_programs_own_are_not_mixed_with_others() -> None:
     assert [(row["step"], row["step_s"]) for row in found] == [(1, 0.25), (3, None)]
 
 
-def test_how_many_steps_there_are_is_known_if_its_lines_say_so(tmp_path: Path) -> None:
+def test_how_many_steps_there_are_is_in_its_lines(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('engine.name = "command"\ncommand.run = "true"\n')
     run = make_run(logs_dir(), experiment=str(tmp_path / "mine.toml"), submit=False)
     lines = LiveLines()

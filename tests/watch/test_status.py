@@ -642,7 +642,7 @@ def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     assert (row.state, row.job_id) == ("pending", "42")
 
 
-def test_a_job_that_failed_before_its_first_attempt_is_what_its_output_says(slurm_says):
+def test_a_job_without_an_attempt_is_what_its_output_says(slurm_says):
     """status and why say the same of a script that failed before it had a run folder's attempt."""
     run = slurm_run(attempt=False)
     slurm_says({})
