@@ -254,7 +254,7 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
     if chosen is None and queueing and not has_sbatch():
         raise ConfigError(
             f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
-            "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes the profile of a cluster",
+            "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
         )
     profile = load_profile(FALLBACK if chosen is None else chosen)
     return replace(profile, chain="none") if request.here else profile

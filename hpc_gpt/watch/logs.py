@@ -18,7 +18,6 @@ from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import NoSuchRun, OsErrorAs, RunFolderError
 from hpc_gpt.files import MOST_BYTES, blocks_from_end, open_regular
 from hpc_gpt.output import reader_left
-from hpc_gpt.readers.logs.matches import rank_of
 from hpc_gpt.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.words import plain
@@ -89,6 +88,8 @@ def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, o
 
 def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collection[bytes]:
     """The last `tail` lines of a log that are labelled with a rank; of our trainer rank 0's have no label."""
+    from hpc_gpt.readers.logs.matches import rank_of  # which has numpy
+
     bare = 0 if engine_named(run.resolved().engine.name).writes_metrics else None
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         found = (
