@@ -15,7 +15,6 @@ from hpc_gpt.tables import close_matches, flat
 
 T = TypeVar("T")
 LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
-_HELP = "hpc-gpt help keys lists every key"
 # {type of a key: what its value should be, in TOML's terms}; any other is a table.
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
@@ -27,19 +26,20 @@ def check_tables(
     where: str,
     given: Collection[str] = (),
     more: Mapping[str, str] | None = None,
+    topic: str = "keys",
 ) -> T:
     """The tables as dataclass `kind`. ConfigError lists every fault at once, with close matches for unknown names.
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
     A value must have its key's own type; the `given` keys also take a text that reads as one (`yes`). `more` has faults
-    that the caller has found, each with its hint.
+    that the caller has found, each with its hint. `topic`: of `hpc-gpt help`, with the keys.
     """
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
     lines = {}
     for key, fault in check.faults.items():
         of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
-        lines[f"{'your options' if of_options else where}: {fault}"] = _HELP
+        lines[f"{'your options' if of_options else where}: {fault}"] = f"hpc-gpt help {topic} lists every key"
     raise_faults(lines | dict(more or {}))
     return cast(T, checked)
 

@@ -26,6 +26,7 @@ from hpc_gpt.launch.peers import PATTERN_EXAMPLE
 from hpc_gpt.launch.this_machine import advice_on_memory
 from hpc_gpt.readers.runs import BENCH_FILE
 from hpc_gpt.report.bench_table import MeasuredRow, is_on_cpu, rows_text
+from hpc_gpt.runs.find_runs import BENCHES
 from hpc_gpt.runs.record import SCHEMA, finite
 from hpc_gpt.runs.run_folder import claim_folder
 from hpc_gpt.settings.cluster import ClusterProfile
@@ -58,7 +59,7 @@ class BenchFolder:
 
 def make_folder(logs: Path, experiment: str) -> BenchFolder:
     """Makes the folder of a new bench of an experiment. Raises RunFolderError."""
-    return BenchFolder(claim_folder(logs / f"{folder_name(experiment)}-bench"))
+    return BenchFolder(claim_folder(logs / f"{folder_name(experiment)}{BENCHES}"))
 
 
 def tables_of(rows: Sequence[BenchRow], folder: BenchFolder) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from hpc_gpt.cli.requests import chosen_runs, json_option, print_runs, runs_argument
+from hpc_gpt.cli.requests import check_agreed, chosen_runs, json_option, print_runs, runs_argument, yes_option
 from hpc_gpt.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.output import progress_as_json
 from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
-from hpc_gpt.terminal import agrees, say
-from hpc_gpt.watch.control import cancel_now, describe, nothing_to
+from hpc_gpt.terminal import say
+from hpc_gpt.watch.control import cancel_now, nothing_to
 from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
 
 PLACE = 110
@@ -19,21 +19,20 @@ PLACE = 110
 
 @click.command()
 @runs_argument
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Cancel runs, queued or running.
 
     The job is gone; what was saved stays. Asks first on a terminal. Exit 1, as of stop, save and requeue, if none of
-    the runs is queued or running. RUN is a run id, its begin or its end, a job id, an experiment with one run, or a
-    folder; a sweep's id, folder or array means its runs.
+    the runs is queued or running. RUN is as for stop.
     """
     if as_json and sys.stdin.isatty() and not yes:
         raise ConfigError("with --json nothing is asked", "add --yes")
     rows: list[dict[str, Any]] = []
     try:
         with progress_as_json(as_json):
-            _cancel(chosen_runs(names), yes, rows)
+            _cancel(chosen_runs(names), yes, as_json, rows)
     finally:
         if rows:
             print_runs("cancel", rows, as_json)
@@ -41,17 +40,13 @@ def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _cancel(runs: Sequence[RunFolder], yes: bool, done: list[dict[str, Any]]) -> None:
+def _cancel(runs: Sequence[RunFolder], yes: bool, as_json: bool, done: list[dict[str, Any]]) -> None:
     """Cancels runs and adds what became of each to `done`. SlurmUnreachable if that is not known of one."""
     rows, silence = ask_status(runs, _print_known)
     if silence:
         say(silence_note(silence), err=True)
-    if sys.stdin.isatty() and not yes:
-        for row in rows:
-            say(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}", err=True)
-        if not agrees("cancel?" if len(runs) == 1 else f"cancel these {len(runs)}?"):
-            say("nothing was cancelled", err=True)
-            sys.exit(1)
+    if not yes:
+        check_agreed("cancel", rows, as_json, least=1 if sys.stdin.isatty() else 2)
     unknown = None
     for run, row in zip(runs, rows, strict=True):
         try:

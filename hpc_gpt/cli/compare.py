@@ -14,7 +14,7 @@ PLACE = 130
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="A B [B]...", shell_complete=completers.runs_and_logs)
+@click.argument("names", nargs=-1, metavar="A [B]...", shell_complete=completers.runs_and_logs)
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "comparisons": [...]}.')
 def compare(names: tuple[str, ...], as_json: bool) -> None:
     """Say whether one run is faster than another, and how their settings differ.
@@ -29,17 +29,19 @@ def compare(names: tuple[str, ...], as_json: bool) -> None:
     measured in turns. Few rounds make the interval wide; fewer than three give none.
 
     A and B are runs by id, prefix, job id or folder, any program's log or a folder with the logs of one run, a
-    record.json, or a row of a bench: BENCH#2 is the second. Of more than two, each is compared with the first.
+    record.json, or a row of a bench: BENCH#2 is the second. The name of a sweep, an experiment or a bench means all its
+    runs or rows. Of more than two, each is compared with the first.
     """
     from hpc_gpt.report.compare import compare_runs
     from hpc_gpt.report.compare_text import as_tables, comparison_text, title
-    from hpc_gpt.report.gather import read_compared
+    from hpc_gpt.report.gather import compared_names, read_compared
 
+    logs = logs_folder()
+    names = tuple(each for name in names for each in compared_names(name, logs))
     if len(names) < 2:
         raise ConfigError(f"compare needs two runs or more, but got {len(names)}", "hpc-gpt compare RUN_A RUN_B")
     if names.count("-") > 1:
         raise ConfigError("standard input is named twice, but can be read only once", "give one of the logs as a file")
-    logs = logs_folder()
     with shows_life("reading"):
         runs = [read_compared(name, logs) for name in names]
     comparisons = [compare_runs(runs[0], run) for run in runs[1:]]

@@ -80,7 +80,7 @@ def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list
 
 
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Run ids, newest first, then sweep ids; job ids if none of these starts with `begun`."""
+    """Run ids, newest first, then sweep ids, then experiments; job ids if none of these starts with `begun`."""
     from hpc_gpt.files import logs_dir
     from hpc_gpt.runs.find_runs import list_runs
     from hpc_gpt.runs.run_folder import job_ids
@@ -88,6 +88,7 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]
         names = [run.run_id for run in found] + [run.sweep_id for run in found if run.sweep_id]
+        names += [run.path.parent.name for run in found]
         ids = [name for name in dict.fromkeys(names) if name.startswith(begun)]
         return ids or [job_id for run in found for job_id in job_ids(run) if job_id.startswith(begun)]
     return []

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.cli.run_argument import chosen_run
 
 PLACE = 170
 
@@ -31,7 +30,7 @@ def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) 
     tokenizer.json. An export that is killed leaves .NAME.PID, which is yours to remove.
     Needs pip install 'hpc-gpt[hf]'.
     """
-    found = find_run(run, logs_folder())
+    found = chosen_run(run)
     folder = out or Path(f"{found.run_id}-{form}")
     # In another process: the launcher never imports torch.
     command = [sys.executable, "-m", "hpc_gpt.train.export", str(found.path), str(folder), dtype]

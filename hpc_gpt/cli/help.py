@@ -76,9 +76,8 @@ class Topics(UncutGroup):
 
             topics, tables = self.list_commands(ctx), _tables_of_keys()
             if args[0].strip("[].").partition(".")[0] in tables:
-                hint = f"hpc-gpt help keys {args[0].strip('[].')}"
-                raise UserError(f"{args[0]!r} is no topic, but a table of an experiment", hint)
-            hint = close_matches(args[0], [*topics, *(f"keys {table}" for table in tables)])
+                return super().resolve_command(ctx, ["keys", *args])
+            hint = _of_profiles(args[0]) or close_matches(args[0], [*topics, *(f"keys {table}" for table in tables)])
             hint = hint or close_matches(args[0], tables).replace("mean ", "mean help keys ") or near_verb(args[0])
             hint = hint or f"topics: {', '.join(topics)}; or a verb of hpc-gpt --help"
             raise UserError(f"no topic and no verb {args[0]!r}", hint)
@@ -93,6 +92,12 @@ def help_command() -> None:
 
 def _tables_of_keys() -> list[str]:
     return list(dict.fromkeys(key.name.partition(".")[0] for key in keys_of(Experiment) if "." in key.name))
+
+
+def _of_profiles(word: str) -> str:
+    """The hint for a word that is of cluster profiles; empty for any other."""
+    known = {"profile", "profiles", "cluster", "clusters", *(key.name for key in keys_of(ClusterProfile))}
+    return "hpc-gpt help profile lists the keys of a cluster profile" if word in known else ""
 
 
 def _print_keys(found: list[Key], as_json: bool, asides: str) -> None:
@@ -119,7 +124,8 @@ def keys(table: str | None, as_json: bool) -> None:
         if not found:
             tables = _tables_of_keys()
             hint = close_matches(wanted, [*tables, *(key.name for key in keys_of(Experiment))])
-            raise ConfigError(f"an experiment has no table or key {table!r}", hint or f"tables: {', '.join(tables)}")
+            hint = _of_profiles(wanted) or hint or f"tables: {', '.join(tables)}"
+            raise ConfigError(f"an experiment has no table or key {table!r}", hint)
     _print_keys(
         found, as_json, "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
     )

@@ -24,6 +24,7 @@ from hpc_gpt.report.tables import (
     show_name,
     sort_records,
 )
+from hpc_gpt.runs.find_runs import no_runs
 from hpc_gpt.terminal import say, shows_life, width
 from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 
@@ -92,7 +93,7 @@ def report(
     """Print the records of runs and of any program's logs: step time, TFLOPs, memory, loss, how they ended.
 
     PATH is a log or a folder of logs of any program, plain, .gz or .zst, or - for standard input; a run folder or a
-    folder of run folders (logs/ unless given); a run id, prefix or job id; a bench folder, for its rows; or a sweep
+    folder of run folders (logs/ unless given); RUN as for status, of a bench its rows; or a sweep
     such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table. Updates the
     record.json of our own runs and writes nothing else. The step time is the median of the steps after warm-up.
     """
@@ -109,7 +110,7 @@ def report(
     pieces = iter([_predicted(gathered, form)] if predictions else _pieces(gathered, form, columns))
     first = next(pieces, "")
     if form == "table" and not gathered.runs and not first and not gathered.unread:
-        say(f"no runs under {' '.join(paths) or logs_dir()}", err=True)
+        say(f"no runs under {' '.join(paths)}" if paths else no_runs(logs_dir()), err=True)
         if not paths:
             say(
                 "hpc-gpt report PATH reads a log, or a folder of logs, of any program",

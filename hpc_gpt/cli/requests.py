@@ -1,6 +1,7 @@
 """What stop, save, requeue and cancel share: which runs they mean, and how a request's answer is printed."""
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,37 +9,60 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.errors import ConfigError, NoSuchRun
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import progress_as_json
-from hpc_gpt.runs.find_runs import named_runs
+from hpc_gpt.runs.find_runs import find_runs
 from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.terminal import say
-from hpc_gpt.watch.control import ask_runs, await_answer
+from hpc_gpt.terminal import agrees, say
+from hpc_gpt.watch.control import ask_runs, await_answer, describe
+from hpc_gpt.watch.status import RunStatus, ask_status
+from hpc_gpt.words import plain
 
 runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
 wait_option = click.option("--wait", is_flag=True, help="Wait until it has happened; Ctrl-C ends only the wait.")
 
 
-def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
-    found = [run for name in names for run in named_runs(name, logs_folder())]
-    return list({run.path: run for run in found}.values())
-
-
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, verb, runs.")
 
 
-def ask_verb(verb: str, names: tuple[str, ...], wait: bool, as_json: bool = False) -> None:
+def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
+    """Raises NoSuchRun if there are none."""
+    if found := find_runs(names, logs_folder()):
+        return found
+    raise NoSuchRun(f"no runs under {' '.join(names)}", "hpc-gpt status lists the newest runs")
+
+
+def check_agreed(verb: str, rows: Sequence[RunStatus], as_json: bool = False, least: int = 2) -> None:
+    """Lists the runs that have not ended, if they are `least` or more, and asks whether all are meant; exits with 1 if
+    they are not. ConfigError if nobody can be asked."""
+    live = [row for row in rows if not row.is_known_over]
+    if len(live) < least:
+        return
+    for row in live:
+        say(plain(f"{row.run}  {row.name}  job {row.job_id or '-'}  {describe(row)}"), err=True)
+    if as_json or not sys.stdin.isatty():
+        raise ConfigError(f"{verb} is of {len(live)} runs that have not ended", "--yes takes them all; or name one")
+    if not agrees(f"{verb}?" if len(live) == 1 else f"{verb} these {len(live)}?"):
+        say(f"{verb}: nothing was done", err=True)
+        sys.exit(1)
+
+
+def ask_verb(verb: str, names: tuple[str, ...], wait: bool, yes: bool, as_json: bool = False) -> None:
     """Exits with 1 if no run could be asked, or a run that was waited for did something else."""
-    rows = []
+    rows, runs = [], chosen_runs(names)
+    if len(runs) > 1 and not yes:
+        check_agreed(verb, ask_status(runs, limit_s=0)[0], as_json)
     with progress_as_json(as_json):
-        answers = ask_runs(chosen_runs(names), verb, lambda line: say(line, err=True))
+        answers = ask_runs(runs, verb, lambda line: say(line, err=True))
         for made in answers:
             say(f"{made.run.run_id}: {made.message}", err=made.refused)
             rows.append(_row(made.run, not made.refused, made.message))
             rows[-1]["attempt"] = made.attempt.number if made.attempt is not None else None
         taken = [(made, row) for made, row in zip(answers, rows, strict=True) if not made.refused]
         if taken and not wait:
-            click.echo(f"next: hpc-gpt status {' '.join(dict.fromkeys(names))}", err=True)
+            click.echo(f"next: hpc-gpt status {shlex.join(dict.fromkeys(names))}", err=True)
         good = bool(taken)
         for made, row in taken if wait else ():
             happened, outcome = await_answer(made, lambda line: say(line, err=True))

@@ -1,4 +1,4 @@
-"""RUN of the verbs that only look at one run: the newest one if it is left out; what to submit if there is none."""
+"""RUN of the verbs that look at one run: the newest of those that it means, or of all; what to submit without any."""
 
 import os
 import shlex
@@ -8,24 +8,30 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.errors import NoSuchRun, UserError
 from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.runs.find_runs import Named, find_named, list_runs, no_runs
+from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.settings.cluster import user_default
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import say
+from hpc_gpt.words import plain
 
 run_argument = click.argument("run", required=False, shell_complete=completers.runs)
 run_or_logs_argument = click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs_and_logs)
 
 
-def run_or_newest(name: str | None) -> str:
-    """`name`, or the folder of the newest run, which is then named on stderr. Raises NoSuchRun if there is none."""
-    if name is not None:
-        return name
-    runs = list_runs(logs_folder())
-    if not runs:
-        raise NoSuchRun(f"no run in {logs_folder()}", "name a run, or submit one: hpc-gpt submit demo --cluster local")
-    say(f"the newest run, {runs[-1].run_id} of {runs[-1].path.parent.name}:", err=True)
-    return str(runs[-1].path)
+def chosen_run(name: str | None) -> RunFolder:
+    """The run that `name` means; of several, or without a name, the newest, which is then named on stderr. Raises
+    NoSuchRun."""
+    logs = logs_folder()
+    found = Named(list_runs(logs)) if name is None else find_named(name, logs)
+    if not found.runs:
+        words = "name a run, or submit one: hpc-gpt submit demo --cluster local"
+        raise NoSuchRun(no_runs(logs) if name is None else f"no runs under {name}", words)
+    run, count = found.runs[-1], len(found.runs)
+    of = "the newest run" if name is None else f"the newest of the {count} runs of {found.what}"
+    if name is None or count > 1:
+        say(plain(f"{of}, {run.run_id} of {run.path.parent.name}:"), err=True)
+    return run
 
 
 def first_submit(*settings: str) -> str:

@@ -6,10 +6,9 @@ import sys
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.cli.run_argument import chosen_run
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import logs_folder
 from hpc_gpt.launch.shell import enter
-from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.terminal import say
 
 PLACE = 75
@@ -35,7 +34,7 @@ def shell(run: str, node: str | None, rank: int | None, command: tuple[str, ...]
     """
     if node is not None and rank is not None:
         raise ConfigError("--node and --rank both say where", "give one of the two")
-    found = enter(find_run(run, logs_folder()), node, rank, command, sys.stdin.isatty() and sys.stdout.isatty())
+    found = enter(chosen_run(run), node, rank, command, sys.stdin.isatty() and sys.stdout.isatty())
     if found.note:
         say(found.note, err=True)
     sys.stdout.flush()

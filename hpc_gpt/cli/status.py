@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,14 +14,14 @@ from hpc_gpt.ends.failures import colour_of
 from hpc_gpt.files import logs_folder
 from hpc_gpt.output import reader_left
 from hpc_gpt.runs.disk_space import free_bytes
-from hpc_gpt.runs.find_runs import find_runs, singles_out
+from hpc_gpt.runs.find_runs import find_runs, no_runs, singles_out
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.slurm.clients import has_sbatch
 from hpc_gpt.terminal import Screen, painted, say, width
 from hpc_gpt.watch.clean import room_of
 from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.watch.sweep_rows import by_sweep, fold
-from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value, wrapped
+from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value, some, wrapped
 
 PLACE = 60
 
@@ -67,11 +67,11 @@ def status(
     """Show the state of runs.
 
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
-    that trains, and the GPU hours of all attempts; and why a run waits. RUN is a run id, its begin or its end, a job
-    id, an experiment with one run, or a folder; without RUN the newest 20 under logs/. A sweep is one line; its id,
-    folder or array job id, or --open, shows a line for each of its runs. Slurm is asked once for all runs; accounting
-    is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean lists what
-    may go.
+    that trains, and the GPU hours of all attempts; and why a run waits. RUN is an id, its begin or its end, a job id, a
+    folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under logs/. A
+    sweep is one line; if it is named, or with --open, each of its runs has one. Slurm is asked once for all runs;
+    accounting is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean
+    lists what may go.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
@@ -90,7 +90,7 @@ def status(
                 row["sizes"] = each
         click.echo(json.dumps(found, indent=1))
     elif not runs:
-        click.echo(f"no runs under {logs}\nnext: {first_submit()}", err=True)
+        click.echo(f"{no_runs(logs)}\nnext: {first_submit()}", err=True)
         return
     elif sizes:
         _print_sizes(runs)
@@ -165,12 +165,18 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     room = width()
     table = grid(fitting(_COLUMNS, lines, room, _LEFT_OUT), lines).aligned(painted).splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    notes += [(row.run, _after_text(job)) for row in lines for job in row.after or ()]
     notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
+    notes += [(row.run, _after_text(row.after)) for row in lines if row.after]
     return table + [line for run, text in notes for line in wrapped(plain(f"{run}: {text}"), room)]
 
 
-def _after_text(job: dict[str, Any]) -> str:
-    """A job of [after]."""
-    code = f", exit code {job['code']}" if job["code"] else ""
-    return f"after step {job['step']}: " + (f"job {job['job']} " if job["job"] else "") + f"{job['state']}{code}"
+def _after_text(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """The jobs of [after] in one line, by state: `after: 16 done, 4 failed: steps 3, 6, 9, 12, exit code 5`."""
+    done, others = sum(job["state"] == "done" for job in jobs), []
+    for state in sorted({job["state"] for job in jobs} - {"done"}):
+        of_state = [job for job in jobs if job["state"] == state]
+        steps = f"step{'s' * (len(of_state) > 1)} {some([str(job['step']) for job in of_state], 8)}"
+        codes = " or ".join(sorted({str(job["code"]) for job in of_state if job["code"]}))
+        text = f"{len(of_state)} {'failed' if state == 'error' else state}: {steps}"
+        others.append(f"{text}, exit code {codes}" if codes else text)
+    return "after: " + ", ".join([*([f"{done} done"] if done else []), *(["; ".join(others)] if others else [])])

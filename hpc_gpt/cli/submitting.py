@@ -167,22 +167,23 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
 
 
 def _show(asked: Asked, rows: Sequence[tuple[str, str]], how: _SubmitOptions, notes: Iterable[str] = ()) -> None:
-    """Prints what a dry run would start, as rows or as its script with `notes`, the limits that it would meet, and what
-    Slurm says of that, or where and until when it would run in the allocation. Raises JobRefused."""
-    resolved, text, limit = asked.resolved, asked.script, None
-    if how.allocation is None:
-        limit = print_limits([asked])
-        start = dry_run(resolved, text)
-    else:
-        start = ExpectedStart(f"would run now, {how.allocation.where_text(resolved, text)}")
+    """Prints what a dry run would start, as rows or as its script with `notes`, then the limits that it would meet and
+    what Slurm says of that, which may be a refusal, or where and until when it would run in the allocation. Raises
+    JobRefused."""
+    start = limit = None
+    if how.allocation is not None:
+        start = ExpectedStart(f"would run now, {how.allocation.where_text(asked.resolved, asked.script)}")
     if how.script:
-        click.echo(text.encode(errors="surrogateescape"), nl=False)
+        click.echo(asked.script.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))
     else:
         width, before = max(len(label) for label, _ in rows), ""
         for label, value in rows:
             say(f"{label if label != before else '':{width}}  {value}", hang=width + 2)
             before = label
+    if start is None:
+        limit = print_limits([asked])
+        start = dry_run(asked.resolved, asked.script)
     print_start(start)
     say(NOTHING_DONE, err=True)
     if limit is not None:

@@ -2,11 +2,9 @@
 
 import click
 
-from hpc_gpt.cli.run_argument import run_argument, run_or_newest
-from hpc_gpt.files import logs_folder
+from hpc_gpt.cli.run_argument import chosen_run, run_argument
 from hpc_gpt.output import reader_left
 from hpc_gpt.plan.table import can_draw_blocks
-from hpc_gpt.runs.find_runs import find_run
 from hpc_gpt.terminal import Screen, keys, width
 from hpc_gpt.watch.status import ask_status, silence_note
 from hpc_gpt.watch.top import screen
@@ -27,7 +25,7 @@ def top(run: str | None, interval: float) -> None:
     without ssh, and adds nothing to the ranks' work. Of more than ten nodes or ranks it shows the spread and the ten
     worst. Printed once if there is no terminal. RUN is as for logs.
     """
-    found, display, columns = find_run(run_or_newest(run), logs_folder()), Screen(), width()
+    found, display, columns = chosen_run(run), Screen(), width()
     with keys() as pressed:
         while True:
             (status,), silence = ask_status([found], limit_s=0)

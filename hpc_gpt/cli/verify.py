@@ -5,9 +5,7 @@ import sys
 
 import click
 
-from hpc_gpt.cli.run_argument import run_argument, run_or_newest
-from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import find_run
+from hpc_gpt.cli.run_argument import chosen_run, run_argument
 from hpc_gpt.terminal import say
 from hpc_gpt.words import plain
 
@@ -24,13 +22,12 @@ def verify(run: str | None, as_json: bool) -> None:
 
     Compares the code, file by file with the snapshot that the run uses; package versions; the cluster profile; the
     experiment's file; the data; the script; resolved.json with the script; the newest checkpoint, byte by byte. Says
-    what each difference means: the run itself keeps to what was submitted. RUN is a run id, its begin or its end, a job
-    id, an experiment with one run, or a folder; the newest run if it is left out. Exit 0 if all is equal, 1 if
-    something differs.
+    what each difference means: the run itself keeps to what was submitted. RUN is as for logs. Exit 0 if all is equal,
+    1 if something differs.
     """
     from hpc_gpt.launch.verification import MEANS, verify_run
 
-    result = verify_run(find_run(run_or_newest(run), logs_folder()))
+    result = verify_run(chosen_run(run))
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=1))
     else:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_gpt.cli.run_argument import run_or_logs_argument, run_or_newest
+from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
 from hpc_gpt.ends.failures import RETRY_WORDS, meaning
 from hpc_gpt.files import logs_folder
+from hpc_gpt.runs.find_runs import is_run_name
 from hpc_gpt.terminal import say, shows_life
 from hpc_gpt.words import and_more, class_and_cause
 
@@ -31,14 +32,16 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     """Say why RUN ended: the first cause over all ranks.
 
     Prints the cause with its rank, node and class, the lines around it, what followed, and what to do; if the node is
-    at fault, also the option that excludes it. RUN is a run id, its begin or its end, a job id, an experiment with one
-    run, a run folder, any program's log, several logs of one run, or their folder; the newest run if it is left out.
-    Exit 1 if nothing says how the run ended. The classes: hpc-gpt help causes.
+    at fault, also the option that excludes it. RUN is as for logs, or any program's log, several logs of one run, or
+    their folder. Exit 1 if nothing says how the run ended. The classes: hpc-gpt help causes.
     """
     from hpc_gpt.report.why import explain
 
+    # Of our own runs the newest; what is no name of them is a log, or a row of a bench.
+    is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
+    names = (str(chosen_run(*run or [None]).path),) if is_ours else run
     with shows_life("reading"):
-        answer = explain(run_or_newest(run[0] if run else None), logs_folder(), *run[1:])
+        answer = explain(names[0], logs_folder(), *names[1:])
     silence = ""
     if answer.is_open and answer.own is not None:
         from hpc_gpt.watch.status import ask_status

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.engines import engines
 from hpc_gpt.errors import ConfigError
 from hpc_gpt.launch.until import Until
-from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.settings.cluster import FALLBACK, ClusterProfile, load_profile, user_default
 from hpc_gpt.settings.devices import DEVICES
 from hpc_gpt.settings.engines import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.settings.experiment import Engine, Experiment, Train, with_keys
@@ -254,7 +254,7 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
     if chosen is None and queueing and not has_sbatch():
         raise ConfigError(
             f"no cluster profile chosen, and no sbatch here for the fallback {FALLBACK}",
-            f"use --cluster with one of: {', '.join(list_profiles())}",
+            "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
         )
     profile = load_profile(FALLBACK if chosen is None else chosen)
     return replace(profile, chain="none") if request.here else profile

@@ -168,8 +168,9 @@ class ForeignLog:
 
     The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
     of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again. `loss` gives the last
-    loss, for a program that prints no steps. `clock`: for one that prints no times. What `read`, `saw`, `loss` or the
-    disk raise costs the program nothing: the first fault is printed, and its output is read on.
+    loss, for a program that prints no steps; `planned` how many it is to make, 0 if it does not say. `clock`: for one
+    that prints no times. What `read`, `saw`, `loss` or the disk raise costs the program nothing: the first fault is
+    printed, and its output is read on.
     """
 
     TRAINS = "trains"  # a file in the attempt's folder: the program has begun to train
@@ -184,6 +185,7 @@ class ForeignLog:
         saw: Callable[[str], object] = lambda line: None,
         resumed: int | None = None,
         loss: Callable[[], float | None] = lambda: None,
+        planned: Callable[[], int] = lambda: 0,
         clock: StepClock | None = None,
     ) -> None:
         self._attempt = attempt
@@ -191,7 +193,7 @@ class ForeignLog:
         self._writes = True if resolved.tasks == 1 else None  # None until a task has printed a step
         self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
         self._global_batch = resolved.batch.global_batch
-        self._read_step, self._saw, self._loss = read, saw, loss
+        self._read_step, self._saw, self._loss, self._planned = read, saw, loss, planned
         self._kept_loss: float | None = None
         self._kept_at = -_LOOK_S
         self._rows = KeptLines(attempt.metrics)
@@ -310,6 +312,7 @@ class ForeignLog:
             "skipped": bool(skipped) if count == 1 else skipped,
             **({"nan": int(row["nan"])} if row.get("nan", 0.0) > 0 else {}),
             **{name: row.get(name) for name in MEMORY_FIELDS},
+            **({"steps_planned": planned} if (planned := self._planned()) else {}),
             "save_s": None,
             "time": round(time.time(), 3),
         }

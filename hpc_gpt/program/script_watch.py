@@ -90,8 +90,11 @@ class ScriptWatch:
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()
         resumed = before or self._resumed or None
-        lines, loss, clock = self._lines.take, lambda: self._lines.loss, StepClock(*_STRETCH)
-        self._log = ForeignLog(attempt, self._resolved, 0, lines, resumed=resumed, loss=loss, clock=clock)
+        lines, loss, planned = self._lines.take, lambda: self._lines.loss, lambda: self._lines.planned
+        clock = StepClock(*_STRETCH)
+        self._log = ForeignLog(
+            attempt, self._resolved, 0, lines, resumed=resumed, loss=loss, planned=planned, clock=clock
+        )
         train = self._resolved.train
         self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
         self._inbox = Inbox(attempt)

@@ -242,6 +242,8 @@ class RunRehearsal:
                 if self._begins("resumed", run, second):
                     ask_runs([run], "stop")
                     self._ends("stopped", second, ("stopped", "done"))
+        if first.ended().get("ended") == "done":
+            self.say("not shown", "the script was done by itself, so nothing of its requeue: give it more steps here")
         with self.slurm.state() as state:
             for job in state.jobs.values():
                 job.cancel(state.kill_wait_s)

@@ -1,7 +1,6 @@
 """Reads the paths that a user names as runs and records, and writes record.json into each run of our own."""
 
 import contextlib
-import glob
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from hpc_gpt.readers.runs.kept_records import KeptRecords
 from hpc_gpt.readers.runs.own_run import read_own
 from hpc_gpt.readers.steps import StepTable
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
-from hpc_gpt.runs.find_runs import find_run, is_sweep_folder, list_runs, named_runs, oldest_first
+from hpc_gpt.runs.find_runs import Named, find_named, find_run, is_run_name, is_sweep_folder, list_runs, oldest_first
 from hpc_gpt.runs.record import Record, write_record
 from hpc_gpt.runs.run_folder import RunFolder
 from hpc_gpt.words import some
@@ -68,11 +67,13 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     default = [str(logs)] if logs.is_dir() else []
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     files = discover(places)
-    given = [run for path in paths if path not in places for run in named_runs(path, logs)]
+    named = [find_named(path, logs) for path in paths if path not in places]
+    given = [run for each in named if not each.benches for run in each.runs]
+    files.benches += [bench / BENCH_FILE for each in named for bench in each.benches]
     # A race that is named means its rows; in a folder of runs it is one of them.
-    named = {Path(os.path.realpath(place)) for place in places}  # also of a link that leads to itself
+    real = {Path(os.path.realpath(place)) for place in places}  # also of a link that leads to itself
     races = [
-        run for run in (*given, *files.own) if (run in given or run.path in named) and is_bench(run.path / BENCH_FILE)
+        run for run in (*given, *files.own) if (run in given or run.path in real) and is_bench(run.path / BENCH_FILE)
     ]
     files.benches += [run.path / BENCH_FILE for run in races]
     given, files.own = ([run for run in runs if run not in races] for runs in (given, files.own))
@@ -116,9 +117,7 @@ def _named_by_folder(path: str, logs: Path, skipped: Sequence[str]) -> list[RunF
     `skipped`: what the folder holds instead, for NoSuchRun.
     """
     with contextlib.suppress(NoSuchRun):
-        return named_runs(path, logs)
-    if Path(path).resolve().is_relative_to(logs.resolve()):
-        return []
+        return find_named(path, logs).runs
     instead = f"; {some(skipped, 3, '; ')}" if skipped else ""
     raise NoSuchRun(
         f"no runs under {path}{instead}", "give a log, a run folder, or a folder of run folders, such as logs/"
@@ -234,9 +233,22 @@ def read_compared(name: str, logs: Path) -> RunRead:
 
 
 def _find_bench(name: str, logs: Path) -> Path | None:
-    """The file of a bench's rows, by its folder or by its id under `logs`; None if there is none, or several."""
+    """The file of the rows of the bench, or of the race, that a name means; None if it means none, or several."""
     folder = Path(name)
     if (folder / BENCH_FILE).is_file():
         return folder / BENCH_FILE
-    found = list(logs.glob(f"*/{glob.escape(name)}*/{BENCH_FILE}")) if name and "/" not in name else []
-    return found[0] if len(found) == 1 else None
+    found = find_named(name, logs) if name else Named([])
+    folders = found.benches or tuple(run.path for run in found.runs)
+    return folders[0] / BENCH_FILE if len(folders) == 1 and is_bench(folders[0] / BENCH_FILE) else None
+
+
+def compared_names(name: str, logs: Path) -> list[str]:
+    """The runs that a name of `compare` means, a name each: the rows of a bench or a race, all runs of a sweep, an
+    experiment or a folder of ours; else the name itself. Raises NoSuchRun."""
+    if not is_run_name(name, logs):
+        return [name]
+    found, names = find_named(name, logs), []
+    for folder in found.benches or [run.path for run in found.runs]:
+        rows = read_records(folder / BENCH_FILE) if is_bench(folder / BENCH_FILE) else None
+        names += [f"{folder}#{number}" for number, _ in enumerate(rows, 1)] if rows else [str(folder)]
+    return names if len(names) > 1 else [name]

@@ -22,6 +22,7 @@ from hpc_gpt.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.readers.logs import Failure, Part
 from hpc_gpt.readers.logs.read_log import read_log
 from hpc_gpt.readers.runs import RunRead
+from hpc_gpt.readers.runs.own_run import cause_before_attempts, job_output
 from hpc_gpt.readers.runs.slurm_script import redirected
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
@@ -39,7 +40,6 @@ _ELSEWHERE = (
     "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the"
     " node's kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
 )
-_JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # job.sh's line at the start of each attempt, in Slurm's own output of the job.
 _ATTEMPT_BEGINS = re.compile(r"^run folder .*, attempt (\d{1,9}), output in attempts/\d{1,9}/log$")
@@ -285,7 +285,7 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     for attempt, table in zip(run.attempts(), tables, strict=False):
         ended = table.get("ended")
         parts: list[Part] = []
-        for path in [*attempt.logs, *_slurm_output(run, table.get("job_id"))]:
+        for path in [*attempt.logs, *job_output(run, table.get("job_id"))]:
             if path.exists():
                 log = read_log(path)
                 parts += log.parts if path in (attempt.log, attempt.err) else _own_part(log.parts, path, attempt, ended)
@@ -293,10 +293,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
         cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
         attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))
-    if not attempts and (outputs := _slurm_output(run, record.job_id)):
-        cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
-        if cause.ended != "unknown":
-            attempts.append(AttemptWhy(0, cause.ended, cause.text, cause))
+    if not attempts and (before := cause_before_attempts(run, record.job_id)):
+        attempts.append(AttemptWhy(0, before.ended, before.text, before))
     return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))
 
 
@@ -345,11 +343,6 @@ def _with_dead_host(cause: Cause, ended: str | None, said: Mapping[str, Any], no
         return cause
     sure = "the script itself was lost, so this is probably its node, the first of the list"
     return Cause("node_failure", str(said.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
-
-
-def _slurm_output(run: RunFolder, job_id: object) -> list[Path]:
-    known = isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)
-    return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []
 
 
 def _attempt_why(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:

@@ -1,15 +1,19 @@
-"""Finding runs: which runs are in a folder, and which run, or runs of a sweep, a name means."""
+"""Finding runs: which runs are in a folder, and which run, or which runs, a name means."""
 
-import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hpc_gpt.errors import NoSuchRun, RunFolderError
 from hpc_gpt.files import within_time
 from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.settings.resolved import folder_name
 from hpc_gpt.words import some
+
+# Benches are in `logs/<experiment>-bench/<bench id>/`, each with the runs of its rounds.
+BENCHES = "-bench"
 
 
 def list_runs(logs: Path) -> list[RunFolder]:
@@ -35,6 +39,12 @@ def list_runs(logs: Path) -> list[RunFolder]:
             break
         below = [path / name for path, found in zip(below, looked, strict=True) if found for name in found.names]
     return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
+
+
+def no_runs(logs: Path) -> str:
+    """That there is no run in the logs folder, and if HPC_GPT_LOGS names one that is not there."""
+    gone = os.environ.get("HPC_GPT_LOGS") and not logs.exists()
+    return f"no runs under {logs}" + (", the folder of HPC_GPT_LOGS, which is not there" if gone else "")
 
 
 class _Folder(NamedTuple):
@@ -70,39 +80,60 @@ def _begun(path: Path) -> tuple[float, str]:
         return 0.0, str(path)
 
 
-def find_run(name: str, logs: Path) -> RunFolder:
-    """The run that RUN means: a folder, a run id, a job id, the begin or the end of an id, or an experiment, if only
-    one run has it.
+@dataclass(frozen=True)
+class Named:
+    """What a name means: a run, or several `runs`, oldest first. `what`: which ones, such as "sweep 20261125-1042";
+    empty for one run. `benches`: the folders of the benches among them."""
 
-    Raises NoSuchRun, with the candidates if a name matches several, as the id of an array or a sweep does.
+    runs: list[RunFolder]
+    what: str = ""
+    benches: tuple[Path, ...] = ()
+
+
+def find_named(name: str, logs: Path) -> Named:
+    """What a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench by its id; all
+    runs of the experiment, the sweep or the benches of that name, as `status` shows it or as its folder has it; the
+    begin or the end of an id.
+
+    Raises NoSuchRun if it means nothing, or several of these, with the candidates.
     """
-    found = _matches(name, logs)
+    if not name:
+        raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
+    folder = Path(name)
+    if folder.is_dir() and (runs := list_runs(folder)):
+        benches = [
+            each for each in (folder.resolve(), *folder.resolve().iterdir()) if each.parent.name.endswith(BENCHES)
+        ]
+        is_run = (folder / "resolved.json").is_file()
+        return Named(runs) if is_run else Named(runs, name, tuple(sorted(benches)))
+    found = _meant(name, logs)
     if len(found) == 1:
         return found[0]
+    if folder.is_dir() and not found:
+        if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
+            return Named([], name)
+        raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")
     raise _several(name, found, logs)
 
 
-def named_runs(name: str, logs: Path) -> list[RunFolder]:
-    """The run that a name means, as in find_run, or all runs of a sweep, by its id, its folder or its array's job id.
-
-    Raises NoSuchRun if there is none, or if the name matches runs of no common sweep.
-    """
-    if name and is_sweep_folder(Path(name)):
-        return list_runs(Path(name))
-    found = _matches(name, logs)
-    sweeps = {run.sweep_id for run in found}
-    if len(found) == 1 or (len(sweeps) == 1 and None not in sweeps and _means_sweep(name, found)):
-        return found
-    raise _several(name, found, logs)
+def find_run(name: str, logs: Path) -> RunFolder:
+    """The one run that a name means, as in find_named. Raises NoSuchRun, also if the name means several."""
+    found = find_named(name, logs)
+    if len(found.runs) == 1:
+        return found.runs[0]
+    raise _several(name, [found], logs)
 
 
 def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
-    """The runs that the names mean, each once. A name is a folder of runs, or is as in named_runs.
-
-    No name means the logs folder. Raises NoSuchRun as named_runs does, and for a folder elsewhere without runs.
-    """
-    found = [run for name in names for run in _runs_of(name, logs)] if names else list_runs(logs)
+    """All runs that the names mean, each once; without a name those of the logs folder. Raises as find_named."""
+    found = [run for name in names for run in find_named(name, logs).runs] if names else list_runs(logs)
     return list({run.path: run for run in found}.values())
+
+
+def is_run_name(name: str, logs: Path) -> bool:
+    """Whether a name is one for find_named: no log, no folder elsewhere, no row of a bench, not standard input."""
+    elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
+    return not (elsewhere or "#" in name or name == "-" or Path(name).is_file())
 
 
 def is_sweep_folder(folder: Path) -> bool:
@@ -116,44 +147,56 @@ def singles_out(name: str) -> bool:
     return not folder.is_dir() or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
 
 
-def _matches(name: str, logs: Path) -> list[RunFolder]:
-    """The runs that a name matches, by the first way of matching that finds any. NoSuchRun for an empty name: every id
-    begins with it."""
-    if not name:
-        raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
-    if (Path(name) / "resolved.json").is_file():
-        return [RunFolder(Path(name).resolve())]
+def _meant(name: str, logs: Path) -> list[Named]:
+    """Each thing that a name may mean, by the first way of matching that finds any."""
     runs = list_runs(logs)
-    # A whole job id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
-    whole = (
-        [run for run in runs if run.run_id == name]
-        or [run for run, ids in zip(runs, within_time(job_ids, runs), strict=True) if name in (ids or ())]
-        or [run for run in runs if run.sweep_id == name or _is_element(run, name)]
-    )
-    parts = (
-        [run for run in runs if run.run_id.startswith(name) or (run.sweep_id or "").startswith(name)],
-        [run for run in runs if run.run_id.endswith(name)],
-        [run for run in runs if run.path.parent.name == name],
-    )
-    return whole or next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
+    if found := [Named([run]) for run in runs if run.run_id == name]:
+        return found
+    benches = sorted(logs.glob(f"*{BENCHES}/[!.]*"))
+    sweeps: dict[str, list[RunFolder]] = {}
+    notes = [note or {} for note in within_time(RunFolder.sweep_note, runs)]
+    for run, note in zip(runs, notes, strict=True):
+        if note.get("id"):
+            sweeps.setdefault(note["id"], []).append(run)
+
+    def with_id(fits: Callable[[str], bool]) -> list[Named]:
+        found = [Named(of_sweep, f"sweep {own}") for own, of_sweep in sweeps.items() if fits(own)]
+        found += [Named(list_runs(bench), f"bench {bench.name}", (bench,)) for bench in benches if fits(bench.name)]
+        of_these = {run.path for each in found for run in each.runs}
+        return found + [Named([run]) for run in runs if fits(run.run_id) and run.path not in of_these]
+
+    # A whole id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
+    if found := with_id(lambda own: own == name):
+        return found
+    jobs = [ids or [] for ids in within_time(job_ids, runs)]
+    if found := [Named([run]) for run, ids in zip(runs, jobs, strict=True) if name in ids]:
+        return found
+    arrays: dict[str, list[RunFolder]] = {}
+    for run, note, ids in zip(runs, notes, jobs, strict=True):
+        if any(job_id.startswith(f"{name}_") for job_id in ids):  # `4711_3` is an element of `4711`
+            arrays.setdefault(note.get("id") or run.run_id, []).append(run)
+    if arrays:
+        return [Named(of_array, f"array {name}") for of_array in arrays.values()]
+    slug = folder_name(name)
+    of_name = [
+        run
+        for run, note in zip(runs, notes, strict=True)
+        if slug == run.path.parent.name or ("name" in note and slug == folder_name(str(note["name"])))
+    ]
+    named = tuple(bench for bench in benches if bench.parent.name == slug)
+    if of_name or named:
+        return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
+    parts = [with_id(lambda own: own.startswith(name)), with_id(lambda own: own.endswith(name))]
+    return next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
 
 
-def _is_element(run: RunFolder, array: str) -> bool:
-    """Whether one of the run's jobs was an element of that array: `4711_3` is one of `4711`."""
-    return any(job_id.startswith(f"{array}_") for job_id in job_ids(run))
-
-
-def _means_sweep(name: str, found: Sequence[RunFolder]) -> bool:
-    return all((run.sweep_id or "").startswith(name) or _is_element(run, name) for run in found)
-
-
-def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
-    """The error for a name that matches no run, or several."""
-    if found:
+def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
+    """The error for a name that means no run, or several."""
+    if found := oldest_first(run for each in meant for run in each.runs):
         ids = [f"{run.run_id} on cluster {on}" if (on := run.slurm_cluster()) else run.run_id for run in found]
         named = some(ids, 5)
         newest = f"give more of the id, or its end: {found[-1].run_id[-4:]} is the newest"
-        hint = "name one of the sweep's runs" if _means_sweep(name, found) else newest
+        hint = f"name one of its runs: {found[-1].run_id} is the newest" if len(meant) == 1 else newest
         if all(name in job_ids(run) for run in found):
             hint = f"each has a job of that id: name the run, for example {found[-1].run_id}"
         return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
@@ -163,15 +206,3 @@ def _several(name: str, found: Sequence[RunFolder], logs: Path) -> NoSuchRun:
     return NoSuchRun(
         f"no run {name!r} under {logs}{folder}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
     )
-
-
-def _runs_of(name: str, logs: Path) -> list[RunFolder]:
-    folder = Path(name)
-    if not name or not folder.is_dir():
-        return named_runs(name, logs)
-    found = list_runs(folder)
-    if found or folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
-        return found
-    with contextlib.suppress(NoSuchRun):  # a folder may have the same name as a run
-        return named_runs(name, logs)
-    raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")

@@ -182,7 +182,11 @@ class RunFolder:
     @property
     def sweep_id(self) -> str | None:
         """The id that the runs of one `submit --sweep` share; None if the run is of no sweep."""
-        return read_stored(self.path / "sweep.json").get("id") or None
+        return self.sweep_note().get("id") or None
+
+    def sweep_note(self) -> dict[str, Any]:
+        """sweep.json: `id`, and the `name` and `row` of a sweep; empty if the run is of none."""
+        return read_stored(self.path / "sweep.json")
 
     @property
     def data_beside(self) -> Path | None:

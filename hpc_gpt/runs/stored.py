@@ -37,7 +37,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
     "measured": {"skipped_shards": int},
     "start": {"start_s": float, "start_parts": dict},
-    "metrics": {"step": int, "step_s": float, "time": float},
+    "metrics": {"step": int, "step_s": float, "steps_planned": int, "time": float},
     "loss": {"time": float},
     "complete": {"step": int, "files": dict, "data": str},
     "sweep": {"id": str, "varied": dict},

@@ -4,6 +4,7 @@ A profile is one TOML file, shipped or in the user's config folder.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -185,8 +186,10 @@ def find_profile(name: str) -> Path:
     if path is None:
         known = list(list_profiles())
         hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *known])
-        own = config_dir() / "clusters" / f"{Path(name).stem or 'NAME'}.toml"
-        raise ConfigError(f"no cluster profile {name!r}; known: {', '.join(known)}", hint or f"write your own as {own}")
+        own = f"hpc-gpt profile detect --name {re.sub(r'[^A-Za-z0-9_.-]', '', Path(name).stem) or 'NAME'}"
+        raise ConfigError(
+            f"no cluster profile {name!r}; known: {', '.join(known)}", hint or f"{own} writes one, on its cluster"
+        )
     return path
 
 
@@ -201,7 +204,7 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     tables["name"] = path.stem
     faults = (_cpu_faults, _secrets, _stage_faults)
     more = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
-    profile = check_tables(tables, ClusterProfile, str(path), more=more)
+    profile = check_tables(tables, ClusterProfile, str(path), more=more, topic="profile")
     if profile.gpus_per_node < 1:
         raise ConfigError(
             f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import experiments_dir
+from hpc_gpt.files import experiments_dir, read_start
 from hpc_gpt.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
 from hpc_gpt.settings.mixture import MIX, MixedSource
 from hpc_gpt.settings.resolve import with_pad_token
@@ -324,6 +324,12 @@ def _read_with_parents(
     try:
         tables = read_toml(path)
     except ConfigError as fault:
+        if read_start(path, 2) == b"#!":
+            raise ConfigError(
+                f"{path} is a job script, which is no experiment: its model and layout are not known",
+                f"hpc-gpt submit {path} runs it, rehearse and doctor check it; hpc-gpt init --from {path} writes an "
+                "experiment of it",
+            ) from None
         if path.suffix != ".toml":
             fault.hint = "an experiment is a TOML file; a job script begins with #!"
         raise

@@ -1,6 +1,7 @@
 """The logs of runs, as they are and as they grow."""
 
 import codecs
+import collections
 import contextlib
 import math
 import os
@@ -8,10 +9,12 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from hpc_gpt.engines import engine_named
 from hpc_gpt.errors import NoSuchRun, OsErrorAs, RunFolderError
 from hpc_gpt.files import MOST_BYTES, blocks_from_end, open_regular
 from hpc_gpt.output import reader_left
@@ -62,6 +65,55 @@ def with_errors(log: Path) -> list[Path]:
     """A log, and the standard error of its attempt if a job script asks for a file of its own and has written to it."""
     err = Attempt(log.parent).err
     return [log, err] if err != log and err.is_file() and err.stat().st_size else [log]
+
+
+def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, out: Output, paths: bool) -> None:
+    """Copies what an attempt's log has of one rank, then the rank's own files, each with a line that names it; `paths`:
+    only these names. Raises NoSuchRun if there is nothing."""
+    log = log_path(run, number)
+    labelled = {path: _lines_of(run, path, rank, tail) for path in with_errors(log)}
+    files = [*(path for path, lines in labelled.items() if lines), *_files_of(Attempt(log.parent), rank)]
+    if not files:
+        hint = f"srun --label or --output=rank-%t.txt separates them; hpc-gpt shell {run.run_id} --rank {rank}"
+        raise NoSuchRun(f"no line of {log} is labelled with rank {rank}, and no file is its own", hint)
+    for path in files:
+        if paths or path != log:
+            shown = path.relative_to(run.path) if path.is_relative_to(run.path) and not paths else path
+            out.write(f"{shown}\n".encode() if paths else f"--- {shown} ---\n".encode())
+        if not paths and path in labelled:
+            out.write(b"".join(labelled[path]))
+        elif not paths:
+            copy_tail(path, tail, out)
+    out.flush()
+
+
+def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collection[bytes]:
+    """The last `tail` lines of a log that are labelled with a rank; of our trainer rank 0's have no label."""
+    from hpc_gpt.readers.logs.matches import rank_of  # which has numpy
+
+    bare = 0 if engine_named(run.resolved().engine.name).writes_metrics else None
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+        found = (
+            line
+            for line in file
+            if (of := rank_of(line.decode(errors="replace"))) == rank or (of, rank) == (None, bare)
+        )
+        return collections.deque(found, tail)
+    return ()
+
+
+def _files_of(attempt: Attempt, rank: int) -> list[Path]:
+    """The files that are one rank's alone: by a word or a folder of their names, else by the one number in which names
+    of several differ; and its stacks."""
+    from hpc_gpt.readers.runs.discovery import is_rank_number, log_name
+
+    names = [log_name(path) for path in attempt.logs if path not in (attempt.log, attempt.err)]
+    found = [name.path for name in names if name.rank == rank]
+    for shape in {name.shape for name in names if name.rank is None}:
+        alike = [name for name in names if name.shape == shape and name.rank is None]
+        places = [place for place in range(len(alike[0].numbers)) if is_rank_number(alike, place)]
+        found += [name.path for name in alike if places and int(name.numbers[places[-1]]) == rank]
+    return found + [path for path in [attempt.stacks / f"{rank}.txt"] if path.is_file()]
 
 
 def copy_tail(path: Path, lines: int | None, out: Output) -> int:

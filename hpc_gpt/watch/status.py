@@ -300,13 +300,18 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = run_state.state.ended, _cause(run, run_state, jobs)
+    if state == "unknown" and cause != NO_ANSWER and not attempts:
+        from hpc_gpt.readers.runs.own_run import cause_before_attempts  # which has numpy
+
+        before = cause_before_attempts(run, run_state.job_id)
+        state, cause = (before.ended, before.text) if before else (state, cause)
     if cause != NO_ANSWER and (moved := moved_note(run_state)):
         cause = f"{cause}; {moved}" if cause else moved
     suspended = state == "running" and (jobs or {}).get(run_state.job_id or "", ("", ""))[0] in SLURM_SUSPENDS
     restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
-    steps = resolved.train.steps or None
+    steps = resolved.train.steps or metrics.get("steps_planned")  # of a program that prints it
     if resolved.race:  # its progress is in visits
         step, steps = measured(read_visits(run)), resolved.race
     left = steps - step if steps is not None and step is not None and state in LIVE else None

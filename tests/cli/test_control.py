@@ -222,8 +222,8 @@ def test_of_several_that_were_waited_for_all_must_have_done_it(own_folders, monk
     monkeypatch.setattr("hpc_gpt.cli.requests.await_answer", lambda asked, _: (happened[asked.run.path], "so"))
     names = tuple(map(str, happened))
     if all(outcomes):
-        ask_named("save", names, True)
+        ask_named("save", names, True, True)
         return
     with pytest.raises(SystemExit) as end:
-        ask_named("save", names, True)
+        ask_named("save", names, True, True)
     assert end.value.code == 1

@@ -17,8 +17,9 @@ from hpc_gpt.errors import NoSuchRun, RunFolderError
 from hpc_gpt.watch import logs
 from hpc_gpt.watch.logs import follow_logs, log_path
 from hpc_gpt.watch.status import NO_ANSWER, PATIENCE, read_status
-from tests.cli.command import error_of, hpc_gpt
+from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
+from tests.made_runs import unsubmitted_run
 from tests.terminal import on_a_terminal
 
 # The command, which leaves a file once it has found no log and is about to look again.
@@ -268,3 +269,28 @@ def test_a_terminal_gets_no_control_sequence_a_pipe_the_bytes(made_run):
     assert on_a_terminal("-m", "hpc_gpt", "logs", made_run.run_id) == (0, shown)
     (made_run.attempts()[-1].folder / "ended.json").write_text('{"ended": "done", "step": 2, "time": 1}')
     assert on_a_terminal("-m", "hpc_gpt", "logs", made_run.run_id, "-f") == (0, shown)
+
+
+def test_one_ranks_output_of_any_program(tmp_path):
+    """Its lines of the log by their label, then its files: as srun --output names them, as torchrun does."""
+    run = unsubmitted_run()
+    attempt = run.new_attempt()
+    attempt.log.write_text("step 1\n0: a\n1: b\n[rank1]: c\nrank 11: d\n[default1]:e\n")
+    attempt.elsewhere.mkdir()
+    names = ("rank-0.txt", "rank-1.txt", "out-0.log", "out-1.log", "logs/none_x/attempt_0/1/stderr.log", "all.log")
+    for number, name in enumerate(names, 1):
+        (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"in {name}\n")
+        (attempt.elsewhere / f"{number:03}").symlink_to(path)
+    (attempt.stacks).mkdir()
+    (attempt.stacks / "1.txt").write_text("waits\n")
+    own = ["rank-1.txt", "logs/none_x/attempt_0/1/stderr.log", "out-1.log"]
+    files = [line for name in own for line in (f"--- {tmp_path / name} ---", f"in {name}")]
+    expected = ["1: b", "[rank1]: c", "[default1]:e", *files, "--- attempts/1/stacks/1.txt ---", "waits"]
+    assert in_process("logs", run.run_id, "--rank", 1, code=0).stdout.splitlines() == expected
+    assert in_process("logs", run.run_id, "--rank", 1, "--tail", 1, code=0).stdout.splitlines() == expected[2:]
+    assert in_process("logs", run.run_id, "--rank", 0, code=0).stdout.splitlines()[:2] == ["step 1", "0: a"], "our own"
+    paths = in_process("logs", run.run_id, "--rank", 1, "--path", code=0).stdout.splitlines()
+    assert paths == [str(attempt.log), *(str(tmp_path / name) for name in own), str(attempt.stacks / "1.txt")]
+    assert in_process("logs", run.run_id, "--rank", 7).code == 5
+    assert in_process("logs", run.run_id, "--rank", 1, "-f").code == 2

@@ -198,3 +198,12 @@ def test_a_job_script_is_interrupted_comes_back_and_is_stopped(tmp_path: Path, s
     # The lines after srun ran, both times, and no link to a log that has gone is left.
     assert sorted(path.name for path in here.iterdir()) == ["after.0", "after.1", "out", "train.slurm"]
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_script_that_is_done_by_itself_shows_no_requeue(tmp_path: Path, scratch: Path) -> None:
+    (tmp_path / "quick.slurm").write_text("#!/bin/bash\n#SBATCH -n 1 -t 10\necho hello\n")
+    done = hpc_gpt("rehearse", "--json", "quick.slurm", cwd=tmp_path, environment={"TMPDIR": str(scratch)}, code=0)
+    stages = {stage["name"]: stage["evidence"] for stage in json.loads(done.stdout)["stages"]}
+    assert "nothing of its requeue" in stages["not shown"]
+    assert "requeued" not in stages

@@ -10,7 +10,7 @@ from tests.terminal import on_a_terminal
 def test_cancel_asks_and_no_means_no(made_run, waiting_process):
     code, shown = on_a_terminal("-m", "hpc_gpt", "cancel", made_run.run_id, type_in="n\n", after="cancel? [y/N]")
     assert code == 1
-    assert "nothing was cancelled" in shown
+    assert "cancel: nothing was done" in shown
     assert made_run.run_id in shown
     assert waiting_process.poll() is None
     assert not list(made_run.path.glob("cancelled.*"))

@@ -26,3 +26,10 @@ def test_no_description_of_a_command_is_cut(words):
     usage, _, rest = in_process(*words, "--help").stdout.partition("\n")
     assert usage.endswith("COMMAND [ARGS]...")
     assert [line for line in rest.splitlines() if line.endswith("...")] == []
+
+
+@pytest.mark.parametrize("word", ["train.lr", "[train]", "train", "model.hidden"])
+def test_a_key_or_a_table_is_a_topic(word):
+    shown = in_process("help", word, code=0).stdout
+    assert shown == in_process("help", "keys", word).stdout
+    assert "Learning rate after the warm-up" in shown or word == "model.hidden"

@@ -105,7 +105,7 @@ def place(tmp_path_factory):
             attempt = add_attempt(
                 run, [metrics_line(step, step_s=seconds + 0.01 * (step % 3)) for step in range(1, 31)]
             )
-            attempt.log.write_text("step 30\n")
+            attempt.log.write_text("step 30\n12: step 30\n")
     (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be.", "content": "That is the question."}\n' * 200)
     for name, of in (("path/to/Qwen3-8B", "qwen3-8b"), ("Llama-3.2-1B", "llama3.2-1b")):
         (folder / name).mkdir(parents=True)

@@ -120,6 +120,6 @@ def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
     (row,) = after_table(run.path)
     assert (row["step"], row["state"], row["code"]) == (3, "done", 0)
     shown = in_process("status", run.run_id).stdout
-    assert f"{run.run_id}: after step 3: job {row['job']} done\n" in shown
+    assert f"{run.run_id}: after: 1 done\n" in shown
     assert hpc_gpt("report", str(run.path)).code == 0
     assert json.loads((run.path / "record.json").read_text())["after"] == [row]

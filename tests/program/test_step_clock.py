@@ -2,12 +2,15 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from hpc_gpt.files import logs_dir
 from hpc_gpt.program.process import ForeignLog, StepClock
 from hpc_gpt.readers.live_lines import LiveLines
-from tests.made_runs import unsubmitted_run
+from hpc_gpt.watch.status import read_status
+from tests.made_runs import make_run, unsubmitted_run
 
 TURN_S = 0.2  # seconds between two looks at the files of a job script
 
@@ -62,3 +65,13 @@ def test_lines_that_came_together_share_their_time() -> None:
 def test_times_of_the_programs_own_are_not_mixed_with_others() -> None:
     found = rows(["iter 1: loss 3.0, time 250.00ms, mfu 12.00%"], ["iter 2: los"], ["step 3 loss 2.0"])
     assert [(row["step"], row["step_s"]) for row in found] == [(1, 0.25), (3, None)]
+
+
+def test_how_many_steps_there_are_is_in_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('engine.name = "command"\ncommand.run = "true"\n')
+    run = make_run(logs_dir(), experiment=str(tmp_path / "mine.toml"), submit=False)
+    lines = LiveLines()
+    log = ForeignLog(run.new_attempt(), run.resolved(), 0, lines.take, planned=lambda: lines.planned)
+    log.take("step 35/60 loss 2.5", "step 36/60 loss 2.4")
+    (status,) = read_status([run])
+    assert (status.step, status.steps) == (36, 60)

@@ -17,6 +17,7 @@ from hpc_gpt.runs.after_jobs import (
 )
 from hpc_gpt.runs.retention import Retention
 from hpc_gpt.runs.run_folder import RunFolder
+from tests.cli.command import in_process
 from tests.made_runs import add_checkpoint, make_run, with_checkpoints
 
 
@@ -149,3 +150,13 @@ def test_a_job_without_an_id_was_not_submitted(run, tmp_path: Path):
     job_of(run, 2)
     (run.path / "after" / "step-x").mkdir()
     assert after_table(run.path, {}) == [{"step": 2, "job": None, "state": "unsubmitted", "code": None}]
+
+
+def test_status_has_one_line_for_all_jobs_of_a_run(run):
+    for step in range(1, 21):
+        note_left(run, job_of(run, step, str(step), 5 if step in (3, 6, 9, 12) else 0))
+    lines = in_process("status", run.path).stdout.splitlines()
+    assert lines[-1] == f"{run.run_id}: after: 16 done, 4 failed: steps 3, 6, 9, 12, exit code 5"
+    assert len([line for line in lines if "after" in line]) == 1
+    job_of(run, 21)
+    assert in_process("status", run.path).stdout.endswith("exit code 5; 1 unsubmitted: step 21\n")

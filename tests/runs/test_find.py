@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from hpc_gpt.bench.bench_run import make_folder
 from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
 from hpc_gpt.files import logs_dir
 from hpc_gpt.launch.prepared import PreparedRun
@@ -14,7 +15,7 @@ from hpc_gpt.launch.render import render_script
 from hpc_gpt.launch.submission import check_submission
 from hpc_gpt.launch.sweep import SubmittedSweep, link_runs, queue_locally, start_queued, write_sweep
 from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.find_runs import find_run, find_runs, is_sweep_folder, list_runs, named_runs, singles_out
+from hpc_gpt.runs.find_runs import find_named, find_run, find_runs, is_sweep_folder, list_runs, singles_out
 from hpc_gpt.runs.run_folder import IN_QUEUE
 from hpc_gpt.settings.cluster import load_profile
 from hpc_gpt.settings.experiment_file import load_experiment
@@ -22,7 +23,7 @@ from hpc_gpt.settings.resolve import resolve
 from hpc_gpt.watch.control import cancel_run, wait_for_all
 from hpc_gpt.watch.status import read_status
 from hpc_gpt.watch.sweep_rows import count_states, fold
-from tests.made_runs import unsubmitted_run, with_job
+from tests.made_runs import make_run, unsubmitted_run, with_job
 
 
 def prepared(row: str, **changes) -> PreparedRun:
@@ -51,21 +52,31 @@ def test_a_name_means_a_run_or_a_sweep(sweep):
     logs, other = logs_dir(), unsubmitted_run()
     other.add_submission({"job_id": "47"})
     assert find_run("4711_1", logs) == b
-    assert (named_runs("4711_1", logs), named_runs("4711", logs)) == ([b], [a, b])
-    assert (named_runs("47", logs), named_runs("4712", logs)) == ([other], [c])
-    assert named_runs(sweep.id, logs) == named_runs(str(sweep.folder), logs) == [a, b, c]
+    assert (find_runs(["4711_1"], logs), find_runs(["4711"], logs)) == ([b], [a, b])
+    assert (find_runs(["47"], logs), find_runs(["4712"], logs)) == ([other], [c])
+    assert find_runs([sweep.id], logs) == find_runs([str(sweep.folder)], logs) == [a, b, c]
     assert find_runs([sweep.id, b.run_id], logs) == [a, b, c]
     assert find_runs([str(sweep.folder)], logs) == find_runs([str(sweep.folder.parent)], logs) == [a, b, c]
     assert find_runs([str(sweep.folder / "2")], logs) == [c]
     assert len(list_runs(logs)) == 4
     with pytest.raises(NoSuchRun, match="'4711' matches 2 runs") as refusal:
         find_run("4711", logs)
-    assert refusal.value.hint == "name one of the sweep's runs"
+    assert refusal.value.hint == f"name one of its runs: {b.run_id} is the newest"
     with pytest.raises(NoSuchRun, match="matches 4 runs") as refusal:
         find_run(sweep.id[:8], logs)
     assert refusal.value.hint.startswith("give more of the id, or its end: ")
     with pytest.raises(NoSuchRun, match="no run '471'"):
-        named_runs("471", logs)
+        find_named("471", logs)
+
+
+def test_a_sweep_has_its_name_and_the_ends_of_its_id(sweep):
+    unsubmitted_run()
+    found = find_named("table", logs_dir())
+    assert (found.runs, found.what) == (sweep.runs, "table")
+    for name in (sweep.id[-4:], sweep.id[-7:], sweep.id[:-1]):
+        found = find_named(name, logs_dir())
+        assert (found.runs, found.what) == (sweep.runs, f"sweep {sweep.id}"), name
+    assert find_runs(["table-b"], logs_dir()) == [sweep.runs[1]]
 
 
 def test_a_run_has_short_names():
@@ -73,12 +84,35 @@ def test_a_run_has_short_names():
     assert find_run(one.run_id[-4:], logs) == find_run("demo", logs) == find_run(one.run_id[:9], logs) == one
     other = unsubmitted_run()
     assert find_run(one.run_id[-4:], logs) == one
+    assert find_runs(["demo"], logs) == [one, other]
     for name in ("demo", one.run_id[:8]):
         with pytest.raises(
             NoSuchRun, match=f"'{name}' matches 2 runs under .*: {one.run_id}, {other.run_id}"
         ) as refusal:
             find_run(name, logs)
         assert refusal.value.exit_code == 5
+    with pytest.raises(NoSuchRun, match="matches 2 runs"):
+        find_named(one.run_id[:8], logs)
+
+
+def test_an_experiment_is_found_by_the_name_that_is_shown():
+    folders = write_sweep("my table", [prepared("a", name="x y")], logs_dir(), {})
+    (run,) = folders.runs
+    assert run.path.parent.name == "x_y"
+    for name in ("x y", "x_y", "my table", "my_table"):
+        assert find_runs([name], logs_dir()) == [run], name
+
+
+def test_a_bench_has_a_name_and_an_id():
+    logs = logs_dir()
+    bench, other = make_folder(logs, "x y"), make_folder(logs, "x y")
+    first, second = (make_run(each.path, "local", submit=False) for each in (bench, other))
+    assert list_runs(logs) == []
+    for name in (bench.id, bench.id[-4:], str(bench.path)):
+        found = find_named(name, logs)
+        assert (found.runs, [path.resolve() for path in found.benches]) == ([first], [bench.path]), name
+    for name in ("x y-bench", "x_y-bench", str(bench.path.parent)):
+        assert find_runs([name], logs) == [first, second], name
 
 
 def test_only_a_sweeps_own_folder_singles_it_out(sweep):
@@ -129,7 +163,7 @@ def test_what_waits_here_is_pending_until_it_or_its_queue_ends():
     ]
     assert all(row.sweep_id == sweep.id for row in rows)
     assert [read_run(run).ended for run in sweep.runs] == ["pending", "cancelled", "cancelled"]
-    assert named_runs(sweep.id, logs_dir()) == sweep.runs
+    assert find_runs([sweep.id], logs_dir()) == sweep.runs
 
 
 def test_where_one_folder_cannot_be_written_the_others_say_so(monkeypatch):

@@ -60,6 +60,9 @@ def test_a_sweeps_dry_run_asks_slurm_of_each_of_its_jobs(asking: Launcher) -> No
 
 
 def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
+    rows, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "-C", "no-such-gpu", code=1)
+    assert "would run" in rows, "the overview comes first"
+    assert words.splitlines()[-3].startswith("Error: ")
     _, words = asking.run("submit", "--gpus", "64", "--pp", "16", "--dry-run", "--script", "-C", "no-such-gpu", code=1)
     assert "Invalid feature specification" in words
     _, words = asking.run("submit", "--gpus", "1024", "--pp", "16", "--dry-run", "--script", "--gbs", "1024", code=1)

@@ -117,7 +117,7 @@ def test_the_rows_of_a_sweep_are_found(bare_launcher: Launcher, deaf: dict[str, 
     runs = [RunFolder(path.parent) for path in launcher.logs.glob("rates*/*/resolved.json")]
     assert {run.submissions()[-1]["job_id"] for run in runs} == {f"{base}_0", f"{base}_1"}
     assert sorted(jobs_of(launcher, launcher.logs)) == [f"{base}_0", f"{base}_1"]
-    launcher.run("cancel", *(run.run_id for run in runs))
+    launcher.run("cancel", *(run.run_id for run in runs), "--yes")
 
 
 def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: dict[str, str]) -> None:

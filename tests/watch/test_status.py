@@ -639,3 +639,14 @@ def test_a_run_without_sbatchs_answer_is_unknown_until_found(slurm_says):
     slurm_says({"42": ("PENDING", "Priority")})
     (row,) = read_status([run])
     assert (row.state, row.job_id) == ("pending", "42")
+
+
+def test_a_job_without_an_attempt_is_what_its_output_says(slurm_says):
+    """status and why say the same of a script that failed before it had a run folder's attempt."""
+    run = slurm_run(attempt=False)
+    slurm_says({})
+    assert read_status([run])[0].state == "unknown"
+    (run.path / "slurm-7.out").write_text("/site/job.sh: line 41: modul: command not found\n")
+    (row,), why = read_status([run]), json.loads(in_process("why", run.run_id, "--json").stdout)
+    assert (row.state, row.cause) == (why["ended"], why["cause"])
+    assert (row.state, row.cause) == ("user_error", "modul: command not found")

@@ -95,7 +95,10 @@ class CommandRank(ForeignRank):
         text = f"{ignored}{setup}\n{body}" if setup else f"{ignored}{body}"
         line = ["bash", "-c", text, "program", *(() if isinstance(command.run, str) else argv)]
         lines, train = self._lines, self._resolved.train
-        log = ForeignLog(attempt, self._resolved, self._place.rank, lines.take, self._last.add, loss=lambda: lines.loss)
+        loss, planned = lambda: lines.loss, lambda: lines.planned
+        log = ForeignLog(
+            attempt, self._resolved, self._place.rank, lines.take, self._last.add, loss=loss, planned=planned
+        )
         heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s)
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
         return ProgramStart(line, self._environment(), log, heart, resumed, str(folder))
