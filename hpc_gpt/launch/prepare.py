@@ -133,12 +133,10 @@ def prepare_row(
     )
     # 5. What its user is to know of it.
     resolved, unread = prepared.resolved, unread_of(experiment, sized.model.seq)
+    defaults = defaults_note(request, meant_for, experiment.train, resolved, batch) if file.path is DEFAULTS else ""
+    notes = [line for line in (defaults or _taken_note(request, row, resolved), *notes) if line]
     if small is not None:
         notes += _smoke_lines(experiment.name if measured is None else None, small, sized, resolved)
-    if file.path is DEFAULTS:
-        notes.insert(0, defaults_note(request, meant_for, experiment.train, resolved, batch))
-    elif not request.names_experiment:
-        notes.insert(0, _taken_note(request, row, resolved))
     cautions = _cautions(resolved, request.smoke, given) if measured is None else ()
     notes += [f"note: {line}" for line in (*cautions, *unread)]
     return replace(
@@ -167,7 +165,9 @@ def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolve
 
 
 def _taken_note(request: Request, row: str | None, resolved: Resolved) -> str:
-    """The line on the file that is taken without an EXPERIMENT."""
+    """The line on the file that is taken without an EXPERIMENT; empty with one."""
+    if request.names_experiment:
+        return ""
     name = request.experiment if row is None else f"{request.experiment} --row {row}"
     where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
     return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"

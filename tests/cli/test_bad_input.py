@@ -30,7 +30,7 @@ def test_a_guessed_profile_without_sbatch_may_all_but_queue(tmp_path):
     message, hint = error_of(in_process("submit", "demo", environment=bare, code=2))
     assert "no sbatch here" in message
     assert "local" in hint
-    assert "jean-zay-v100-32g" in hint
+    assert "hpc-gpt profile detect --name" in hint
     assert nothing_written()
     assert in_process("render", "demo", environment=bare).code == 0
     assert in_process("submit", "demo", "--dry-run", environment=bare).code == 0

@@ -35,7 +35,7 @@ def test_a_terminal_is_asked(tmp_path, keys, code):
     assert ("no sbatch" in shown) is (code == 4)  # a yes goes on to Slurm
 
 
-def test_a_ctrl_c_that_comes_while_the_question_is_printed_is_not_forgotten(tmp_path):
+def test_a_ctrl_c_while_the_question_is_printed_counts(tmp_path):
     """input() clears what its flush of the prompt raises: at a busy machine, the Ctrl-C of whoever answers at once."""
     program = (
         "import io, os, signal, sys\n"

@@ -247,26 +247,8 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     """Adds the figures of the steps that count, and the peaks of memory."""
     if not len(steps):
         return
-    # Of millions of steps a column takes much room: none is held longer than it is looked at.
-    nan, skipped, loss = np.flatnonzero(steps.nan), steps.is_skipped, steps["loss"]
-    has_loss = np.isfinite(loss)
-    if has_loss.any():
-        first, last = int(has_loss.argmax()), len(loss) - 1 - int(has_loss[::-1].argmax())
-        for key, index in (("loss_first", first), ("loss_last", last)):
-            draft.set(key, float(loss[index]), steps.place(index))
-        if last > first and draft.get("loss_last") >= draft.get("loss_first"):
-            draft.flag("the loss did not fall", "loss")
-    del loss, has_loss
-    if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
-        draft.set("loss_last", math.nan, steps.place(since))
-    eval_loss = steps["loss_eval"]
-    evaluated = np.flatnonzero(~np.isnan(eval_loss))
-    if len(evaluated):
-        last = evaluated[-1]
-        draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
-        if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
-            draft.set("loss_eval_by", by_source, steps.place(last))
-    del eval_loss
+    _add_losses(draft, steps)
+    nan, skipped = np.flatnonzero(steps.nan), steps.is_skipped
     if len(nan):
         where = steps.place(int(nan[0]))
         draft.flag(
@@ -294,10 +276,38 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
     rates = np.zeros(0) if asked else steps["tokens_per_s"]
     if len(rates := rates[np.isfinite(rates)]):
         draft.set("tokens_per_s", float(np.median(rates)), f"{where}, median of what the program prints")
+    _add_times(draft, times, len(steps), where)
+
+
+def _add_losses(draft: Draft, steps: StepTable) -> None:
+    """Adds the first and the last loss, and the last of an evaluation."""
+    # Of millions of steps a column takes much room: none is held longer than it is looked at.
+    loss = steps["loss"]
+    has_loss = np.isfinite(loss)
+    if has_loss.any():
+        first, last = int(has_loss.argmax()), len(loss) - 1 - int(has_loss[::-1].argmax())
+        for key, index in (("loss_first", first), ("loss_last", last)):
+            draft.set(key, float(loss[index]), steps.place(index))
+        if last > first and draft.get("loss_last") >= draft.get("loss_first"):
+            draft.flag("the loss did not fall", "loss")
+    del loss, has_loss
+    if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
+        draft.set("loss_last", math.nan, steps.place(since))
+    eval_loss = steps["loss_eval"]
+    evaluated = np.flatnonzero(~np.isnan(eval_loss))
+    if len(evaluated):
+        last = evaluated[-1]
+        draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
+        if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
+            draft.set("loss_eval_by", by_source, steps.place(last))
+
+
+def _add_times(draft: Draft, times: StepTimes | None, steps: int, where: str) -> None:
+    """Adds the step time of those that are used of so many `steps`, from `where`."""
     if times is None:
         draft.values |= {"steps_used": 0, "warmup_steps": 0}
         return
-    chosen = f"{times.used} of {len(steps)} steps ({times.warmup} warm-up, {times.apart} set apart)"
+    chosen = f"{times.used} of {steps} steps ({times.warmup} warm-up, {times.apart} set apart)"
     for name, value, source in (
         ("step_s", times.step_s, f"{where}, median of {chosen}; {RULE}"),
         ("step_s_p10", times.p10, "10th and 90th percentile of the same steps"),

@@ -121,9 +121,6 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
     order = worst_first(runs, anomalies)
     detailed = order[:DETAILED_RUNS]
     run_groups, above = groups_of(runs), _common_folder(runs)
-    varied = list(dict.fromkeys(key for each in run_groups for key in each.varied if not key.startswith(IN_COLUMNS)))
-    varied = varied[:MOST_VARIED]
-    headings, lines, few = table_of(runs, shorts, varied, sources=len(runs) <= DETAILED_RUNS)
     groups, more_layouts = layouts_of(runs)
     best, not_ranked = best_runs(runs, anomalies)
     failures = [anomaly for anomaly in anomalies if anomaly.level == FAILED]
@@ -155,10 +152,7 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         shown_anomalies=SHOWN_ANOMALIES,
         labels=labels,
         shorts=shorts,
-        headings=headings,
-        lines=lines,
-        few=few,
-        kinds=[" ".join(("l",) * (not each.right) + ("x",) * (at >= few)) for at, each in enumerate(headings)],
+        **_table(runs, shorts, run_groups),
         doubts=[doubts[place] for place in range(len(runs))],
         groups=groups,
         more_layouts=more_layouts,
@@ -174,6 +168,14 @@ def build_page(runs: Sequence[RunRead], notes: Sequence[str] = ()) -> str:
         runs=len(runs),
     )  # fmt: skip
     return page
+
+
+def _table(runs: Sequence[RunRead], shorts: Sequence[str], run_groups: Sequence[RunGroup]) -> dict[str, Any]:
+    """The table of the runs, as the template names it: `few` columns of it are shown at first."""
+    varied = list(dict.fromkeys(key for each in run_groups for key in each.varied if not key.startswith(IN_COLUMNS)))
+    headings, lines, few = table_of(runs, shorts, varied[:MOST_VARIED], sources=len(runs) <= DETAILED_RUNS)
+    kinds = [" ".join(("l",) * (not each.right) + ("x",) * (at >= few)) for at, each in enumerate(headings)]
+    return {"headings": headings, "lines": lines, "few": few, "kinds": kinds}
 
 
 def _first(name: str, entries: Sequence[Any], most: int) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.call(f"{domain}.enable")
         self.call("Page.setLifecycleEventsEnabled", enabled=True)
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # else no focus event without a window in front
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """The result of a command; RuntimeError with the browser's words where it refuses."""

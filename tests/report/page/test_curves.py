@@ -119,7 +119,7 @@ def test_the_newest_model_is_first_and_a_sweep_is_a_group():
     ]
 
 
-def test_a_sweep_without_curves_has_its_figures_over_what_it_varies():
+def test_a_sweep_without_curves_has_figures_over_what_it_varies():
     swept = [RunRead(run.record) for run in swept_runs()[1:]]
     data = data_of([*swept, RunRead(megatron())])
     assert [(group["title"], group["runs"]) for group in data["groups"]] == [("sweep lr-demo", [0, 1, 2, 3])]
