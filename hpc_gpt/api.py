@@ -1,7 +1,7 @@
 """hpc-gpt from Python: the functions that the verbs call, returning values. docs/python.md has examples.
 
 Nothing is printed or asked, and no folder, variable or signal handler of the process changes. Errors are those of
-`hpc_gpt.errors`. Keys of settings are those of an experiment (docs/keys.md), with values of Python.
+`hpc_gpt.core.errors`. Keys of settings are those of an experiment (docs/keys.md), with values of Python.
 """
 
 import os
@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError, JobRefused
-from hpc_gpt.files import logs_folder, read_text
-from hpc_gpt.launch.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
-from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.request import Request, completed, with_model_file
-from hpc_gpt.launch.submission import submit_run
-from hpc_gpt.launch.until import parse_until
-from hpc_gpt.plan.search import Figures, figures_of
-from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
-from hpc_gpt.report.loss_curve import runs_html
-from hpc_gpt.runs.find_runs import find_run
-from hpc_gpt.runs.record import Record
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
-from hpc_gpt.watch.logs import log_path
-from hpc_gpt.watch.status import RunStatus, read_status
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import ConfigError, JobRefused
+from hpc_gpt.core.files import logs_folder, read_text
+from hpc_gpt.core.runs.find_runs import find_run
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.request import Request, completed, with_model_file
+from hpc_gpt.launcher.launch.submission import submit_run
+from hpc_gpt.launcher.launch.until import parse_until
+from hpc_gpt.launcher.plan.search import Figures, figures_of
+from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
+from hpc_gpt.launcher.watch.logs import log_path
+from hpc_gpt.launcher.watch.status import RunStatus, read_status
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.report.gather import gather_paths, read_one, refresh_record
+from hpc_gpt.reader.report.loss_curve import runs_html
 
 _Name = str | Path
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 
 EVENTS = ("first_step", "ended", "failed", "retried", "stopped")
 KEYS = {"event", "run", "name", "folder", "attempt", "job", "ended", "cause", "node", "step", "steps", "loss",

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.files import logs_dir, write_once
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.run_folder import Attempt, RunFolder, create_run
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import find_sweep, load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.files import logs_dir, write_once
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
 
 STARTED = 1_700_000_000.0
 

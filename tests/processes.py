@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_gpt.process import stat_of
+from hpc_gpt.core.process import stat_of
 
 
 def all_pids() -> Iterator[int]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.columns import FIGURES, Column, column, filled, grid, look_up, peak
-from hpc_gpt.report import bench_table, tables
-from hpc_gpt.report.page import run_table
-from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.words import show_digits
+from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up, peak
+from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.core.words import show_digits
+from hpc_gpt.reader.report import bench_table, tables
+from hpc_gpt.reader.report.page import run_table
 
 RECORD = Record(gpus=8, params=123_551_232, step_s=0.4567, tokens_per_s=12_345.6, mfu=0.4321, tflops_seed=12.34)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import aside, json_in
+from hpc_gpt.core.files import aside, json_in
 
 
 def _fail_beside(path: Path, kind: str, kept: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.formulas import hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
-from hpc_gpt.settings.devices import DEVICES, device_named, peak_tflops
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import PRESETS
+from hpc_gpt.core.formulas import hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.core.settings.devices import DEVICES, device_named, peak_tflops
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import PRESETS
 
 runs = st.fixed_dictionaries(
     {
@@ -230,7 +230,7 @@ def test_utilisation():
 
 @pytest.mark.shared
 def test_every_planners_and_profiles_device_has_its_peaks(shared):
-    from hpc_gpt.settings.cluster import list_profiles, load_profile
+    from hpc_gpt.core.settings.cluster import list_profiles, load_profile
 
     text = re.search(r"devices: ([^)]*)\)", (shared / "planner" / "README.md").read_text()).group(1)
     listed = re.split(r",\s+", text)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpc_gpt.keys import keys_of, names_of
-from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Experiment
+from hpc_gpt.core.keys import keys_of, names_of
+from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Experiment
 from tests.cli.command import in_process
 
 TABLES = (Experiment, ClusterProfile, Record)

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.network import GLOO, choose_interface, describe_interfaces, list_interfaces
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.network import GLOO, choose_interface, describe_interfaces, list_interfaces
 from tests.conftest import REPOSITORY
 
 FIRST, SECOND = "10.77.0.1", "10.77.0.2"
 RANK = """
 import os
 import torch, torch.distributed as dist
-from hpc_gpt.network import use_interface
+from hpc_gpt.core.network import use_interface
 use_interface(nodes=2, local_rank=0)
 dist.init_process_group("gloo", init_method="env://")
 mine = torch.ones(1) + dist.get_rank()
@@ -76,7 +76,7 @@ def test_ranks_of_two_hosts_meet_over_interfaces_of_other_names(hosts: tuple[lis
 
 
 def test_without_a_route_the_fault_names_node_and_address(hosts: tuple[list[str], list[str]]) -> None:
-    asked = "from hpc_gpt.network import choose_interface; choose_interface('192.0.2.9', 2, {})"
+    asked = "from hpc_gpt.core.network import choose_interface; choose_interface('192.0.2.9', 2, {})"
     done = subprocess.run(
         [*hosts[1], sys.executable, "-c", asked], env=environment(1), capture_output=True, text=True, check=False
     )

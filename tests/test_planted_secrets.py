@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.unpack import CODE_ARCHIVE
+from hpc_gpt.core.runs.unpack import CODE_ARCHIVE
 from tests.benchmarks.sweep import make_stand_ins
 from tests.conftest import REPOSITORY
 

@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpc_gpt.network import free_port, held_port
+from hpc_gpt.core.network import free_port, held_port
 
 # In another process: chooses for the same number, says which, and holds it until it is ended.
-CHOOSES = (
-    "import sys; from hpc_gpt.network import held_port; port, held = held_port(5); print(port, flush=True); input()"
-)
+CHOOSES = """\
+import sys
+from hpc_gpt.core.network import held_port
+port, held = held_port(5)
+print(port, flush=True)
+input()
+"""
 
 
 def test_a_chosen_port_is_outside_those_the_system_hands_out() -> None:
@@ -44,9 +48,9 @@ def test_a_port_listened_on_is_passed_over_by_each_start() -> None:
 def test_a_taken_port_repeats_the_start_with_it_in_its_cause(tmp_path: Path) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.ends.judge import EndedAttempt, Rules, judge
-    from hpc_gpt.runs.run_folder import Attempt
-    from hpc_gpt.supervision.ending import report_failure
+    from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
+    from hpc_gpt.core.runs.run_folder import Attempt
+    from hpc_gpt.trainer.supervision.ending import report_failure
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

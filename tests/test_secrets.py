@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.secrets import hide_secrets, hide_values, is_secret, without_secrets
+from hpc_gpt.core.secrets import hide_secrets, hide_values, is_secret, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from hpc_gpt.errors import UserError
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import ClusterProfile, list_profiles
-from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.experiment_file import list_experiments, read_experiment
-from hpc_gpt.tables import merge_tables, read_toml
-from hpc_gpt.typed_tables import check_tables
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.experiment_file import list_experiments, read_experiment
+from hpc_gpt.core.tables import merge_tables, read_toml
+from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.reader.readers.runs.own_run import read_own
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 

@@ -12,9 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from hpc_gpt import __version__
-from hpc_gpt.errors import UserError
-from hpc_gpt.output import at_work, outlive_readers
-from hpc_gpt.terminal import say
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.output import at_work, outlive_readers
+from hpc_gpt.core.terminal import say
 
 # (places below this, the title of the verbs there) in `hpc-gpt --help`.
 _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
@@ -64,7 +64,7 @@ _NEAR = {
 
 def near_verb(name: str) -> str:
     """The hint for a name that is no verb; empty if none is near."""
-    from hpc_gpt.tables import close_matches
+    from hpc_gpt.core.tables import close_matches
 
     meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
     return f"use hpc-gpt {meant}" if meant else close_matches(name, verbs())
@@ -234,8 +234,8 @@ def _keys_meant(fault: click.NoSuchOption) -> list[str]:
     """The experiment's keys that an unknown option may mean; none if the verb has no --set."""
     if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
         return []
-    from hpc_gpt.keys import names_of
-    from hpc_gpt.settings.experiment import Experiment
+    from hpc_gpt.core.keys import names_of
+    from hpc_gpt.core.settings.experiment import Experiment
 
     name = fault.option_name.lstrip("-").replace("-", "_")
     return [key for key in names_of(Experiment) if name in (key, key.rpartition(".")[2])]

@@ -16,9 +16,14 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
 from hpc_gpt.cli.option_groups import GroupedCommand
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.bench_rows import (
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.terminal import say, width
+from hpc_gpt.core.words import plain
+from hpc_gpt.launcher.launch.bench_rows import (
     DEFAULT_BENCH,
     BenchCell,
     BenchRequest,
@@ -26,17 +31,12 @@ from hpc_gpt.launch.bench_rows import (
     parse_micro_batches,
     prepare_cells,
 )
-from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.this_machine import profile_here
-from hpc_gpt.output import progress_as_json
-from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.terminal import say, width
-from hpc_gpt.words import plain
+from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.launch.this_machine import profile_here
 
 if TYPE_CHECKING:
-    from hpc_gpt.bench.bench_run import Bench
-    from hpc_gpt.launch.ladder import PreparedLadder
+    from hpc_gpt.launcher.bench.bench_run import Bench
+    from hpc_gpt.launcher.launch.ladder import PreparedLadder
 
 PLACE = 45
 
@@ -134,7 +134,7 @@ def bench(
     hpc-gpt bench --ladder memory --steps 30
     hpc-gpt bench --machine --cluster mine
     """
-    from hpc_gpt.launch.peers import prepare_peer, read_peers
+    from hpc_gpt.launcher.launch.peers import prepare_peer, read_peers
 
     if machine:
         _measure_machine(request, as_json)
@@ -177,7 +177,7 @@ def _asked(request: Request, engines: str | None, micro_batches: str | None, ste
 
 def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: TextIO | None) -> None:
     """Runs a ladder rung by rung."""
-    from hpc_gpt.launch.ladder import prepare_ladder
+    from hpc_gpt.launcher.launch.ladder import prepare_ladder
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
     found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))
@@ -187,7 +187,7 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: T
 
 
 def _measure_machine(request: Request, as_json: bool) -> None:
-    from hpc_gpt.bench.machine import as_profile, machine_text, measure_machine
+    from hpc_gpt.launcher.bench.machine import as_profile, machine_text, measure_machine
 
     if given := [option_name(each) for each in on_command_line("machine", "cluster", "as_json")]:
         raise ConfigError(f"--machine trains nothing, and takes no {', '.join(given)}", "it takes --cluster and --json")
@@ -227,8 +227,8 @@ def _run(
 ) -> None:
     """Measures, and prints the rows there are however it ends; `ladder`: in the ladder's own columns. `out`
     gets the object of --json."""
-    from hpc_gpt.bench.bench_run import Bench, make_folder
-    from hpc_gpt.launch.submission import check_submission
+    from hpc_gpt.launcher.bench.bench_run import Bench, make_folder
+    from hpc_gpt.launcher.launch.submission import check_submission
 
     logs = logs_folder()
     ours = [cell.prepared for cell in cells if cell.prepared]
@@ -249,8 +249,8 @@ def _run(
 
 
 def _print(bench_run: Bench, out: TextIO | None, ladder: PreparedLadder | None) -> None:
-    from hpc_gpt.bench.bench_run import bench_text, tables_of
-    from hpc_gpt.bench.ladder import ladder_json, ladder_text
+    from hpc_gpt.launcher.bench.bench_run import bench_text, tables_of
+    from hpc_gpt.launcher.bench.ladder import ladder_json, ladder_text
 
     rows = bench_run.rows
     if out is not None:

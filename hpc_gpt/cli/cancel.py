@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.requests import check_agreed, chosen_runs, json_option, print_runs, runs_argument, yes_option
-from hpc_gpt.errors import ConfigError, SlurmUnreachable
-from hpc_gpt.output import progress_as_json
-from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
-from hpc_gpt.terminal import say
-from hpc_gpt.watch.control import cancel_now, nothing_to
-from hpc_gpt.watch.status import RunStatus, ask_status, read_status, silence_note
+from hpc_gpt.core.errors import ConfigError, SlurmUnreachable
+from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.core.terminal import say
+from hpc_gpt.launcher.watch.control import cancel_now, nothing_to
+from hpc_gpt.launcher.watch.status import RunStatus, ask_status, read_status, silence_note
 
 PLACE = 110
 

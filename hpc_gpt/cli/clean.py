@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.ends.failures import LIVE
-from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.files import logs_folder
-from hpc_gpt.output import progress_as_json
-from hpc_gpt.runs.disk_space import free_bytes
-from hpc_gpt.runs.find_runs import find_runs, singles_out
-from hpc_gpt.terminal import ProgressLine, say
-from hpc_gpt.words import counted, plain, show_bytes
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.runs.disk_space import free_bytes
+from hpc_gpt.core.runs.find_runs import find_runs, singles_out
+from hpc_gpt.core.terminal import ProgressLine, say
+from hpc_gpt.core.words import counted, plain, show_bytes
 
 if TYPE_CHECKING:
-    from hpc_gpt.watch.clean import RunRoom
+    from hpc_gpt.launcher.watch.clean import RunRoom
 
 PLACE = 175
 _SECONDS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -41,8 +41,8 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     does not answer, that is not known. What train.save_at and keep_every name goes, too. RUN is as for stop, or a
     folder of runs. Exit 2 if a RUN that is named trains, waits or may; 1 if something of a run could not be removed.
     """
-    from hpc_gpt.watch.clean import CleanRules, look
-    from hpc_gpt.watch.clean import clean as remove
+    from hpc_gpt.launcher.watch.clean import CleanRules, look
+    from hpc_gpt.launcher.watch.clean import clean as remove
 
     rules = CleanRules(_kept(keep), _seconds(older))
     progress = ProgressLine()

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Names under experiments/, and the TOML files and folders of the current folder."""
-    from hpc_gpt.settings.experiment_file import list_experiments
+    from hpc_gpt.core.settings.experiment_file import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     # The shell completes names that need quoting by itself.
@@ -31,8 +31,8 @@ def _or_files(begun: str, names: list[str]) -> list[CompletionItem]:
 
 def reported(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Runs, the sweeps that ship, and files."""
-    from hpc_gpt.files import experiments_dir
-    from hpc_gpt.settings.experiment_file import SWEEP_FILE, list_experiments
+    from hpc_gpt.core.files import experiments_dir
+    from hpc_gpt.core.settings.experiment_file import SWEEP_FILE, list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
     sweeps = [name for name in names if (experiments_dir() / name / SWEEP_FILE).is_file()]
@@ -46,7 +46,7 @@ def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
 
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Sets of columns, then keys of a record."""
-    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
+    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES
 
     sets = [name for name in ("auto", "usual", "published", *PUBLISHED_TABLES) if name.startswith(begun)]
     return sets + record_keys(ctx, parameter, begun)
@@ -54,7 +54,7 @@ def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[
 
 def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Keys of a record, after the keys and commas already typed."""
-    from hpc_gpt.runs.record import RECORD_KEYS
+    from hpc_gpt.core.runs.record import RECORD_KEYS
 
     done, comma, last = begun.rpartition(",")
     minus = "-" if last.startswith("-") else ""
@@ -63,7 +63,7 @@ def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
 
 def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """The possible rows of the EXPERIMENT on the line, else of the default experiment."""
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, find_sweep
+    from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, find_sweep
 
     with contextlib.suppress(OSError, ValueError):
         # While an option still lacks its value, click leaves the arguments in ctx.args.
@@ -74,16 +74,16 @@ def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
 
 
 def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    from hpc_gpt.settings.cluster import list_profiles
+    from hpc_gpt.core.settings.cluster import list_profiles
 
     return [name for name in list_profiles() if name.startswith(begun)]
 
 
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Run ids, newest first, then sweep ids, then experiments; job ids if none of these starts with `begun`."""
-    from hpc_gpt.files import logs_dir
-    from hpc_gpt.runs.find_runs import list_runs
-    from hpc_gpt.runs.run_folder import job_ids
+    from hpc_gpt.core.files import logs_dir
+    from hpc_gpt.core.runs.find_runs import list_runs
+    from hpc_gpt.core.runs.run_folder import job_ids
 
     with contextlib.suppress(OSError, ValueError):
         found = list_runs(logs_dir())[::-1]
@@ -96,17 +96,17 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
 
 def complete_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Keys of an experiment, each with `=` after it, and what it means."""
-    from hpc_gpt.keys import keys_of
-    from hpc_gpt.settings.experiment import Experiment
+    from hpc_gpt.core.keys import keys_of
+    from hpc_gpt.core.settings.experiment import Experiment
 
     return [CompletionItem(f"{key.name}=", help=key.means) for key in keys_of(Experiment) if key.name.startswith(begun)]
 
 
 def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """The values of an option that sets a key with a choice of them."""
-    from hpc_gpt.keys import choices_of
-    from hpc_gpt.settings.experiment import Experiment
-    from hpc_gpt.settings.presets import PRESETS
+    from hpc_gpt.core.keys import choices_of
+    from hpc_gpt.core.settings.experiment import Experiment
+    from hpc_gpt.core.settings.presets import PRESETS
 
     key = str(parameter.name).replace("__", ".")
     found = tuple(PRESETS) if key == "model.preset" else choices_of(Experiment, key)
@@ -115,7 +115,7 @@ def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[s
 
 def complete_engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Engines, after those and commas already typed."""
-    from hpc_gpt.settings.services import ENGINE_NAMES
+    from hpc_gpt.core.settings.services import ENGINE_NAMES
 
     done, comma, last = begun.rpartition(",")
     return [f"{done}{comma}{name}" for name in ENGINE_NAMES if name.startswith(last)]

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.run_argument import first_submit
-from hpc_gpt.terminal import say, shows_life
-from hpc_gpt.words import counted, plain
+from hpc_gpt.core.terminal import say, shows_life
+from hpc_gpt.core.words import counted, plain
 
 PLACE = 15
 
@@ -40,9 +40,9 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: 
     hpc-gpt data corpus.jsonl -o corpus.tokens
     hpc-gpt submit demo --set data.source=tokens --set data.path=corpus.tokens
     """
-    from hpc_gpt.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
-    from hpc_gpt.tokens.sources import DocumentCount, check_text, text_files
-    from hpc_gpt.tokens.tokenizer import BYTE, open_tokenizer
+    from hpc_gpt.trainer.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
+    from hpc_gpt.trainer.tokens.sources import DocumentCount, check_text, text_files
+    from hpc_gpt.trainer.tokens.tokenizer import BYTE, open_tokenizer
 
     if source == STDLIB and output is None and tokenizer == BYTE and form == "tokens" and not begin_token:
         with shows_life("making the standard library's token file"):
@@ -81,7 +81,7 @@ def _files_lines(folder: Path) -> list[str]:
     """The files of a folder that were read, and those left out with the reason; nothing for a file."""
     if not folder.is_dir():
         return []
-    from hpc_gpt.tokens.sources import left_out_line, listed_files, names_line
+    from hpc_gpt.trainer.tokens.sources import left_out_line, listed_files, names_line
 
     taken = [str(path.relative_to(folder)) for path, why in listed_files(folder, parquet=True) if not why]
     return [*filter(None, (f"read: {names_line(taken)}", left_out_line(folder, parquet=True)))]

@@ -11,20 +11,20 @@ import click
 
 from hpc_gpt.cli.experiment_options import experiment_options, on_command_line, option_name, small_options
 from hpc_gpt.cli.script_words import ScriptCommand
-from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.bad_nodes import BadNode, listed
-from hpc_gpt.errors import ConfigError, NoSuchRun
-from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.request import Request, choose_profile, with_small
-from hpc_gpt.runs.find_runs import find_run
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment_file import find_experiment
-from hpc_gpt.terminal import say
-from hpc_gpt.words import plain
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.bad_nodes import BadNode, listed
+from hpc_gpt.core.errors import ConfigError, NoSuchRun
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.runs.find_runs import find_run
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment_file import find_experiment
+from hpc_gpt.core.terminal import say
+from hpc_gpt.core.words import plain
+from hpc_gpt.launcher.launch.request import Request, choose_profile, with_small
 
 if TYPE_CHECKING:
-    from hpc_gpt.doctor.checks import Check
-    from hpc_gpt.doctor.site import SlowNodeOfRun
+    from hpc_gpt.launcher.doctor.checks import Check
+    from hpc_gpt.launcher.doctor.site import SlowNodeOfRun
 
 PLACE = 20
 _STYLES = {"fail": "red", "warn": "yellow"}
@@ -51,8 +51,8 @@ def doctor(request: Request, probe: bool, forgive: str | None, as_json: bool) ->
     hpc-gpt doctor demo --gpus 64 --json
     hpc-gpt doctor --cluster mine --forgive n17
     """
-    from hpc_gpt.doctor.checks import check_all  # needs numpy
-    from hpc_gpt.doctor.site import slow_nodes_of_runs
+    from hpc_gpt.launcher.doctor.checks import check_all  # needs numpy
+    from hpc_gpt.launcher.doctor.site import slow_nodes_of_runs
 
     run = _run_named(request)
     if run is not None:

@@ -19,11 +19,11 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.script_words import META
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.terminal import say
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.terminal import say
 
 if TYPE_CHECKING:
-    from hpc_gpt.launch.request import Request
+    from hpc_gpt.launcher.launch.request import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "HPC_GPT_"
@@ -165,8 +165,8 @@ def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.launch.request import Request, ScriptRequest, completed, with_model_file
-    from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.launcher.launch.request import Request, ScriptRequest, completed, with_model_file
 
     ctx = click.get_current_context()
     check_variables(ctx)
@@ -208,7 +208,7 @@ def small_options(overrides: Mapping[str, Any]) -> list[str]:
     >>> small_options({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
     ['demo', '--gpus', '2', '--tp', '1', '--pp', '2']
     """
-    from hpc_gpt.settings.experiment_file import SMALL_EXPERIMENT
+    from hpc_gpt.core.settings.experiment_file import SMALL_EXPERIMENT
 
     sizes = ((name, overrides.get(f"layout.{name}")) for name in ("gpus", "tp", "pp"))
     return [SMALL_EXPERIMENT, *(word for name, size in sizes if size for word in (f"--{name}", str(size)))]
@@ -233,7 +233,7 @@ def check_variables(ctx: click.Context) -> None:
     ConfigError for variables with the names of the verb's options, which earlier versions read: without their values
     the run would be another. The command line's own option replaces its variable.
     """
-    from hpc_gpt.slurm.environment import OWN_VARIABLES
+    from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 
     read_here = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
     left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
@@ -275,8 +275,8 @@ def _values(option: click.Option, text: str) -> list[list[str]]:
 
 def _is_found(kind: str, name: str) -> bool:
     """Whether a profile or an experiment is there."""
-    from hpc_gpt.settings.cluster import find_profile
-    from hpc_gpt.settings.experiment_file import find_experiment
+    from hpc_gpt.core.settings.cluster import find_profile
+    from hpc_gpt.core.settings.experiment_file import find_experiment
 
     find = {"cluster": find_profile, "experiment": find_experiment}
     with contextlib.suppress(ConfigError):

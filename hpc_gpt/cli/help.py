@@ -6,20 +6,20 @@ from dataclasses import is_dataclass
 import click
 
 from hpc_gpt.cli.option_groups import UncutGroup
-from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
-from hpc_gpt.engines import engines as all_engines
-from hpc_gpt.engines.base.facts import MEASURED_ON
-from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.files import schemas_dir
-from hpc_gpt.keys import Key, keys_of
-from hpc_gpt.launch.render import variables
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.settings.engines import fast_settings_of, fast_text
-from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-from hpc_gpt.settings.layout import AXES
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.tables import close_matches, toml_value
+from hpc_gpt.core.ends.failures import CLASSES, RETRY_WORDS
+from hpc_gpt.core.engines import engines as all_engines
+from hpc_gpt.core.engines.base.facts import MEASURED_ON
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.files import schemas_dir
+from hpc_gpt.core.keys import Key, keys_of
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.core.settings.engines import fast_settings_of, fast_text
+from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.tables import close_matches, toml_value
+from hpc_gpt.launcher.launch.render import variables
 
 PLACE = 210
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.experiment_options import init_options, on_command_line
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import check_new, write_new
-from hpc_gpt.launch.request import Request
-from hpc_gpt.terminal import say
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import check_new, write_new
+from hpc_gpt.core.terminal import say
+from hpc_gpt.launcher.launch.request import Request
 
 PLACE = 15
 
@@ -50,7 +50,7 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
 
 
 def from_script(script: Path, name: str | None, folder: Path) -> None:
-    from hpc_gpt.program.job_script import init_files
+    from hpc_gpt.trainer.program.job_script import init_files
 
     name, *both = init_files(script, name, folder)
     experiment, profile = folder / f"{name}.toml", folder / f"{name}-cluster.toml"
@@ -63,13 +63,13 @@ def from_script(script: Path, name: str | None, folder: Path) -> None:
 
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
-    from hpc_gpt.launch.plan_question import read_plan_request, search_plan
-    from hpc_gpt.plan.explanation import planned_tables, planned_text
-    from hpc_gpt.plan.search import figures_of
-    from hpc_gpt.plan.table import unchecked
-    from hpc_gpt.settings.experiment import Experiment
-    from hpc_gpt.settings.resolve import size_run
-    from hpc_gpt.typed_tables import check_tables
+    from hpc_gpt.core.settings.experiment import Experiment
+    from hpc_gpt.core.settings.resolve import size_run
+    from hpc_gpt.core.typed_tables import check_tables
+    from hpc_gpt.launcher.launch.plan_question import read_plan_request, search_plan
+    from hpc_gpt.launcher.plan.explanation import planned_tables, planned_text
+    from hpc_gpt.launcher.plan.search import figures_of
+    from hpc_gpt.launcher.plan.table import unchecked
 
     if not any(request.overrides.get(f"model.{key}") is not None for key in ("preset", "hf", "hidden")):
         raise ConfigError(

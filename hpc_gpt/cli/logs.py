@@ -3,8 +3,8 @@
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_argument
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.watch.logs import copy_rank, copy_tail, follow_logs, log_output, log_path, with_errors
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.launcher.watch.logs import copy_rank, copy_tail, follow_logs, log_output, log_path, with_errors
 
 PLACE = 70
 

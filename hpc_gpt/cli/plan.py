@@ -11,18 +11,24 @@ import click
 
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand
-from hpc_gpt.engines import engine_named
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
-from hpc_gpt.launch.request import Request, usual_batch
-from hpc_gpt.plan.explanation import explain_plan
-from hpc_gpt.plan.largest import FAMILY, largest, longest
-from hpc_gpt.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
-from hpc_gpt.plan.prediction import compiled_step
-from hpc_gpt.plan.search import Candidate, Searched, figures_of, search
-from hpc_gpt.plan.search_tables import search_tables
-from hpc_gpt.plan.table import (
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.cluster import load_profile, user_default
+from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.tables import toml_value
+from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
+from hpc_gpt.core.words import wrapped
+from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
+from hpc_gpt.launcher.launch.request import Request, usual_batch
+from hpc_gpt.launcher.plan.explanation import explain_plan
+from hpc_gpt.launcher.plan.largest import FAMILY, largest, longest
+from hpc_gpt.launcher.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
+from hpc_gpt.launcher.plan.prediction import compiled_step
+from hpc_gpt.launcher.plan.search import Candidate, Searched, figures_of, search
+from hpc_gpt.launcher.plan.search_tables import search_tables
+from hpc_gpt.launcher.plan.table import (
     COLOURS,
     PARTS,
     can_draw_blocks,
@@ -35,13 +41,7 @@ from hpc_gpt.plan.table import (
     slow_text,
     unchecked,
 )
-from hpc_gpt.plan.training import engine_for
-from hpc_gpt.settings.cluster import load_profile, user_default
-from hpc_gpt.settings.engines import FAST_SETTINGS, with_fast_settings
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.tables import toml_value
-from hpc_gpt.terminal import painted, say, shows_life, width, write_heading
-from hpc_gpt.words import wrapped
+from hpc_gpt.launcher.plan.training import engine_for
 
 PLACE = 10
 
@@ -111,7 +111,7 @@ def plan(
     if not 0 < tokens < 1e30:
         raise ConfigError(f"--tokens is {tokens:g}, but must be a number above 0", "for example --tokens 300e9")
     if html is not None:
-        from hpc_gpt.report.plan_page import check_page
+        from hpc_gpt.launcher.plan.plan_page import check_page
 
         check_page(html)
     if max_model or max_seq:
@@ -128,9 +128,9 @@ def plan(
 
 def _calibrate(paths: Sequence[Path], cluster: str, as_json: bool) -> None:
     """Fits the planner's constants to records, stores them in the user's profile of `cluster`, and prints both."""
-    from hpc_gpt.plan.calibration import calibrate as fit_constants
-    from hpc_gpt.plan.calibration import store_calibration
-    from hpc_gpt.plan.measured_steps import read_measured_steps
+    from hpc_gpt.launcher.plan.calibration import calibrate as fit_constants
+    from hpc_gpt.launcher.plan.calibration import store_calibration
+    from hpc_gpt.launcher.plan.measured_steps import read_measured_steps
 
     profile = load_profile(cluster)
     read = [read_measured_steps(path, profile) for path in paths]
@@ -260,7 +260,7 @@ def _print_json(plan: PlanRequest, searched: Searched, command: str, more: dict[
 def _write_page(html: Path | None, plan: PlanRequest, searched: Searched, command: str) -> None:
     if html is None:
         return
-    from hpc_gpt.report.plan_page import write_plan_page
+    from hpc_gpt.launcher.plan.plan_page import write_plan_page
 
     write_plan_page(html, searched, plan.tokens, plan.name, plan.model.params, command)
     say(f"wrote {html}", err=True)

@@ -12,13 +12,20 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import small_options
 from hpc_gpt.cli.option_groups import UncutGroup
-from hpc_gpt.doctor.site import choice_lines, choose_partition, count_gpus, lines_to_fill_in, profile_text, read_site
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import check_new, config_dir, write_new
-from hpc_gpt.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
-from hpc_gpt.settings.smoke import fit_small
-from hpc_gpt.tables import toml_lines, toml_value
-from hpc_gpt.terminal import say
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import check_new, config_dir, write_new
+from hpc_gpt.core.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
+from hpc_gpt.core.settings.smoke import fit_small
+from hpc_gpt.core.tables import toml_lines, toml_value
+from hpc_gpt.core.terminal import say
+from hpc_gpt.launcher.doctor.site import (
+    choice_lines,
+    choose_partition,
+    count_gpus,
+    lines_to_fill_in,
+    profile_text,
+    read_site,
+)
 
 PLACE = 190
 

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 import click
 
 from hpc_gpt.cli.submit_answer import NOTHING_DONE, SubmitAnswer, print_lines, print_start, print_submitted
-from hpc_gpt.errors import ConfigError, JobFailed
-from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
-from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.submission import dry_run as ask_slurm
-from hpc_gpt.readers.runs import BENCH_FILE
-from hpc_gpt.report.bench_table import file_text
-from hpc_gpt.slurm.directives import script_directives
-from hpc_gpt.terminal import say, width
-from hpc_gpt.watch.control import wait_for
-from hpc_gpt.words import counted
+from hpc_gpt.core.errors import ConfigError, JobFailed
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.slurm.directives import script_directives
+from hpc_gpt.core.terminal import say, width
+from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
+from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.launch.submission import dry_run as ask_slurm
+from hpc_gpt.launcher.watch.control import wait_for
+from hpc_gpt.reader.readers.runs import BENCH_FILE
+from hpc_gpt.reader.report.bench_table import file_text
 
 
 def submit_race(

@@ -14,20 +14,20 @@ import click
 
 from hpc_gpt.cli.experiment_options import experiment_options, small_options
 from hpc_gpt.cli.script_words import ScriptCommand
-from hpc_gpt.errors import ConfigError, JobFailed, OsErrorAs
-from hpc_gpt.launch.forecast import Forecast
-from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.request import Request, choose_profile, with_small
-from hpc_gpt.output import progress_as_json
-from hpc_gpt.runs.provenance import list_gpus
-from hpc_gpt.settings.smoke import sizes_beside
-from hpc_gpt.terminal import say
+from hpc_gpt.core.errors import ConfigError, JobFailed, OsErrorAs
+from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.settings.smoke import sizes_beside
+from hpc_gpt.core.terminal import say
+from hpc_gpt.launcher.launch.forecast import Forecast
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.launch.request import Request, choose_profile, with_small
 
 if TYPE_CHECKING:
-    from hpc_gpt.rehearsal.small_run import RehearsalOutcome, SmallRun
-    from hpc_gpt.rehearsal.stages import Stage
+    from hpc_gpt.launcher.rehearsal.small_run import RehearsalOutcome, SmallRun
+    from hpc_gpt.launcher.rehearsal.stages import Stage
 
 PLACE = 40
 
@@ -59,8 +59,13 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
 
     Exit 0 if every stage holds, 3 with the first cause if one fails, 130 on Ctrl-C, which ends everything.
     """
-    from hpc_gpt.rehearsal.small_run import CHAIN_JOBS, make_small, script_as_it_is, with_slurm_profile  # needs numpy
-    from hpc_gpt.rehearsal.small_run import rehearse as live
+    from hpc_gpt.launcher.rehearsal.small_run import (  # needs numpy
+        CHAIN_JOBS,
+        make_small,
+        script_as_it_is,
+        with_slurm_profile,
+    )
+    from hpc_gpt.launcher.rehearsal.small_run import rehearse as live
 
     out = click.get_current_context().with_resource(progress_as_json(as_json))
     if keep is not None:

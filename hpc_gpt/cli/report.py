@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import logs_dir
-from hpc_gpt.report.tables import (
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.runs.find_runs import no_runs
+from hpc_gpt.core.terminal import say, shows_life, width
+from hpc_gpt.core.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
+from hpc_gpt.reader.report.tables import (
     COLUMNS,
     choose_columns,
     predictions_of,
@@ -24,13 +27,10 @@ from hpc_gpt.report.tables import (
     show_name,
     sort_records,
 )
-from hpc_gpt.runs.find_runs import no_runs
-from hpc_gpt.terminal import say, shows_life, width
-from hpc_gpt.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 
 if TYPE_CHECKING:
-    from hpc_gpt.report.gather import GatheredRuns
-    from hpc_gpt.report.published_tables import SweepLines
+    from hpc_gpt.reader.report.gather import GatheredRuns
+    from hpc_gpt.reader.report.published_tables import SweepLines
 
 PLACE = 120
 # Values of --columns for the columns of the runs' sweep; versions before had the second.
@@ -97,7 +97,7 @@ def report(
     such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table. Updates the
     record.json of our own runs and writes nothing else. The step time is the median of the steps after warm-up.
     """
-    from hpc_gpt.report.gather import gather_paths
+    from hpc_gpt.reader.report.gather import gather_paths
 
     form = "json" if as_json else form
     if predictions and columns != "auto":
@@ -128,7 +128,7 @@ def report(
 
 def _check_keys(columns: str, sort: str) -> None:
     """ConfigError for an unknown key, before what may be an hour of reading."""
-    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
+    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES
 
     if columns not in ("auto", "usual", "all", *_OF_SWEEP, *PUBLISHED_TABLES):
         choose_columns(_keys(columns))
@@ -146,10 +146,10 @@ def _keys(text: str) -> list[str]:
 def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """Refuses a target that cannot be written before what may be an hour of reading."""
     if html is not None:
-        from hpc_gpt.report.page import check_page_target
+        from hpc_gpt.reader.report.page import check_page_target
 
         check_page_target(html)
-    from hpc_gpt.report.exports import check_export_target as check_folder
+    from hpc_gpt.reader.report.exports import check_export_target as check_folder
 
     for package, folder in (("tensorboard", tensorboard), ("wandb", wandb)):
         if folder is not None:
@@ -158,9 +158,9 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; none for a table without runs."""
-    from hpc_gpt.report.bench_table import file_text, read_race
-    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, sweep_text
-    from hpc_gpt.report.terminal_table import lines_of, terminal_table
+    from hpc_gpt.reader.report.bench_table import file_text, read_race
+    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, sweep_text
+    from hpc_gpt.reader.report.terminal_table import lines_of, terminal_table
 
     files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
     if form == "table" and columns == "auto" and len(files) == 1:
@@ -189,7 +189,7 @@ def _predicted(gathered: GatheredRuns, form: str) -> str:
 
 def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
     """The lines of a published table; None if --columns asks for others."""
-    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
+    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
 
     if columns not in ("auto", *_OF_SWEEP, *PUBLISHED_TABLES):
         return None
@@ -251,18 +251,18 @@ def _flags(gathered: GatheredRuns) -> list[str]:
 def _write(gathered: GatheredRuns, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:
     """Writes the page and the exports, and prints to stderr where they are."""
     if html is not None:
-        from hpc_gpt.report.page import write_page
+        from hpc_gpt.reader.report.page import write_page
 
         write_page(html, gathered.runs, [*gathered.notes, *gathered.unread])
         say(f"wrote {html}", err=True)
     if tensorboard is not None:
-        from hpc_gpt.report.exports import write_events
+        from hpc_gpt.reader.report.exports import write_events
 
         written = write_events(gathered.runs, tensorboard)
         say(f"wrote {counted(len(written), 'event file')} under {tensorboard}", err=True)
         click.echo(f"next: tensorboard --logdir {shlex.quote(str(tensorboard))}", err=True)
     if wandb is not None:
-        from hpc_gpt.report.exports import write_offline_runs
+        from hpc_gpt.reader.report.exports import write_offline_runs
 
         folders = write_offline_runs(gathered.runs, wandb)
         say(f"wrote {counted(len(folders), 'offline run')} under {wandb}", err=True)

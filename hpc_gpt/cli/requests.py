@@ -9,15 +9,15 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.errors import ConfigError, NoSuchRun
-from hpc_gpt.files import logs_folder
-from hpc_gpt.output import progress_as_json
-from hpc_gpt.runs.find_runs import find_runs
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.terminal import agrees, say
-from hpc_gpt.watch.control import ask_runs, await_answer, describe
-from hpc_gpt.watch.status import RunStatus, ask_status
-from hpc_gpt.words import plain
+from hpc_gpt.core.errors import ConfigError, NoSuchRun
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.runs.find_runs import find_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.terminal import agrees, say
+from hpc_gpt.core.words import plain
+from hpc_gpt.launcher.watch.control import ask_runs, await_answer, describe
+from hpc_gpt.launcher.watch.status import RunStatus, ask_status
 
 runs_argument = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
 wait_option = click.option("--wait", is_flag=True, help="Wait until it has happened; Ctrl-C ends only the wait.")

@@ -6,14 +6,14 @@ import shlex
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.errors import NoSuchRun, UserError
-from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import Named, find_named, list_runs, no_runs
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import user_default
-from hpc_gpt.slurm.clients import has_sbatch
-from hpc_gpt.terminal import say
-from hpc_gpt.words import plain
+from hpc_gpt.core.errors import NoSuchRun, UserError
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.runs.find_runs import Named, find_named, list_runs, no_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import user_default
+from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.core.terminal import say
+from hpc_gpt.core.words import plain
 
 run_argument = click.argument("run", required=False, shell_complete=completers.runs)
 run_or_logs_argument = click.argument("run", nargs=-1, metavar="[RUN]...", shell_complete=completers.runs_and_logs)

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from hpc_gpt.cli.option_groups import GroupedCommand
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.secrets import hide_secrets
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.secrets import hide_secrets
 
 # In click's context: (file, its arguments, sbatch's options).
 META = "hpc_gpt.script"
@@ -83,8 +83,8 @@ def split(
     """
     if not any(_may_be_script(word) for word in line):
         return None
-    from hpc_gpt.program.job_script import is_job_script
-    from hpc_gpt.slurm.directives import options_of
+    from hpc_gpt.core.slurm.directives import options_of
+    from hpc_gpt.trainer.program.job_script import is_job_script
 
     sbatch = options_of("sbatch")
     kinds, letters = sbatch

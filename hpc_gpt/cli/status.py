@@ -9,19 +9,19 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
-from hpc_gpt.columns import Column, column, fitting, grid
-from hpc_gpt.ends.failures import colour_of
-from hpc_gpt.files import logs_folder
-from hpc_gpt.output import reader_left
-from hpc_gpt.runs.disk_space import free_bytes
-from hpc_gpt.runs.find_runs import find_runs, no_runs, singles_out
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.slurm.clients import has_sbatch
-from hpc_gpt.terminal import Screen, painted, say, width
-from hpc_gpt.watch.clean import room_of
-from hpc_gpt.watch.status import RunStatus, ask_status, silence_note
-from hpc_gpt.watch.sweep_rows import by_sweep, fold
-from hpc_gpt.words import clock, plain, show_bytes, show_duration, show_value, some, wrapped
+from hpc_gpt.core.columns import Column, column, fitting, grid
+from hpc_gpt.core.ends.failures import colour_of
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.output import reader_left
+from hpc_gpt.core.runs.disk_space import free_bytes
+from hpc_gpt.core.runs.find_runs import find_runs, no_runs, singles_out
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.core.terminal import Screen, painted, say, width
+from hpc_gpt.core.words import clock, plain, show_bytes, show_duration, show_value, some, wrapped
+from hpc_gpt.launcher.watch.clean import room_of
+from hpc_gpt.launcher.watch.status import RunStatus, ask_status, silence_note
+from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold
 
 PLACE = 60
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from hpc_gpt.errors import JobRefused
-from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.limits import Asked, limits_met
-from hpc_gpt.launch.submission import SubmittedRun
-from hpc_gpt.plan.prediction import Prediction
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.sized import shown_layout
-from hpc_gpt.slurm.start_check import ExpectedStart
-from hpc_gpt.terminal import say
-from hpc_gpt.watch.status import read_folders
+from hpc_gpt.core.errors import JobRefused
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import shown_layout
+from hpc_gpt.core.slurm.start_check import ExpectedStart
+from hpc_gpt.core.terminal import say
+from hpc_gpt.launcher.launch.limits import Asked, limits_met
+from hpc_gpt.launcher.launch.submission import SubmittedRun
+from hpc_gpt.launcher.plan.prediction import Prediction
+from hpc_gpt.launcher.watch.status import read_folders
 
 NOTHING_DONE = "dry run: nothing was written or submitted"
 

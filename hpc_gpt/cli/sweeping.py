@@ -17,14 +17,19 @@ from hpc_gpt.cli.submit_answer import (
     print_waits,
     with_interrupts,
 )
-from hpc_gpt.ends.run_state import newest_submission
-from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, UserError
-from hpc_gpt.files import logs_folder
-from hpc_gpt.launch.limits import Asked
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.submission import check_submission, data_lines, dry_run
-from hpc_gpt.launch.sweep import (
+from hpc_gpt.core.ends.run_state import newest_submission
+from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, UserError
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.settings.experiment_file import gives_way
+from hpc_gpt.core.settings.grid import parse_grid
+from hpc_gpt.core.settings.sweep_rows import RowFaults
+from hpc_gpt.core.terminal import say
+from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.launch.limits import Asked
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.launch.submission import check_submission, data_lines, dry_run
+from hpc_gpt.launcher.launch.sweep import (
     PreparedSweep,
     SubmittedSweep,
     plan_jobs,
@@ -36,12 +41,7 @@ from hpc_gpt.launch.sweep import (
     write_script_array,
     write_sweep,
 )
-from hpc_gpt.settings.experiment_file import gives_way
-from hpc_gpt.settings.grid import parse_grid
-from hpc_gpt.settings.sweep_rows import RowFaults
-from hpc_gpt.terminal import say
-from hpc_gpt.watch.control import wait_for, wait_for_all
-from hpc_gpt.words import counted
+from hpc_gpt.launcher.watch.control import wait_for, wait_for_all
 
 
 def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:

@@ -3,11 +3,11 @@
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_argument
-from hpc_gpt.output import reader_left
-from hpc_gpt.plan.table import can_draw_blocks
-from hpc_gpt.terminal import Screen, keys, width
-from hpc_gpt.watch.status import ask_status, silence_note
-from hpc_gpt.watch.top import screen
+from hpc_gpt.core.output import reader_left
+from hpc_gpt.core.terminal import Screen, keys, width
+from hpc_gpt.launcher.plan.table import can_draw_blocks
+from hpc_gpt.launcher.watch.status import ask_status, silence_note
+from hpc_gpt.launcher.watch.top import screen
 
 PLACE = 65
 

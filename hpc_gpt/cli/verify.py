@@ -6,8 +6,8 @@ import sys
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_argument
-from hpc_gpt.terminal import say
-from hpc_gpt.words import plain
+from hpc_gpt.core.terminal import say
+from hpc_gpt.core.words import plain
 
 PLACE = 160
 
@@ -25,7 +25,7 @@ def verify(run: str | None, as_json: bool) -> None:
     what each difference means: the run itself keeps to what was submitted. RUN is as for logs. Exit 0 if all is equal,
     1 if something differs.
     """
-    from hpc_gpt.launch.verification import MEANS, verify_run
+    from hpc_gpt.launcher.launch.verification import MEANS, verify_run
 
     result = verify_run(chosen_run(run))
     if as_json:

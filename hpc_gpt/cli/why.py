@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
-from hpc_gpt.ends.failures import RETRY_WORDS, meaning
-from hpc_gpt.files import logs_folder
-from hpc_gpt.runs.find_runs import is_run_name
-from hpc_gpt.terminal import say, shows_life
-from hpc_gpt.words import and_more, class_and_cause
+from hpc_gpt.core.ends.failures import RETRY_WORDS, meaning
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.runs.find_runs import is_run_name
+from hpc_gpt.core.terminal import say, shows_life
+from hpc_gpt.core.words import and_more, class_and_cause
 
 if TYPE_CHECKING:
-    from hpc_gpt.report.why import AttemptWhy, Why
+    from hpc_gpt.reader.report.why import AttemptWhy, Why
 
 PLACE = 150
 # A line of a log, which is shown as it is.
@@ -35,7 +35,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     at fault, also the option that excludes it. RUN is as for logs, or any program's log, several logs of one run, or
     their folder. Exit 1 if nothing says how the run ended. The classes: hpc-gpt help causes.
     """
-    from hpc_gpt.report.why import explain
+    from hpc_gpt.reader.report.why import explain
 
     # Of our own runs the newest; what is no name of them is a log, or a row of a bench.
     is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
@@ -44,12 +44,12 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
         answer = explain(names[0], logs_folder(), *names[1:])
     silence = ""
     if answer.is_open and answer.own is not None:
-        from hpc_gpt.watch.status import ask_status
+        from hpc_gpt.launcher.watch.status import ask_status
 
         (row,), silence = ask_status([answer.own], limit_s=0)
         answer = answer.as_status_says(row.state, row.cause)
     if answer.unnamed_canceller is not None:
-        from hpc_gpt.slurm.clients import who_cancelled
+        from hpc_gpt.core.slurm.clients import who_cancelled
 
         cluster = answer.own.slurm_cluster() if answer.own is not None else None
         answer = replace(answer, cancelled_by=who_cancelled(answer.unnamed_canceller, cluster))
@@ -64,7 +64,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     for message in answer.cannot:
         say(f"note: not read: {message}", err=True)
     if silence:
-        from hpc_gpt.watch.status import silence_note
+        from hpc_gpt.launcher.watch.status import silence_note
 
         say(silence_note(silence), err=True)
     if answer.ended == "unknown":
@@ -72,7 +72,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
 
 
 def _lines(answer: Why) -> list[str]:
-    from hpc_gpt.readers.causes import one_line
+    from hpc_gpt.reader.readers.causes import one_line
 
     record, last, advice = answer.record, answer.last, meaning(answer.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
@@ -98,8 +98,8 @@ def _lines(answer: Why) -> list[str]:
 
 
 def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
-    from hpc_gpt.readers.causes import one_line
-    from hpc_gpt.report.why import followed
+    from hpc_gpt.reader.readers.causes import one_line
+    from hpc_gpt.reader.report.why import followed
 
     lines = []
     cause, failure = last.cause, last.failure

@@ -15,8 +15,8 @@ import pytest
 
 from hpc_gpt import api
 from hpc_gpt.api import Run, plan, read_runs, submit
-from hpc_gpt.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
-from hpc_gpt.files import logs_dir
+from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
+from hpc_gpt.core.files import logs_dir
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 from tests.test_imports import MODULES, imports_of, part_of

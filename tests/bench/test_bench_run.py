@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.bench import bench_run
-from hpc_gpt.bench.bench_run import Bench, make_folder
-from hpc_gpt.bench.measurement import measurement_row
-from hpc_gpt.errors import RunFolderError
-from hpc_gpt.launch.bench_rows import BenchCell, BenchRequest, prepare_cells
-from hpc_gpt.launch.this_machine import profile_here
-from hpc_gpt.readers.runs import is_bench, read_records
-from hpc_gpt.settings.cluster import MachineFigures
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.settings.cluster import MachineFigures
+from hpc_gpt.launcher.bench import bench_run
+from hpc_gpt.launcher.bench.bench_run import Bench, make_folder
+from hpc_gpt.launcher.bench.measurement import measurement_row
+from hpc_gpt.launcher.launch.bench_rows import BenchCell, BenchRequest, prepare_cells
+from hpc_gpt.launcher.launch.this_machine import profile_here
+from hpc_gpt.reader.readers.runs import is_bench, read_records
 from tests.bench.test_measurement import bad, good
 
 H200 = profile_here(None, [{"name": "NVIDIA H200"}])

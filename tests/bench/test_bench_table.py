@@ -6,9 +6,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.bench_run import bench_text
-from hpc_gpt.bench.measurement import BenchRow, measurement_row
-from hpc_gpt.runs.record import Record
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.launcher.bench.bench_run import bench_text
+from hpc_gpt.launcher.bench.measurement import BenchRow, measurement_row
 from tests import examples
 from tests.bench.test_measurement import bad, good
 from tests.report.any_run import any_run

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench.ladder import ladder_json, ladder_text, outcome, savings_of
-from hpc_gpt.bench.measurement import BenchRow
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.bench_rows import BenchRequest
-from hpc_gpt.launch.ladder import LADDERS, prepare_rungs
-from hpc_gpt.launch.this_machine import profile_here, with_predicted_memory
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.experiment_file import find_sweep
-from hpc_gpt.settings.resolved import config_hash
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.experiment_file import find_sweep
+from hpc_gpt.core.settings.resolved import config_hash
+from hpc_gpt.launcher.bench.ladder import ladder_json, ladder_text, outcome, savings_of
+from hpc_gpt.launcher.bench.measurement import BenchRow
+from hpc_gpt.launcher.launch.bench_rows import BenchRequest
+from hpc_gpt.launcher.launch.ladder import LADDERS, prepare_rungs
+from hpc_gpt.launcher.launch.this_machine import profile_here, with_predicted_memory
 
 H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.bench.machine import as_profile, machine_text, medians
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.links import Links
-from hpc_gpt.plan.machine import DEFAULT, Rates, constants_from, generation_of, machine_of
-from hpc_gpt.plan.step_time import layer_time
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.bench.machine import as_profile, machine_text, medians
+from hpc_gpt.launcher.plan.constants import VALUES
+from hpc_gpt.launcher.plan.links import Links
+from hpc_gpt.launcher.plan.machine import DEFAULT, Rates, constants_from, generation_of, machine_of
+from hpc_gpt.launcher.plan.step_time import layer_time
 from tests.cli.command import hpc_gpt
 
 # What ranks of a GPU would print.

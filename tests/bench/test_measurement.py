@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.bench_run import bench_text
-from hpc_gpt.bench.measurement import BenchRow, Measurement, measurement_row
-from hpc_gpt.readers.runs import add_figures
-from hpc_gpt.report.bench_table import MeasuredRow
-from hpc_gpt.runs.record import Flag, Record
+from hpc_gpt.core.runs.record import Flag, Record
+from hpc_gpt.launcher.bench.bench_run import bench_text
+from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
+from hpc_gpt.reader.readers.runs import add_figures
+from hpc_gpt.reader.report.bench_table import MeasuredRow
 
 SHAPE = Record(
     ended="done",

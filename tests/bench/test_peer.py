@@ -4,12 +4,12 @@ import statistics
 
 import pytest
 
-from hpc_gpt.bench.measurement import measure
-from hpc_gpt.bench.peer import peer_record
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.peers import prepare_peer, read_peers
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.launcher.bench.measurement import measure
+from hpc_gpt.launcher.bench.peer import peer_record
+from hpc_gpt.launcher.launch.peers import prepare_peer, read_peers
 
 
 def test_a_command_may_hold_anything_a_shell_does():

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from hpc_gpt.engines import engines
-from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.launch.bench_rows import BenchRequest, parse_engines, parse_micro_batches, prepare_cells
-from hpc_gpt.launch.this_machine import profile_here
-from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.launcher.launch.bench_rows import BenchRequest, parse_engines, parse_micro_batches, prepare_cells
+from hpc_gpt.launcher.launch.this_machine import profile_here
 
 LOCAL = profile_here(None, [])
 

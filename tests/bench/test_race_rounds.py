@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hpc_gpt.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, winner
+from hpc_gpt.launcher.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, winner
 
 STEADY = [1.0, 1.01, 1.02, 1.03]
 

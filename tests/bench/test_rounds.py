@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.bench.bench_run import ratios_to_first
-from hpc_gpt.bench.measurement import spread_of
-from hpc_gpt.bench.rounds import order_of
+from hpc_gpt.launcher.bench.bench_run import ratios_to_first
+from hpc_gpt.launcher.bench.measurement import spread_of
+from hpc_gpt.launcher.bench.rounds import order_of
 
 speeds = st.floats(1e-3, 1e9)
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.launch.bench_rows import BenchRequest, prepare_cells
-from hpc_gpt.launch.this_machine import advice_on_memory, nearest_micro_batch, need_gib, profile_here
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.launch.bench_rows import BenchRequest, prepare_cells
+from hpc_gpt.launcher.launch.this_machine import advice_on_memory, nearest_micro_batch, need_gib, profile_here
 from tests.plan.machines import machine_named
 
 V100 = profile_here(None, [{"name": "Tesla V100-SXM2-16GB"}])

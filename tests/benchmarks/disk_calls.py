@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpc_gpt.network import held_port
-from hpc_gpt.runs.heartbeats import period_s
-from hpc_gpt.settings.experiment import Engine, Train
-from hpc_gpt.tokens.build import build_tokens
+from hpc_gpt.core.network import held_port
+from hpc_gpt.core.runs.heartbeats import period_s
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.trainer.tokens.build import build_tokens
 from tests.train.launch import Launch, new_run, settings
 
 NODES, A_NODE = 2048, 8

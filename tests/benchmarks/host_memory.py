@@ -15,16 +15,16 @@ from unittest.mock import patch
 
 import torch
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.initial_weights import GivenWeights
-from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.checkpoints import replicated
-from hpc_gpt.train.checkpoints.folders import load_safely
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
-from hpc_gpt.weights.folder import read_folder
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.folder import read_folder
+from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.train.checkpoints import replicated
+from hpc_gpt.trainer.train.checkpoints.folders import load_safely
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.train.checkpoints.replicated import ReplicatedCheckpoint
 from tests.distributed.given_memory_worker import Most
 
 SHAPE = ModelShape(1024, 10, 16, vocab=24576, seq=256)

@@ -25,13 +25,13 @@ from pathlib import Path
 # The figures' own module lies among the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpc_gpt.errors import UserError
-from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import search
-from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.constants import VALUES
+from hpc_gpt.launcher.plan.memory import predict_memory
+from hpc_gpt.launcher.plan.question import Question
+from hpc_gpt.launcher.plan.search import search
+from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.machines import machine_named
 from tests.plan.published.compared import compare
 from tests.plan.published.fields import TRAITS

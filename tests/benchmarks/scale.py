@@ -27,8 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.benchmarks.sweep import make_stand_ins, sweep_text
 
 # A checkpoint of this step has a longer name than the one before.
@@ -79,7 +79,7 @@ def memory_of(case: Case, size: int) -> int:
 
 def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
     """The end of an attempt on rank 0: what every rank sends after a day, and the figures of all."""
-    from hpc_gpt.train.measurements import GpuSums, summarise
+    from hpc_gpt.trainer.train.measurements import GpuSums, summarise
 
     day = GpuSums(86_400, 97.5 * 86_400, 97.5**2 * 86_400, 1700.0 * 86_400, 640.0 * 86_400)
     messages = [pickle.dumps(day) for _ in range(ranks)]
@@ -93,8 +93,8 @@ def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
 
 def checkpoints(folder: Path, count: int) -> Callable[[], int]:
     """keep_last = 3 among so many, half of them with a longer name."""
-    from hpc_gpt.runs.checkpoints import checkpoint_folder_name
-    from hpc_gpt.runs.retention import Retention
+    from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name
+    from hpc_gpt.core.runs.retention import Retention
 
     steps = range(LONGER_NAME - count // 2, LONGER_NAME + count // 2)
     for step in steps:
@@ -112,7 +112,7 @@ def checkpoints(folder: Path, count: int) -> Callable[[], int]:
 
 def jobs(folder: Path, count: int) -> Callable[[], int]:
     """status of so many open jobs that the queue has forgotten, by an accounting that knows them, and of an array."""
-    from hpc_gpt.watch.status import _slurm_states
+    from hpc_gpt.launcher.watch.status import _slurm_states
 
     answers = {"squeue": "exit 0", "sacct": 'tr , "\\n" <<<"${@: -1}" | sed "s/$/|FAILED/"'}
     for name, line in answers.items():
@@ -154,7 +154,7 @@ def _log(folder: Path, kib: int) -> Path:
 
 def whole_log(folder: Path, kib: int) -> Callable[[], int]:
     """logs: all of it, thirty times, to where it costs nothing."""
-    from hpc_gpt.watch.logs import copy_tail
+    from hpc_gpt.launcher.watch.logs import copy_tail
 
     log = _log(folder, kib)
 
@@ -167,7 +167,7 @@ def whole_log(folder: Path, kib: int) -> Callable[[], int]:
 
 def tail_of_log(folder: Path, kib: int) -> Callable[[], int]:
     """logs --tail: the last hundred lines, a hundred times."""
-    from hpc_gpt.watch.logs import copy_tail
+    from hpc_gpt.launcher.watch.logs import copy_tail
 
     log = _log(folder, kib)
 
@@ -181,7 +181,7 @@ def tail_of_log(folder: Path, kib: int) -> Callable[[], int]:
 
 def last_step(folder: Path, sources: int) -> Callable[[], int]:
     """The last metrics of a mixture of so many sources, of a thousand lines."""
-    from hpc_gpt.runs.run_folder import Attempt
+    from hpc_gpt.core.runs.run_folder import Attempt
 
     line = json.dumps({"step": 7, "loss_eval_by": {f"source-{number}": 2.5 for number in range(sources)}}) + "\n"
     attempt = Attempt(folder)
@@ -216,7 +216,7 @@ def long_run(folder: Path, steps: int) -> RunFolder:
 
 def first_report(folder: Path, steps: int) -> Callable[[], int]:
     """report of a run of so many steps, the first time."""
-    from hpc_gpt.readers.runs.own_run import read_run
+    from hpc_gpt.reader.readers.runs.own_run import read_run
 
     run = long_run(folder, steps)
 
@@ -230,7 +230,7 @@ def first_report(folder: Path, steps: int) -> Callable[[], int]:
 
 def second_report(folder: Path, steps: int) -> Callable[[], int]:
     """report of it again, ten times."""
-    from hpc_gpt.readers.runs.own_run import read_run
+    from hpc_gpt.reader.readers.runs.own_run import read_run
 
     first_report(folder, steps)()
     (run,) = list_runs(folder / "logs")
@@ -246,7 +246,7 @@ def second_report(folder: Path, steps: int) -> Callable[[], int]:
 
 def why(folder: Path, steps: int) -> Callable[[], int]:
     """why of it, ten times, with nothing kept."""
-    from hpc_gpt.report.why import explain
+    from hpc_gpt.reader.report.why import explain
 
     run = long_run(folder, steps)
 
@@ -261,7 +261,7 @@ def why(folder: Path, steps: int) -> Callable[[], int]:
 
 def many_runs(folder: Path, count: int) -> Callable[[], int]:
     """report of a folder of so many runs that ended long ago, of 200 steps each, the first time."""
-    from hpc_gpt.report.gather import gather_paths
+    from hpc_gpt.reader.report.gather import gather_paths
 
     run = long_run(folder, 200)
     for path in run.path.rglob("*"):
@@ -287,7 +287,7 @@ def many_again(folder: Path, count: int) -> Callable[[], int]:
 
 def many_states(folder: Path, count: int) -> Callable[[], int]:
     """status --all of them."""
-    from hpc_gpt.watch.status import read_status
+    from hpc_gpt.launcher.watch.status import read_status
 
     many_runs(folder, count)
 
@@ -301,10 +301,10 @@ def many_states(folder: Path, count: int) -> Callable[[], int]:
 
 def preflight(folder: Path, nodes: int) -> Callable[[], int]:
     """The judge of a preflight of nodes of 8 ranks, in a layout with each axis, by what its ranks say."""
-    from hpc_gpt.preflight.nodes import Preflight
-    from hpc_gpt.preflight.transfers import plan_transfers
-    from hpc_gpt.preflight.verdict import encode
-    from hpc_gpt.settings.layout import Layout
+    from hpc_gpt.core.settings.layout import Layout
+    from hpc_gpt.trainer.preflight.nodes import Preflight
+    from hpc_gpt.trainer.preflight.transfers import plan_transfers
+    from hpc_gpt.trainer.preflight.verdict import encode
     from tests.preflight.test_nodes import new_run
 
     names, layout = [f"node{number:05}" for number in range(nodes)], Layout(8, 4, nodes // 4)
@@ -347,9 +347,9 @@ def preflight(folder: Path, nodes: int) -> Callable[[], int]:
 
 def plan(folder: Path, gpus: int) -> Callable[[], int]:
     """plan of a model on so many GPUs: all layouts that fit, and the best."""
-    from hpc_gpt.plan.question import Question
-    from hpc_gpt.plan.search import search
-    from hpc_gpt.settings.presets import preset
+    from hpc_gpt.core.settings.presets import preset
+    from hpc_gpt.launcher.plan.question import Question
+    from hpc_gpt.launcher.plan.search import search
     from tests.plan.machines import machine_named
 
     machine = machine_named("h100-80g", 8, "infiniband 8x400G")
@@ -370,9 +370,9 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
     from torch.distributed.checkpoint.storage import WriteResult
 
-    from hpc_gpt.train.checkpoints.rank_files import RankFiles
-    from hpc_gpt.train.checkpoints.sharded import KeptPlan, put_sharded
-    from hpc_gpt.train.ranks import Peers
+    from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+    from hpc_gpt.trainer.train.checkpoints.sharded import KeptPlan, put_sharded
+    from hpc_gpt.trainer.train.ranks import Peers
 
     names, sizes = [f"weights/blocks.{number}" for number in range(20)], torch.Size([8, 64])
 
@@ -423,8 +423,8 @@ def watch_of_a_hang(folder: Path, ranks: int) -> Callable[[], int]:
     """One look of a watch for hangs: the heartbeats of nodes of 8 ranks, one of which is late, and the verdict."""
     from dataclasses import replace
 
-    from hpc_gpt.runs.heartbeats import RankHeartbeat, line_of, read_heartbeats, write_heartbeat
-    from hpc_gpt.supervision.heartbeat import LastHeartbeat, judge_heartbeats
+    from hpc_gpt.core.runs.heartbeats import RankHeartbeat, line_of, read_heartbeats, write_heartbeat
+    from hpc_gpt.trainer.supervision.heartbeat import LastHeartbeat, judge_heartbeats
 
     any_rank = RankHeartbeat(
         0, "n", 4711, 9, 40, "training", 310.0, 300.0, 1e9, True, "all_reduce", "loop.py:96 in run"

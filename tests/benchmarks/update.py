@@ -17,12 +17,12 @@ from itertools import islice
 
 import torch
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.train.engines.master_weights import FlatMasters, MasterWeights, OnePassAdamW
-from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines.master_weights import FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 ROUNDS = 10
 BYTES = {"fused": 48, "compiled": 34}  # a parameter, read and written

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hpc_gpt.process import start_time
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli import group as every_verb
-from hpc_gpt.ends.failures import CLASSES, RETRY_WORDS
-from hpc_gpt.keys import Key, keys_of
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.engines import fast_text
-from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.tables import toml_value
+from hpc_gpt.core.ends.failures import CLASSES, RETRY_WORDS
+from hpc_gpt.core.keys import Key, keys_of
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.engines import fast_text
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.tables import toml_value
 
 WIDTH = 100
 END = "<!-- end -->"

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hpc_gpt.keys import keys_of
-from hpc_gpt.runs.record import Record
-from hpc_gpt.watch.status import RunStatus
+from hpc_gpt.core.keys import keys_of
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.launcher.watch.status import RunStatus
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, with_checkpoints

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.bench import measurement
 from hpc_gpt.cli.bench import signals_as_ctrl_c
-from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import logs_dir, read_json, read_json_lines
-from hpc_gpt.process import is_alive
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import logs_dir, read_json, read_json_lines
+from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.bench import measurement
 from tests.cli.command import hpc_gpt, in_process, said_of
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, metrics_line

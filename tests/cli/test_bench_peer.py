@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hpc_gpt.bench import bench_run
+from hpc_gpt.launcher.bench import bench_run
 from tests.bench.test_measurement import good
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.lineage import Parent, descend
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.tokenizer import CharTokenizer
+from hpc_gpt.core.runs.lineage import Parent, descend
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.tokens.tokenizer import CharTokenizer
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_checkpoints
 

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.launch.past_timings import PastTimings
-from hpc_gpt.launch.resumption import prepare_resumption, resume_run
-from hpc_gpt.launch.until import Until
-from hpc_gpt.watch import control
-from hpc_gpt.watch.control import cancel_run
+from hpc_gpt.core.errors import ConfigError, RunFolderError
+from hpc_gpt.launcher.launch.past_timings import PastTimings
+from hpc_gpt.launcher.launch.resumption import prepare_resumption, resume_run
+from hpc_gpt.launcher.launch.until import Until
+from hpc_gpt.launcher.watch import control
+from hpc_gpt.launcher.watch.control import cancel_run
 from tests.made_runs import NVME, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
 
 
@@ -69,7 +69,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 @pytest.mark.parametrize("again", [resume_run, resume_elsewhere])
 def test_a_run_whose_job_is_still_there_is_not_started_twice(monkeypatch, state, again):
     run = with_job(unsubmitted_run("generic-slurm"), "7")
-    monkeypatch.setattr("hpc_gpt.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
+    monkeypatch.setattr("hpc_gpt.launcher.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))
     with pytest.raises(RunFolderError, match=f"is {state.lower()}") as refusal:
         again(run)
     assert "cancel" in refusal.value.hint

@@ -25,7 +25,7 @@ for variables in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb", "NO_COLOR": ""}):
 PLAN = ("plan", "--model", "48b", "--gpus", "64", "--cluster", "jean-zay-v100-32g")
 CODE = re.compile(r"\x1b\[\d*m")
 # Work shows life from its first moment.
-AT_ONCE = "import sys; from hpc_gpt import terminal; terminal._LIFE_AFTER_S = 0.0; from hpc_gpt.cli import main; "
+AT_ONCE = "import sys; from hpc_gpt.core import terminal; terminal._LIFE_AFTER_S = 0.0; from hpc_gpt.cli import main; "
 
 
 def test_colours_are_for_few_things_and_never_the_only_sign():

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from hpc_gpt.files import logs_dir
+from hpc_gpt.core.files import logs_dir
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.made_runs import add_attempt, make_run, metrics_line
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_gpt.cli.requests import ask_verb as ask_named
-from hpc_gpt.process import start_time
-from hpc_gpt.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
-from hpc_gpt.runs.run_folder import IN_QUEUE, RunFolder
-from hpc_gpt.supervision.signals import Inbox
-from hpc_gpt.watch.control import ControlRequest, ask_runs, await_answer
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
+from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
+from hpc_gpt.trainer.supervision.signals import Inbox
 from tests.cli.command import hpc_gpt, in_process, without_slurm
 from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
 
@@ -54,7 +54,7 @@ def test_requests_at_once_are_several_and_none_is_overwritten(running):
 
 def test_rank_0_sees_a_save_once_and_a_stop_until_it_ends(running, monkeypatch):
     (attempt,) = running.attempts()
-    monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
+    monkeypatch.setattr("hpc_gpt.trainer.supervision.signals._LOOK_S", 0.0)
     inbox = Inbox(attempt)
     assert inbox.look() == frozenset()
     write_request(attempt, "save")
@@ -174,7 +174,7 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
             attempt.write_ended(end, "boom", 9)
 
     # The wait finds nothing when it first looks.
-    monkeypatch.setattr("hpc_gpt.watch.control.time", SimpleNamespace(monotonic=time.monotonic, sleep=happen))
+    monkeypatch.setattr("hpc_gpt.launcher.watch.control.time", SimpleNamespace(monotonic=time.monotonic, sleep=happen))
     assert await_answer(asked) == (happened, words)
 
 

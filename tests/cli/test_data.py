@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.tokens.token_file import open_tokens
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.tokens.run_data import ensure_data
+from hpc_gpt.trainer.tokens.token_file import open_tokens
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 
 TEXT = "a line of text, the same again and again\n" * 200

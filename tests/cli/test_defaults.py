@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch import submission
-from hpc_gpt.settings.experiment import Engine, Train
-from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.launcher.launch import submission
 from tests.cli.command import in_process, planned, profile_of, resolved_of
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
@@ -52,12 +52,12 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
     ],
 )
 def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, monkeypatch):
-    monkeypatch.setattr("hpc_gpt.runs.provenance.list_gpus", list)
+    monkeypatch.setattr("hpc_gpt.core.runs.provenance.list_gpus", list)
     done = in_process("render", *arguments)
     batch = resolved_of(done)["batch"]
     assert why in done.stderr.splitlines()[0]
     assert sizes is None or tuple(batch.values()) == sizes
-    monkeypatch.setattr("hpc_gpt.runs.provenance.list_gpus", lambda: [{"name": "NVIDIA H200"}])
+    monkeypatch.setattr("hpc_gpt.core.runs.provenance.list_gpus", lambda: [{"name": "NVIDIA H200"}])
     with_gpus = resolved_of(in_process("render", *arguments))["batch"]
     assert with_gpus == batch or (with_gpus["global_batch"] == 1024 and "local" in arguments)
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from hpc_gpt.cli.experiment_options import small_options
-from hpc_gpt.ends.bad_nodes import listed, note
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.smoke import fit_small
+from hpc_gpt.core.ends.bad_nodes import listed, note
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.smoke import fit_small
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.made_runs import unsubmitted_run
 

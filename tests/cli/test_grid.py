@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.core.runs.find_runs import list_runs
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.test_sweep import TABLE
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import write_new
-from hpc_gpt.settings.experiment_file import load_experiment
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import write_new
+from hpc_gpt.core.settings.experiment_file import load_experiment
 from tests.cli.command import error_of, in_process
 from tests.weights.test_folder import LLAMA, write_folder
 

@@ -39,7 +39,15 @@ def interrupted(module: str, words: list[str]) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(
-    "module", ["hpc_gpt.cli", "click", "hpc_gpt.errors", "hpc_gpt.output", "hpc_gpt.cli.plan", "hpc_gpt.plan.search"]
+    "module",
+    [
+        "hpc_gpt.cli",
+        "click",
+        "hpc_gpt.core.errors",
+        "hpc_gpt.core.output",
+        "hpc_gpt.cli.plan",
+        "hpc_gpt.launcher.plan.search",
+    ],
 )
 def test_while_the_program_imports_it_is_a_line(module):
     done = interrupted(module, PLAN)

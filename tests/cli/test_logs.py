@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import NoSuchRun, RunFolderError
-from hpc_gpt.watch import logs
-from hpc_gpt.watch.logs import follow_logs, log_path
-from hpc_gpt.watch.status import NO_ANSWER, PATIENCE, read_status
+from hpc_gpt.core.errors import NoSuchRun, RunFolderError
+from hpc_gpt.launcher.watch import logs
+from hpc_gpt.launcher.watch.logs import follow_logs, log_path
+from hpc_gpt.launcher.watch.status import NO_ANSWER, PATIENCE, read_status
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run
@@ -27,7 +27,7 @@ FOLLOW = """
 import os, sys, time
 from pathlib import Path
 from hpc_gpt import cli
-from hpc_gpt.watch import logs
+from hpc_gpt.launcher.watch import logs
 
 class Clock:
     monotonic = staticmethod(time.monotonic)

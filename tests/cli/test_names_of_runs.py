@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from hpc_gpt.bench.bench_run import make_folder
 from hpc_gpt.cli import VerbGroup, verbs
-from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.submission import check_submission
-from hpc_gpt.launch.sweep import queue_locally, write_sweep
-from hpc_gpt.runs.find_runs import Named
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.runs.find_runs import Named
+from hpc_gpt.launcher.bench.bench_run import make_folder
+from hpc_gpt.launcher.launch.submission import check_submission
+from hpc_gpt.launcher.launch.sweep import queue_locally, write_sweep
 from tests.cli.command import in_process
 from tests.made_runs import make_run, metrics_line, with_attempt
 from tests.runs.test_find import prepared

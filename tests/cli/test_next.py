@@ -26,10 +26,13 @@ RUN_BY = {
         "hpc-gpt status",
     ): "slurm/test_sweeps.py::test_equal_directives_are_one_array_and_status_is_one_line",
     ("cli/sweeping.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
-    ("watch/control.py", "hpc-gpt report"): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
+    (
+        "launcher/watch/control.py",
+        "hpc-gpt report",
+    ): "cli/test_next.py::test_what_a_sweep_and_a_wait_name_reports_their_runs",
     ("cli/bench.py", "hpc-gpt report"): "cli/test_bench.py::test_two_engines_in_two_rounds",
     (
-        "report/bench_table.py",
+        "reader/report/bench_table.py",
         "hpc-gpt plan",
     ): "local/test_race.py::test_its_end_names_what_calibrates_plan",
     ("cli/rehearse.py", "{}"): "cli/test_rehearse.py::test_a_whole_life_leaves_nothing_but_what_is_kept",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpc_gpt.cli import verbs
-from hpc_gpt.settings.experiment_file import read_experiment
+from hpc_gpt.core.settings.experiment_file import read_experiment
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run, with_attempt
@@ -160,6 +160,6 @@ def test_debug_adds_a_traceback_and_keeps_the_rest(words, code):
 
 
 def test_a_terminal_has_pythons_streams_and_loses_no_ctrl_c():
-    program = "import sys; from hpc_gpt.output import outlive_readers; outlive_readers()"
+    program = "import sys; from hpc_gpt.core.output import outlive_readers; outlive_readers()"
     program += "; print(sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)"
     assert on_a_terminal("-c", program) == (0, "True True\n")

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.files import config_dir
-from hpc_gpt.plan.machine import machine_of
-from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.files import config_dir
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.machine import machine_of
+from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.cli.command import error_of, in_process
 
 NAME = "a100-80g-8"

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import UserError
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import write_run
-from hpc_gpt.plan.prediction import plan_open, predict, search_layouts
-from hpc_gpt.plan.search import search
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.report.tables import as_block
-from hpc_gpt.runs.run_folder import PREDICTED, RunFolder
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import with_keys
-from hpc_gpt.settings.experiment_file import list_experiments, load_experiment, read_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import with_keys
+from hpc_gpt.core.settings.experiment_file import list_experiments, load_experiment, read_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.launch.submission import write_run
+from hpc_gpt.launcher.plan.prediction import plan_open, predict, search_layouts
+from hpc_gpt.launcher.plan.search import search
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.reader.report.tables import as_block
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line
 
@@ -386,8 +386,8 @@ def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches)
         asked.append(question)
         return search(question, *rest, **limits)
 
-    monkeypatch.setattr("hpc_gpt.plan.search.search", counted)
-    monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", math.inf)
+    monkeypatch.setattr("hpc_gpt.launcher.plan.search.search", counted)
+    monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", math.inf)
     in_process(*words, *XL, environment=without_slurm(tmp_path), code=0)
     assert len(asked) == searches
 
@@ -396,7 +396,7 @@ def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches)
 @pytest.mark.parametrize("cluster", ["a100-80g-8", "h100-80g-8", "jean-zay-v100-16g", "jean-zay-v100-32g"])
 @pytest.mark.parametrize("name", list_experiments())
 def test_the_search_of_all_layouts_chooses_what_is_open(monkeypatch, name, cluster):
-    monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", math.inf)
+    monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", math.inf)
     file, profile = read_experiment(name), load_profile(cluster)
     for left_open in ({}, dict.fromkeys(("layout.pp", "layout.tp", "layout.dp", "layout.micro_batches"))):
         for row in [row.name for row in file.rows or ()] or [None]:
@@ -508,5 +508,5 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
     ids=["tp and pp given", "render", "no time", "no device"],
 )
 def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
-    monkeypatch.setattr("hpc_gpt.plan.prediction._FASTER_S", limit_s)
+    monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", limit_s)
     assert "is predicted faster" not in in_process(*words, environment=without_slurm(tmp_path), code=0).stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, add_checkpoint, metrics_line, unsubmitted_run, with_attempt, with_checkpoints
 

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from hpc_gpt.cli import group, verbs
-from hpc_gpt.output import PROGRESS_S
+from hpc_gpt.core.output import PROGRESS_S
 from tests import marked
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.cli.schemas import FOLDER, TINY, faults, of_values, printed, with_kept
@@ -59,7 +59,7 @@ def test_stdout_is_one_object_and_stderr_lines_of_json(tmp_path):
 
 
 def test_a_verb_that_lasts_says_so(monkeypatch):
-    monkeypatch.setattr("hpc_gpt.output.PROGRESS_S", 0.001)
+    monkeypatch.setattr("hpc_gpt.core.output.PROGRESS_S", 0.001)
     done = in_process("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
     assert json.loads(done.stdout)["schema"] == 1
     said = [json.loads(line)["progress"] for line in done.stderr.splitlines() if line.startswith("{")]

@@ -8,8 +8,8 @@ import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.cli import rehearse
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.rehearsal import small_run
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.launcher.rehearsal import small_run
 from tests.cli.command import error_of, in_process, without_slurm
 from tests.terminal import on_a_terminal
 

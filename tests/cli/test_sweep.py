@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import array_script
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.settings.experiment_file import find_sweep
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.settings.experiment_file import find_sweep
+from hpc_gpt.launcher.launch.render import array_script
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.cli.schemas import TINY
 from tests.cli.test_completion import offered

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt import terminal
+from hpc_gpt.core import terminal
 from tests.cli.command import hpc_gpt
 from tests.terminal import on_a_terminal
 

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from hpc_gpt.engines import engines
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.settings.experiment import Engine
 from tests.cli.command import hpc_gpt, in_process
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.cli.experiment_options import PREFIX, option_name, variables_of
-from hpc_gpt.slurm.environment import OWN_VARIABLES
+from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 from tests.cli.command import error_of, in_process, resolved_of
 from tests.conftest import REPOSITORY
 

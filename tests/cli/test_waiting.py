@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import JobRefused, SlurmUnreachable
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.slurm.clients import cancel_job
+from hpc_gpt.core.errors import JobRefused, SlurmUnreachable
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.slurm.clients import cancel_job
 from tests.made_runs import unsubmitted_run, with_job
 
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
@@ -25,7 +25,7 @@ case "$*" in --signal*) ;; *) [ -n "$SLOW" ] || echo '7|CANCELLED|None' >"${0%/*
 """
 WAIT = (
     "import sys; from pathlib import Path; "
-    "from hpc_gpt.watch import control; from hpc_gpt.runs.run_folder import RunFolder; "
+    "from hpc_gpt.launcher.watch import control; from hpc_gpt.core.runs.run_folder import RunFolder; "
     "control.SLURM_POLL_S = 0.1; control.wait_for(RunFolder(Path(sys.argv[1])))"
 )
 
@@ -98,7 +98,7 @@ def test_what_scancel_says_is_passed_on(clients, monkeypatch, save):
 
 
 def test_a_run_of_which_slurm_says_nothing_is_not_over(run, monkeypatch):
-    from hpc_gpt.watch import status
+    from hpc_gpt.launcher.watch import status
 
     monkeypatch.setattr(status, "_slurm_states", lambda *_: (None, "gone"))
     assert not status.read_status([run])[0].is_over

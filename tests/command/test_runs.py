@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.files import read_json
-from hpc_gpt.process import is_alive
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.around import around, events_of, named
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes

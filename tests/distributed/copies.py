@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hpc_gpt.model.tensor_parallel import full_name, split_of, tile_of
+from hpc_gpt.trainer.model.tensor_parallel import full_name, split_of, tile_of
 
 Place = tuple[int, ...]
 

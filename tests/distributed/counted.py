@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.train.engines.optimizer import owned
-from hpc_gpt.train.engines.protocol import TorchEngine
+from hpc_gpt.trainer.train.engines.optimizer import owned
+from hpc_gpt.trainer.train.engines.protocol import TorchEngine
 
 
 def count_parameters(engine: Any) -> int:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.gpt import Block
-from hpc_gpt.model.techniques import ActivationOffload
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
-from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.trainer.model.gpt import Block
+from hpc_gpt.trainer.model.techniques import ActivationOffload
+from hpc_gpt.trainer.train.engines.deepspeed_3d import Deepspeed3D
+from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.groups import finish, meet

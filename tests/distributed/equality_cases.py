@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.facts import RECOMPUTES
-from hpc_gpt.model.context_parallel import WHOLE, SequencePart
-from hpc_gpt.model.documents import Boundaries, MicroBatch
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import (
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.facts import RECOMPUTES
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import (
     Data,
     Dtype,
     Engine,
@@ -25,9 +23,11 @@ from hpc_gpt.settings.experiment import (
     RopeScaling,
     Train,
 )
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
+from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch
 from tests import ALL_TESTS
 
 STEPS = 6 if ALL_TESTS else 4  # two of warm-up, the rest of decay

@@ -11,10 +11,10 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
-from hpc_gpt.engines import engines
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
 from tests.distributed.all_pairs import Combination, Pair, Space, cover, judge_pairs
 from tests.distributed.equality_cases import CLIP, CONTEXT, LAYERS, NAMED, Case
 

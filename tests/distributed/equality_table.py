@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from hpc_gpt.engines import engines
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import (
     BF16,

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.protocol import build_engine, module_of
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines.protocol import build_engine, module_of
 from tests.distributed.copies import digest
 from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines import protocol
-from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines import protocol
+from hpc_gpt.trainer.train.engines.deepspeed_setup import import_deepspeed
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import CLIP, VOCAB, Case, micro_batches, zero
 from tests.distributed.equality_worker import saved_weights

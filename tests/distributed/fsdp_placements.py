@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import Split, full_name, split_of
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
 from tests.distributed.equality_cases import micro_batches
 
 

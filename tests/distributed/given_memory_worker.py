@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hpc_gpt.model.initial_weights import GivenWeights
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero, fsdp
-from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.train.engines import deepspeed_engine, deepspeed_zero, fsdp
+from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import Case
 from tests.distributed.groups import finish, in_turn
 

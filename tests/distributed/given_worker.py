@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import CLIP, MODELS, Case, micro_batches, zero
 from tests.distributed.equality_worker import saved_weights

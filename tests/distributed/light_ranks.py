@@ -19,11 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpc_gpt.errors import UserError
-from hpc_gpt.network import check_open_files
-from hpc_gpt.process import raise_file_limit
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.supervision.meeting import RankIdentity
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.network import check_open_files
+from hpc_gpt.core.process import raise_file_limit
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.trainer.supervision.meeting import RankIdentity
 
 PATIENCE_S = 300.0
 LIMIT_S = 60
@@ -33,7 +33,7 @@ def run_rank(rank: int, size: int, folder: Path, steps: int) -> None:
     """One rank, to its end; rank 0 writes what all have found to the folder."""
     import torch
 
-    from hpc_gpt.train.ranks import Agreement, Ranks, StepReport
+    from hpc_gpt.trainer.train.ranks import Agreement, Ranks, StepReport
 
     raise_file_limit()
     began = time.monotonic()
@@ -84,7 +84,7 @@ def main() -> None:
     os.environ.pop("MASTER_PORT", None)
     # torch asks for the name of each address; a name server that is asked a thousand times at once leaves some out.
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1 use-vc"
-    __import__("hpc_gpt.train.ranks")
+    __import__("hpc_gpt.trainer.train.ranks")
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory() as name:

@@ -1,7 +1,7 @@
 """The reference of products in FP8: one process, in which linear layers quantise the shards that ranks have.
 
 The model is ours, so that all but these products is the same to the bit: another one's last digits of bf16 would be
-rounded to other numbers of 8 bits. The products take nothing from `hpc_gpt.model.fp8`: an operand is rounded to 8 bits
+rounded to other numbers of 8 bits. The products take nothing from `model.fp8`: an operand is rounded to 8 bits
 and back, and multiplied in fp32.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.model.context_parallel import SequencePart
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.schedule import learning_rate
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import learning_rate
+from hpc_gpt.trainer.model.context_parallel import SequencePart
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.tensor_parallel import full_name
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
 from tests.distributed.plain_gpt import PlainRun
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.weights.config import config_of
-from hpc_gpt.weights.names import parts_of, to_hf
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.config import config_of
+from hpc_gpt.core.weights.names import parts_of, to_hf
 
 
 class PlainBlock(nn.Module):

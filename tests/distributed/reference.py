@@ -5,11 +5,11 @@ from functools import cache
 
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.tensor_parallel import full_name
 from tests.distributed.equality_cases import EVALUATION, STEPS, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.trainer.train.checkpoints.rank_files import HostCopies, RankFiles
+from hpc_gpt.trainer.train.ranks import Ranks
 
 
 class _Everyone(Ranks):

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from hpc_gpt.model.tensor_parallel import Split, TensorParallel
-from hpc_gpt.model.vocab_loss import VocabParallelLoss
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.train.engines.deepspeed_3d import Deepspeed3D
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
+from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
+from hpc_gpt.trainer.train.engines.deepspeed_3d import Deepspeed3D
 from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
 from tests.distributed.save_now import save_now
 from tests.distributed.trainings import SAVED, Figures, build, complaint, new_folder, resume, train

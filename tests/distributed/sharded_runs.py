@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.master_weights import FlatMasters
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines.master_weights import FlatMasters
 from tests import ALL_TESTS, T, marked
 from tests.distributed.counted import count_parameters
 from tests.distributed.equality_cases import CLIP, EVALUATION, STEPS, Case, micro_batches

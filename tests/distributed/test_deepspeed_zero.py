@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.train.engines.protocol import module_of
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.trainer.train.engines.protocol import module_of
 from tests import ALL_TESTS, marked
 from tests.distributed.reference import reference
 from tests.distributed.trainings import SAVED

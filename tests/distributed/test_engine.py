@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.core.settings.layout import Layout
 from tests import marked
 from tests.distributed.equality_cases import CLIP, STEPS, Case
 from tests.distributed.reference import reference

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.settings.layout import Layout
+from hpc_gpt.core.settings.layout import Layout
 from tests.distributed.all_pairs import pairs_of
 from tests.distributed.equality_cases import BROKEN, CONTEXT, NAMED, RECOMPUTE, STEPS, TABLE, Case, plainer
 from tests.distributed.equality_factors import (

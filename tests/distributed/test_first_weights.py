@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.weights.tensors import write_hf
 from tests import marked
 from tests.distributed.equality_cases import Case
 from tests.distributed.first_weights_worker import ALL_CASES, DP, GIVEN_SEED, SHORT, expected, name_of, stored

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.weights.config import config_of
-from hpc_gpt.weights.folder import POSITIONS
-from hpc_gpt.weights.names import parts_of, size_of
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.config import config_of
+from hpc_gpt.core.weights.folder import POSITIONS
+from hpc_gpt.core.weights.names import parts_of, size_of
+from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.gpt import Gpt
 from tests import marked
 from tests.distributed import given_memory_worker as memory
 from tests.distributed.equality_cases import EVALUATION, MODELS, whole_batch

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.network import files_of_first
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.network import files_of_first
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt, unsubmitted_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def test_doctor_says_so_of_this_machine_and_doubts_a_clusters(cluster: str, leve
 
 def chain_before(run: RunFolder, limit: str) -> str:
     attempt = add_attempt(run, [], None, job_id="7")
-    done = python_with(limit, "hpc_gpt.chain.before", run.path, attempt.number, 1, "")
+    done = python_with(limit, "hpc_gpt.launcher.chain.before", run.path, attempt.number, 1, "")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.train.checkpoints import sharded
-from hpc_gpt.train.engines.protocol import module_of
+from hpc_gpt.trainer.train.checkpoints import sharded
+from hpc_gpt.trainer.train.engines.protocol import module_of
 from tests import marked
 from tests.distributed.equality_cases import CLIP, STEPS
 from tests.distributed.reference import reference

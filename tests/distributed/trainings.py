@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.errors import CheckpointError
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import STEPS, micro_batches
 from tests.distributed.save_now import save_now
 

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from hpc_gpt.engines.base import ds_config
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines import deepspeed_engine, deepspeed_zero
+from hpc_gpt.core.engines.base import ds_config
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines import deepspeed_engine, deepspeed_zero
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import CLIP, STEPS, Case
 from tests.distributed.groups import finish, in_turn

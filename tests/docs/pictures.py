@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hpc_gpt.readers.runs import RunRead, add_figures
-from hpc_gpt.report.page import write_page
-from hpc_gpt.report.published_tables import sweep_lines
+from hpc_gpt.reader.readers.runs import RunRead, add_figures
+from hpc_gpt.reader.report.page import write_page
+from hpc_gpt.reader.report.published_tables import sweep_lines
 from tests.report.page.chromium import Chromium
 from tests.terminal import on_a_terminal
 

@@ -11,9 +11,9 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.files import logs_dir
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.weights.config import config_of
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.weights.config import config_of
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.docs.pages import blocks, shown

@@ -9,15 +9,16 @@ from typing import get_args
 
 import pytest
 
-from hpc_gpt import __version__, cli, errors
+from hpc_gpt import __version__, cli
 from hpc_gpt.cli.experiment_options import PREFIX, variables_of
-from hpc_gpt.engines import engines
-from hpc_gpt.readers.steps import SLOW_STEP
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Engine, Matmul, Model, Train
-from hpc_gpt.settings.experiment_file import find_sweep, load_experiment
-from hpc_gpt.settings.presets import PRESETS
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core import errors
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Engine, Matmul, Model, Train
+from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
+from hpc_gpt.core.settings.presets import PRESETS
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.reader.readers.steps import SLOW_STEP
 from tests.cli.document import END, document, mark_of
 from tests.cli.document import PAGES as GENERATED
 from tests.cli.test_variables import options_of

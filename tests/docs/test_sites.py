@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.local.gpus import needed, take_for, waiting
-from hpc_gpt.process import start_time
-from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.launcher.launch.local.gpus import needed, take_for, waiting
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.docs.pages import blocks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.doctor.checks import check_gpus_here, check_signals
+from hpc_gpt.launcher.doctor.checks import check_gpus_here, check_signals
 from tests.launch.test_render import resolved_demo
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from hpc_gpt.doctor import site
-from hpc_gpt.doctor.site import (
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.launcher.doctor import site
+from hpc_gpt.launcher.doctor.site import (
     NodeKind,
     Site,
     SlurmPartition,
@@ -14,8 +16,6 @@ from hpc_gpt.doctor.site import (
     lines_to_fill_in,
     profile_text,
 )
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.cluster import load_profile
 from tests.cli.command import in_process
 
 A100 = NodeKind(8, "a100", 128, 1031000, ("a100", "a100_80gb", "ib"))

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.bad_nodes import forgive, left_out, listed, note
-from hpc_gpt.files import state_dir
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.bad_nodes import forgive, left_out, listed, note
+from hpc_gpt.core.files import state_dir
 
 
 def files(cluster="site"):

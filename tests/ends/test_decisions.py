@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.decisions import ShownJob, read_history
-from hpc_gpt.ends.judge import gpu_hours
-from hpc_gpt.ends.may_start import SlurmStates, may_start, read_slurm
-from hpc_gpt.ends.may_start import main as ask_to_start
-from hpc_gpt.ends.run_state import retry_note
-from hpc_gpt.ends.what_next import decide_next, end_left_over, end_script, left_over
-from hpc_gpt.files import replace_whole
-from hpc_gpt.launch.local import by_hand
-from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.runs import lock
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.watch import status
-from hpc_gpt.watch.status import read_status
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.decisions import ShownJob, read_history
+from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.may_start import SlurmStates, may_start, read_slurm
+from hpc_gpt.core.ends.may_start import main as ask_to_start
+from hpc_gpt.core.ends.run_state import retry_note
+from hpc_gpt.core.ends.what_next import decide_next, end_left_over, end_script, left_over
+from hpc_gpt.core.files import replace_whole
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.launcher.launch.local import by_hand
+from hpc_gpt.launcher.watch import status
+from hpc_gpt.launcher.watch.status import read_status
+from hpc_gpt.reader.readers.attempt_cause import read_cause
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.train.filling import fill
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script, end_of_exit_0
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.ends.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script, end_of_exit_0
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt
 
 AT = 1_700_000_000.0

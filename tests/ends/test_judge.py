@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.failures import LONGEST_PAUSE_S, RETRIES
-from hpc_gpt.ends.judge import EndedAttempt, Rules, gpu_hours, is_too_much, judge, without_progress
+from hpc_gpt.core.ends.failures import LONGEST_PAUSE_S, RETRIES
+from hpc_gpt.core.ends.judge import EndedAttempt, Rules, gpu_hours, is_too_much, judge, without_progress
 
 RULES = Rules(retry_pause_s=30)
 ENDS = sorted(set(RETRIES) - {"refused"})

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hpc_gpt.ends import bad_nodes
-from hpc_gpt.ends.decisions import ShownJob
-from hpc_gpt.ends.what_next import decide_next
-from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.decisions import ShownJob
+from hpc_gpt.core.ends.what_next import decide_next
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.reader.readers.attempt_cause import read_cause
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.decisions import read_history
-from hpc_gpt.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
-from hpc_gpt.ends.may_start import SlurmStates, may_start
-from hpc_gpt.ends.run_state import SILENT_S
-from hpc_gpt.ends.state import (
+from hpc_gpt.core.ends.decisions import read_history
+from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
+from hpc_gpt.core.ends.may_start import SlurmStates, may_start
+from hpc_gpt.core.ends.run_state import SILENT_S
+from hpc_gpt.core.ends.state import (
     SLURM_STATES,
     Facts,
     class_of,
@@ -29,12 +29,12 @@ from hpc_gpt.ends.state import (
     slurm_state,
     state_of,
 )
-from hpc_gpt.process import start_time
-from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import IN_QUEUE, Attempt, RunFolder
-from hpc_gpt.watch import status
-from hpc_gpt.watch.status import NO_ANSWER, read_status
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
+from hpc_gpt.launcher.watch import status
+from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status
+from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt, with_job
 
 JOB = "7"

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.engines.command import BRACES, PATTERN_GROUPS, check_command
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, unit
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.program_text import fill, fill_line
-from hpc_gpt.settings.resolve import experiment_of, resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.sized import known_batch, known_shape, shown_layout
+from hpc_gpt.core.engines.command import BRACES, PATTERN_GROUPS, check_command
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.program_text import fill, fill_line
+from hpc_gpt.core.settings.resolve import experiment_of, resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import known_batch, known_shape, shown_layout
+from hpc_gpt.reader.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS, unit
 
 PROFILE = ClusterProfile("test", gpus_per_node=4)
 SOUND = Command(

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpc_gpt
-from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.facts import RECOMPUTES, EngineFacts
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.keys import choices_of, names_of
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.services import ENGINE_NAMES
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.facts import RECOMPUTES, EngineFacts
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.keys import choices_of, names_of
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.services import ENGINE_NAMES
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import OFFLOADS, trainings
 from tests.plan.published.programs import PROGRAMS

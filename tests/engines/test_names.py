@@ -8,7 +8,7 @@ import jinja2
 import pytest
 from jinja2 import nodes
 
-from hpc_gpt.engines import engines
+from hpc_gpt.core.engines import engines
 from tests.conftest import REPOSITORY
 from tests.test_imports import MODULES
 

@@ -11,8 +11,8 @@ from tests.mutations.copies import copy_tree
 SEVENTH = Path(__file__).parent / "seventh"
 # Where each goes.
 FILES = {
-    "plain_torch_facts.py": "hpc_gpt/engines/plain_torch.py",
-    "plain_torch_trainer.py": "hpc_gpt/train/engines/plain_torch.py",
+    "plain_torch_facts.py": "hpc_gpt/core/engines/plain_torch.py",
+    "plain_torch_trainer.py": "hpc_gpt/trainer/train/engines/plain_torch.py",
     "plain_torch_tests.py": "tests/engines/test_plain_torch.py",
 }
 # The equality table's cases of every engine, in `make test-all`: fp32 equals one plain process, bf16 is near, what is

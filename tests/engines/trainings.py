@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
 
 SMALL = ModelShape(hidden=2048, layers=24, heads=16, vocab=50304, seq=2048)
 LLAMA = ModelShape(

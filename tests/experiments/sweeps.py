@@ -1,10 +1,10 @@
 """The sources' sweeps and their rows, resolved as a cluster would have them."""
 
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import ExperimentFile, find_sweep, load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.sweep_rows import SweepRow
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, find_sweep, load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sweep_rows import SweepRow
 
 # Rows of each folder: as many as its published tables have, and those that the source names without a figure.
 COUNTS = {

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.errors import LayoutError
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Experiment
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment
-from hpc_gpt.settings.model_shape import architecture_of
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.tables import merge_tables
-from hpc_gpt.typed_tables import check_tables
+from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment
+from hpc_gpt.core.settings.model_shape import architecture_of
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.tables import merge_tables
+from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.launcher.launch.render import render_script
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.golden.test_scripts import SCRIPTS
 
 SUMS = Path(__file__).with_name("kept_lines.txt")
-_RANKS = re.compile(r"^  run_ranks srun .*?-m hpc_gpt\.train$", re.MULTILINE | re.DOTALL)
+_RANKS = re.compile(r"^  run_ranks srun .*?-m hpc_gpt\.trainer\.train$", re.MULTILINE | re.DOTALL)
 
 
 def kept_lines(name: str) -> str:

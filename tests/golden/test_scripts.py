@@ -21,14 +21,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import array_script, render_after_job, render_job_script, render_script
-from hpc_gpt.runs.after_jobs import AfterJob
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import Container, list_profiles, load_profile
-from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.services import After, Notify, Track
+from hpc_gpt.core.runs.after_jobs import AfterJob
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import Container, list_profiles, load_profile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
+from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.services import After, Notify, Track
+from hpc_gpt.launcher.launch.render import array_script, render_after_job, render_job_script, render_script
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
 APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))
@@ -231,7 +231,7 @@ def test_it_can_be_reviewed(name):
     script = SCRIPTS[name]().partition("\n# === the script")[0]
     above, below = script.split("\n# === ")
     assert len(above.splitlines()) < 100
-    assert "hpc_gpt.train" in above
+    assert "hpc_gpt.trainer.train" in above
     functions, settings = below.split("\n# --- settings")
     for function in re.findall(r"^(\w+)\(\) [{(]", functions, re.MULTILINE):
         named = len(re.findall(rf"\b{function}\b", above + functions))

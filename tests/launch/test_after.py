@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError, JobRefused
-from hpc_gpt.launch.after import CheckpointFollower, ProcessQueue
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.after_jobs import AfterJob, after_table, held_steps, list_after
-from hpc_gpt.runs.retention import Retention
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.errors import ConfigError, JobRefused
+from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
+from hpc_gpt.core.runs.retention import Retention
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.after import CheckpointFollower, ProcessQueue
+from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.train.filling import fill
@@ -196,7 +196,7 @@ def test_a_fault_of_its_own_is_not_taken_for_the_trainings(tmp_path):
     attempt = add_attempt(run, [])
     attempt.ranks_ended.touch()
     (run.path / "after").write_text("no folder")
-    command = [sys.executable, "-m", "hpc_gpt.launch.after", str(run.path), str(attempt.number)]
+    command = [sys.executable, "-m", "hpc_gpt.launcher.launch.after", str(run.path), str(attempt.number)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"after: cannot use \S+/after: File exists; the run goes on without it\n", done.stderr)
 
@@ -278,7 +278,7 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
     (run.path / "after" / "step-1" / "job.sh").write_text(f"echo >{run.path}/ran\n")
     with_checkpoints(run, 1, 2)
     filler = fill(small_disk)
-    command = [sys.executable, "-m", "hpc_gpt.launch.after", str(run.path), str(attempt.number)]
+    command = [sys.executable, "-m", "hpc_gpt.launcher.launch.after", str(run.path), str(attempt.number)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch import submission
-from hpc_gpt.launch.resumption import check_resumption
-from hpc_gpt.launch.submission import SubmittedRun
-from hpc_gpt.runs.find_runs import find_run
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.tokens.run_data import data_path, ensure_data, located
+from hpc_gpt.core.runs.find_runs import find_run
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.launch import submission
+from hpc_gpt.launcher.launch.resumption import check_resumption
+from hpc_gpt.launcher.launch.submission import SubmittedRun
+from hpc_gpt.trainer.tokens.build import build_tokens
+from hpc_gpt.trainer.tokens.run_data import data_path, ensure_data, located
 from tests.cli.command import error_of, in_process
 
 TEXT = "some words to make tokens of, and some more of them; " * 400

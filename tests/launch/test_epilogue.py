@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.ends import what_next as after
-from hpc_gpt.ends.end_policy import end_by_script
-from hpc_gpt.ends.exit_status import explain_srun
-from hpc_gpt.ends.run_state import read_run_state, retry_note
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.ends import what_next as after
+from hpc_gpt.core.ends.end_policy import end_by_script
+from hpc_gpt.core.ends.exit_status import explain_srun
+from hpc_gpt.core.ends.run_state import read_run_state, retry_note
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.reader.readers.attempt_cause import read_cause
 
 SCONTROL = """#!/bin/bash
 echo "scontrol $*" >>"$CALLS"

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.forecast import (
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.words import counted, show_duration
+from hpc_gpt.launcher.launch.forecast import (
     LEAVE_S,
     ChainLength,
     ForecastFacts,
@@ -19,12 +24,7 @@ from hpc_gpt.launch.forecast import (
     steps_of_job,
     time_limit_text,
 )
-from hpc_gpt.launch.past_timings import MeasuredRun
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.words import counted, show_duration
+from hpc_gpt.launcher.launch.past_timings import MeasuredRun
 
 SECONDS = st.floats(0, 500, allow_nan=False)
 PACES = st.builds(

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
 from tests.train.filling import fill
 
 PYTHON = """#!/bin/bash
 case "$2" in
-hpc_gpt.ends.notify) exit 1 ;;
+hpc_gpt.core.ends.notify) exit 1 ;;
 *) echo "hpc-gpt-next $ANSWER" ;;
 esac
 """

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.launch.limits import Asked, Limit, limits_met
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.network import files_of_first
-from hpc_gpt.runs.disk_space import free_files
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.network import files_of_first
+from hpc_gpt.core.runs.disk_space import free_files
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.limits import Asked, Limit, limits_met
+from hpc_gpt.launcher.launch.render import render_script
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.launch.past_timings import PastTimings, measure_run
-from hpc_gpt.runs.disk_space import checkpoint_bytes, space_needed_gib
-from hpc_gpt.settings.resolved import speed_hash
+from hpc_gpt.core.runs.disk_space import checkpoint_bytes, space_needed_gib
+from hpc_gpt.core.settings.resolved import speed_hash
+from hpc_gpt.launcher.launch.past_timings import PastTimings, measure_run
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 

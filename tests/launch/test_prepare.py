@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch import prepare as preparing
-from hpc_gpt.launch.prepare import finish, lengthen, load_row, prepare
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.request import Request, ScriptRequest
-from hpc_gpt.launch.until import Until
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import cut_warmup, load_experiment, read_experiment
-from hpc_gpt.settings.layout import Batch
-from hpc_gpt.settings.resolve import experiment_of, resolve
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import cut_warmup, load_experiment, read_experiment
+from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.core.settings.resolve import experiment_of, resolve
+from hpc_gpt.launcher.launch import prepare as preparing
+from hpc_gpt.launcher.launch.prepare import finish, lengthen, load_row, prepare
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.request import Request, ScriptRequest
+from hpc_gpt.launcher.launch.until import Until
 
 # Where a request becomes a run.
 SOURCES = [path for name in ("bench", "cli", "launch", "rehearsal")

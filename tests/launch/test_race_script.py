@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.launcher.launch.render import render_script
 
 EXPERIMENT = Experiment(
     model=Model("gpt2"), engine=Engine("ddp"), layout=LayoutRequest(gpus=4, micro_batch=1, micro_batches=1)

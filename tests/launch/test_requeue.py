@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from hpc_gpt.settings.cluster import Chain
-from hpc_gpt.slurm.requeue import REQUEUES
+from hpc_gpt.core.settings.cluster import Chain
+from hpc_gpt.core.slurm.requeue import REQUEUES
 from tests.conftest import REPOSITORY
 
 TEMPLATES = REPOSITORY / "templates" / "slurm" / "requeue"

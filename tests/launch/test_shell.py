@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.shell import _contained
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import Container, load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import Container, load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.launch.shell import _contained
 
 
 @pytest.mark.parametrize("mounts", [(), ("/scratch:/scratch", "/a b:/c")])

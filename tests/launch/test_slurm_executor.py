@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import JobRefused
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.slurm import executor as slurm_executor
-from hpc_gpt.slurm.clients import Answer
+from hpc_gpt.core.errors import JobRefused
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.slurm import executor as slurm_executor
+from hpc_gpt.core.slurm.clients import Answer
 from tests.made_runs import unsubmitted_run
 
 REFUSAL = Answer(1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit")

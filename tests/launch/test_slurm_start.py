@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.slurm.start_check import _Node, _too_many
+from hpc_gpt.core.slurm.start_check import _Node, _too_many
 from tests.launch.test_render import resolved_demo
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.provenance import stage_sum
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.runs.provenance import stage_sum
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.launcher.launch.render import render_script
 from tests.cli.command import in_process
 from tests.staged import make_archive
 from tests.train.filling import fill

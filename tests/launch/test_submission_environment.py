@@ -1,6 +1,6 @@
 """What a submission passes on of the shell it was typed in."""
 
-from hpc_gpt.slurm.environment import leaked_variables, submission_environment
+from hpc_gpt.core.slurm.environment import leaked_variables, submission_environment
 
 SHELL = {
     "PATH": "/bin", "HF_TOKEN": "secret", "SLURM_CONF": "/etc/slurm.conf", "HPC_GPT_LOGS": "/logs",

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError, JobRefused, SlurmUnreachable
-from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.render import array_script, render_script
-from hpc_gpt.launch.submission import check_submission, faults_of_rows
-from hpc_gpt.launch.sweep import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.slurm.directives import script_directives
+from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.slurm.directives import script_directives
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.render import array_script, render_script
+from hpc_gpt.launcher.launch.submission import check_submission, faults_of_rows
+from hpc_gpt.launcher.launch.sweep import SubmittedSweep, group_alike, plan_jobs, queue_sweep, write_sweep
 
 
 def prepared(row: str, time: str, cluster: str = "generic-slurm") -> PreparedRun:
@@ -47,9 +47,9 @@ class Sbatch:
         self.taken: list[tuple[list[str], int | None]] = []
         self.after: list[str | None] = []
         self.count = 0
-        monkeypatch.setattr("hpc_gpt.slurm.executor.submit_array", self.array)
-        monkeypatch.setattr("hpc_gpt.launch.sweep.start_run", self.single)
-        monkeypatch.setattr("hpc_gpt.launch.sweep.check_start", lambda resolved, script: "")
+        monkeypatch.setattr("hpc_gpt.core.slurm.executor.submit_array", self.array)
+        monkeypatch.setattr("hpc_gpt.launcher.launch.sweep.start_run", self.single)
+        monkeypatch.setattr("hpc_gpt.launcher.launch.sweep.check_start", lambda resolved, script: "")
 
     def array(self, folder: Any, resolved: Any, runs: Any, at_once: int | None, after: str | None) -> str:
         self.after.append(after)

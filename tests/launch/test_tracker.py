@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.local.beside import BesideRanks, end_beside
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.tracker import check_tracker
-from hpc_gpt.settings.cluster import Container, load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import Container, load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.local.beside import BesideRanks, end_beside
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.launch.tracker import check_tracker
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
@@ -44,7 +44,7 @@ def tracker(tmp_path, monkeypatch):
         monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         run = make_run(tmp_path / "logs", track__wandb="gpt")
         attempt = add_attempt(run, [metrics_line(1)], ended=None)
-        tracker = BesideRanks("track", "hpc_gpt.report.track", run, attempt)
+        tracker = BesideRanks("track", "hpc_gpt.reader.report.track", run, attempt)
         until = time.monotonic() + 120
         while not (tmp_path / "asked").exists():
             assert time.monotonic() < until

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.past_timings import MeasuredRun
-from hpc_gpt.launch.until import Until, length_settings, parse_until, short_of_time
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.layout import Batch
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.launch.past_timings import MeasuredRun
+from hpc_gpt.launcher.launch.until import Until, length_settings, parse_until, short_of_time
 from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
 

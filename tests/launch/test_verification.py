@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import experiments_dir
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.verification import MEANS, verify_run
-from hpc_gpt.runs.provenance import STAGE_KEY, collect, stage_sum
-from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.runs.snapshot import take_snapshot, unpack_code
-from hpc_gpt.runs.unpack import CODE_ARCHIVE, CODE_KEY
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.files import experiments_dir
+from hpc_gpt.core.runs.provenance import STAGE_KEY, collect, stage_sum
+from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.runs.snapshot import take_snapshot, unpack_code
+from hpc_gpt.core.runs.unpack import CODE_ARCHIVE, CODE_KEY
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.launch.verification import MEANS, verify_run
 from tests.cli.command import hpc_gpt, in_process
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.ends.failures import LIVE
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.watch.control import cancel_run
-from hpc_gpt.watch.status import RunStatus, read_status
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.watch.control import cancel_run
+from hpc_gpt.launcher.watch.status import RunStatus, read_status
 from tests.cli.command import hpc_gpt
 
 # Two ranks of the demo's model on random tokens: nothing to build, a few seconds to start.

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
 
 
 def start(tmp_path: Path, inside: Path) -> subprocess.CompletedProcess[str]:

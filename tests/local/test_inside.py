@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from hpc_gpt.files import read_text, templates_dir
-from hpc_gpt.runs.heartbeats import GpuFigures, read_heartbeats
+from hpc_gpt.core.files import read_text, templates_dir
+from hpc_gpt.core.runs.heartbeats import GpuFigures, read_heartbeats
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import SMALL, newest, status_of, wait_until
 from tests.supervision.nvml import nvml_environment

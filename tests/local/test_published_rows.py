@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from hpc_gpt.files import read_json_lines
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.report.published_tables import only_sweep, sweep_lines
+from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.reader.report.published_tables import only_sweep, sweep_lines
 from tests import marked
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import newest

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import read_json_lines
-from hpc_gpt.launch.local.gpus import waiting
-from hpc_gpt.process import is_alive
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.launch.local.gpus import waiting
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
 

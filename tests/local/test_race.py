@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.files import config_dir, logs_dir
-from hpc_gpt.runs.race import read_visits
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import config_dir, logs_dir
+from hpc_gpt.core.runs.race import read_visits
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.command.mine import PROGRAMS
 from tests.local.conftest import newest

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from hpc_gpt.files import read_json_lines
-from hpc_gpt.launch.resumption import check_not_live
-from hpc_gpt.runs import lock
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.launch.resumption import check_not_live
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import SMALL, ended, newest, wait_until
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import SMALL, ended, newest, wait_until
 from tests.staged import make_archive

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.files import read_json
-from hpc_gpt.launch.local.controller import RunController
-from hpc_gpt.launch.local.queue import start_here
-from hpc_gpt.process import is_alive
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.watch.status import read_status
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.launcher.launch.local.controller import RunController
+from hpc_gpt.launcher.launch.local.queue import start_here
+from hpc_gpt.launcher.watch.status import read_status
 from tests.around import events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
@@ -151,13 +151,13 @@ def test_a_ctrl_c_at_the_start_leaves_a_run_to_be_cancelled(monkeypatch):
 
     class Interrupted(subprocess.Popen):
         def __init__(self, line, **options):
-            is_controller = "hpc_gpt.launch.local.queue" in line
+            is_controller = "hpc_gpt.launcher.launch.local.queue" in line
             super().__init__(["sleep", "300"] if is_controller else line, **options)
             if is_controller:
                 signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr("hpc_gpt.launch.local.queue.subprocess.Popen", Interrupted)
+        patched.setattr("hpc_gpt.launcher.launch.local.queue.subprocess.Popen", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             start_here(run, run.resolved())
     assert read_status([run])[0].state == "running"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import read_json, read_json_lines
-from hpc_gpt.runs.after_jobs import after_table, list_after
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.core.runs.after_jobs import after_table, list_after
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY

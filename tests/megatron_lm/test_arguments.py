@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.engines.base.megatron_program import check_checkout, known_options, megatron_arguments, option_names
-from hpc_gpt.engines.megatron_lm import ENGINE
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.settings.cluster import ClusterProfile, Container
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
-from hpc_gpt.settings.mixture import MixedSource
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.engines.base.megatron_program import check_checkout, known_options, megatron_arguments, option_names
+from hpc_gpt.core.engines.megatron_lm import ENGINE
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.cluster import ClusterProfile, Container
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.core.settings.mixture import MixedSource
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
 from tests.megatron_lm.checkout import make_checkout
 
 PROFILE = ClusterProfile(name="test", gpus_per_node=8)

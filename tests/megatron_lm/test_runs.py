@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import read_json, read_json_lines
-from hpc_gpt.process import start_time
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.tokens.build import build_megatron
+from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.trainer.tokens.build import build_megatron
 from tests.cli.command import Done, error_of, hpc_gpt, in_process
 from tests.local.conftest import ended, newest, nothing_left, status_of, wait_until
 from tests.megatron_lm.checkout import make_checkout

@@ -69,7 +69,7 @@ def usage(built: Any) -> tuple[int, int, int]:
 
 def main() -> None:
     find_triton()
-    from hpc_gpt.model import triton_kernels
+    from hpc_gpt.trainer.model import triton_kernels
 
     # GPT-2's vocabulary, padded; split in two.
     whole = {"REAL": 50257, "ROWS": 50304, **triton_kernels._LOSS}

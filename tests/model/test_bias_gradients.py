@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.bias_gradients import gelu, gelu_gradient, join_gradients, split_qkv
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.bias_gradients import gelu, gelu_gradient, join_gradients, split_qkv
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.train.engines.kernels import compile_model
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.attention import mix
-from hpc_gpt.train.engines.torch_private import flash_of_last
+from hpc_gpt.trainer.model.attention import mix
+from hpc_gpt.trainer.train.engines.torch_private import flash_of_last
 from tests.distributed.ranks import launch_ranks
 from tests.model.context_worker import EXCHANGES, HEADS, RECOMPUTES, SHAPES, name_of
 

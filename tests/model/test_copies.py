@@ -14,12 +14,12 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.attention import Attention
-from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.model.vocab_loss import VocabParallelLoss
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.attention import Attention
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
 
 SHAPE = ModelShape(hidden=32, layers=1, heads=2, vocab=100, seq=8)  # padded to 128
 BATCH = 3

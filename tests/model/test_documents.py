@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpc_gpt.model.attention import rotation_of
-from hpc_gpt.model.documents import Boundaries, Documents, masked, packed, packed_kernel
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import ActivationOffload, Techniques
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.attention import rotation_of
+from hpc_gpt.trainer.model.documents import Boundaries, Documents, masked, packed, packed_kernel
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
 from tests.distributed.equality_cases import MODELS
 from tests.model.test_gpt import SMALL
 
@@ -158,8 +158,8 @@ def test_offloaded_activations_leave_the_mask_where_it_is() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", [None, per_document], ids=["mask", "packed"])
 def test_other_documents_compile_nothing_again(kernel: Any) -> None:
-    from hpc_gpt.settings.experiment import Engine
-    from hpc_gpt.train.engines.kernels import compile_model
+    from hpc_gpt.core.settings.experiment import Engine
+    from hpc_gpt.trainer.train.engines.kernels import compile_model
 
     operator = as_operator(per_document) if kernel else None
     shape = SHAPES["llama"]

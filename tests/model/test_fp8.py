@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from hpc_gpt.model import fp8
-from hpc_gpt.model.fp8 import BACKWARD, FORWARD, LEAST, Fp8Product, WeightsOnce, cast, product, scale_of, turned
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.linear import SplitLinear
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import Split
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model import fp8
+from hpc_gpt.trainer.model.fp8 import BACKWARD, FORWARD, LEAST, Fp8Product, WeightsOnce, cast, product, scale_of, turned
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.linear import SplitLinear
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import Split
+from hpc_gpt.trainer.train.engines.kernels import compile_model
 
 ROWS, INPUTS, OUTPUTS = 64, 48, 80
 GPT2 = ModelShape(hidden=64, layers=2, heads=4, vocab=61, seq=32)

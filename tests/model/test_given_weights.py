@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.initial_weights import GivenWeights
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, split_of
-from hpc_gpt.weights.folder import read_folder
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.weights.folder import read_folder
+from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, split_of
 from tests.distributed.given_memory_worker import LARGE, Most
 from tests.train.test_hf_folders import FAMILIES, write
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.tensor_parallel import Split, TensorParallel, full_name, split_of
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
 SHAPES = [

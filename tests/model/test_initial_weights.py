@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model import initial_weights
-from hpc_gpt.model.gpt import Block, Gpt
-from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model import initial_weights
+from hpc_gpt.trainer.model.gpt import Block, Gpt
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name
 
 SHAPE = ModelShape(hidden=48, layers=5, heads=4, vocab=61, seq=16)
 

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model import vocab_loss
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.vocab_loss import OnePassLoss
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import compile_model
-from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model import vocab_loss
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
+from hpc_gpt.trainer.train.engines.kernels import compile_model
+from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests.allocated import peak, profiled
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_gpt.model.attention import Attention, Rotation, expand_heads, frequencies, mix
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
-from hpc_gpt.settings.experiment import RopeScaling
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.shape_split import layer_params
-from hpc_gpt.weights.config import config_of
-from hpc_gpt.weights.names import parts_of
+from hpc_gpt.core.settings.experiment import RopeScaling
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.shape_split import layer_params
+from hpc_gpt.core.weights.config import config_of
+from hpc_gpt.core.weights.names import parts_of
+from hpc_gpt.trainer.model.attention import Attention, Rotation, expand_heads, frequencies, mix
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name
 from tests.distributed.equality_cases import MODELS
 from tests.distributed.plain_gpt import PlainOther
 from tests.model.test_gpt import tokens_of

@@ -12,12 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.linear import TileLinear
-from hpc_gpt.model.techniques import ActivationOffload, Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel, full_name
-from hpc_gpt.model.vocab_loss import VocabParallelLoss
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.linear import TileLinear
+from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name
+from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
 from tests.model.whole_parameters import merge_pieces, piece_of
 

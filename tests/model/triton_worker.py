@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.model import bias_gradients, vocab_loss
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model import bias_gradients, vocab_loss
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from tests import ALL_TESTS
 
 SPLIT = ModelShape(hidden=32, layers=1, heads=4, vocab=61, seq=16)  # padded to 64: the second rank has padding
@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
         os.execve(sys.executable, again, {**os.environ, "TRITON_INTERPRET": "1"})
     os.environ["TRITON_INTERPRET"] = "1"
     find_triton()
-    from hpc_gpt.model import triton_kernels
+    from hpc_gpt.trainer.model import triton_kernels
 
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)

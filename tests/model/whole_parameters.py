@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.model.tensor_parallel import Split, Tile, full_name, split_of, tile_of
+from hpc_gpt.trainer.model.tensor_parallel import Split, Tile, full_name, split_of, tile_of
 
 
 class Piece(NamedTuple):

@@ -27,6 +27,7 @@ from typing import Any
 from tests.changed import files_that_reach
 from tests.mutations.copies import REPOSITORY, copy_tree
 from tests.mutations.draw import Drawn, draw
+from tests.mutations.faults import below_room
 from tests.mutations.map import Map, map_of
 
 # Imported once, and forked for each fault; none of them imports hpc_gpt.
@@ -75,7 +76,7 @@ def choose(fault: Drawn, known: Map | None, limit: float, tree: Path = REPOSITOR
 
 def _distance(test: str, file: str) -> int:
     """0 for a test that has the module's name, or whose file or case has, 1 of its folder, 2 of its package, else 3."""
-    folder, _, name = file.removeprefix("hpc_gpt/").rpartition("/")
+    folder, _, name = below_room(file).rpartition("/")
     if folder and re.search(rf"(?<![a-z]){name.partition('.')[0]}(?![a-z])", test):
         return 0
     if folder and test.startswith(f"tests/{folder}/"):

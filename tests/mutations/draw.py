@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.mutations.faults import package_of
 from tests.mutations.python_faults import changes_of_python
 from tests.mutations.shell_faults import changes_of_shell, is_shell
 
@@ -30,8 +31,7 @@ class Drawn:
     @property
     def package(self) -> str:
         """As that of a fault of faults.toml."""
-        folders = self.file.removeprefix("hpc_gpt/").split("/")[:-1]
-        return folders[0] if folders else "top"
+        return package_of(self.file)
 
     def applied(self, sound: bytes) -> bytes:
         return sound[: self.start] + self.text.encode() + sound[self.end :]

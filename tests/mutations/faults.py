@@ -1,10 +1,22 @@
 """The faults of faults.toml: how one is read, found in its file, and put into a copy of it."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).with_name("faults.toml")
+
+
+def below_room(file: str) -> str:
+    """The path of a file below hpc_gpt and its room."""
+    return re.sub(r"^hpc_gpt/(?:(?:core|reader|trainer|launcher)/)?", "", file)
+
+
+def package_of(file: str) -> str:
+    """The package of a file of the tree: `train`, `templates`, or `top` for a module of hpc_gpt or of a room itself."""
+    folders = below_room(file).split("/")[:-1]
+    return folders[0] if folders else "top"
 
 
 @dataclass(frozen=True)
@@ -24,8 +36,7 @@ class Fault:
     @property
     def package(self) -> str:
         """The part of the tree it is in: `train`, `templates`, or `top` for a module of hpc_gpt itself."""
-        folders = self.file.removeprefix("hpc_gpt/").split("/")[:-1]
-        return folders[0] if folders else "top"
+        return package_of(self.file)
 
     def text(self, tree: Path) -> str:
         """The file of `tree` with the fault in it; ValueError if the line is not there exactly once."""

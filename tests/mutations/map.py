@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from tests.mutations.faults import below_room
 from tests.mutations.python_faults import lines_of_functions, lines_of_tables
 from tests.mutations.recorder import FOLDER
 
@@ -71,7 +72,7 @@ class Map:
 
 def _package_of(file: str) -> str:
     """Where tests of a module's package are; empty for a module of hpc_gpt itself."""
-    package, inside, _ = file.removeprefix("hpc_gpt/").partition("/")
+    package, inside, _ = below_room(file).partition("/")
     return f"tests/{package}/" if inside else ""
 
 

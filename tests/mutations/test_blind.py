@@ -74,7 +74,7 @@ def test_a_seed_has_its_faults_and_every_line_counts() -> None:
     for fault in faults:
         assert "\n" not in fault.described(REPOSITORY)
     names = files_of(REPOSITORY)
-    assert {"hpc_gpt/words.py", "templates/base.sh.j2", "templates/enter.sh"} <= set(names)
+    assert {"hpc_gpt/core/words.py", "templates/base.sh.j2", "templates/enter.sh"} <= set(names)
     assert not any(name.startswith("templates/report") for name in names)
 
 

@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.model.documents import Boundaries, MicroBatch
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
-from hpc_gpt.train.engines.protocol import build_engine, module_of
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, RopeScaling, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch
+from hpc_gpt.trainer.train.engines.deepspeed_setup import import_deepspeed
+from hpc_gpt.trainer.train.engines.protocol import build_engine, module_of
 from tests import ALL_TESTS
 from tests.allocated import peak, profiled_whole
 

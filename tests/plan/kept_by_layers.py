@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.plan.memory import layer_bytes
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.memory import layer_bytes
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines.kernels import compile_model
 
 _SIZES: dict[str, Any] = {"hidden": 256, "layers": 2, "heads": 4, "vocab": 64, "seq": 256}
 _LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none", "ffn": 512}

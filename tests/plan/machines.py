@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.machine import Fabric, Machine, joined, parse_fabric
-from hpc_gpt.settings.devices import DEVICES
-from hpc_gpt.tables import close_matches
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.devices import DEVICES
+from hpc_gpt.core.tables import close_matches
+from hpc_gpt.launcher.plan.machine import Fabric, Machine, joined, parse_fabric
 
 
 def machine_named(device: str, gpus_per_node: int, fabric: str | None) -> Machine:

@@ -7,20 +7,20 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import clusters_dir, config_dir
-from hpc_gpt.plan.calibration import (
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import clusters_dir, config_dir
+from hpc_gpt.core.settings.cluster import list_profiles, load_profile
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.calibration import (
     Calibrated,
     calibration_path,
     fit,
     store_calibration,
     without_table,
 )
-from hpc_gpt.plan.machine import DEFAULT, Constants, Machine, constants_from
-from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.settings.cluster import list_profiles, load_profile
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.machine import DEFAULT, Constants, Machine, constants_from
+from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.machines import machine_named
 from tests.plan.published import validation
 from tests.plan.published.clusters import calibrate, calibrate_clusters, chosen_for, fastest, named, stored_calibration

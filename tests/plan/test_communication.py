@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.machine import DEFAULT
-from hpc_gpt.plan.step_time import StepTime, predict_step
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.shape_split import layer_params
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_split import layer_params
+from hpc_gpt.launcher.plan.constants import VALUES
+from hpc_gpt.launcher.plan.machine import DEFAULT
+from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
 from tests.plan.machines import machine_named
 
 RATE = 1e9  # bytes/s, in a node and between nodes; each GPU has a port

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpc_gpt.plan.step_time import predict_step
+from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.published.compared import compare
 from tests.plan.published.files import rows_of
 from tests.plan.row_examples import row

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.explanation import explain_plan, planned_text
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.memory import Memory, StageMemory
-from hpc_gpt.plan.search import Candidate, Figures
-from hpc_gpt.plan.step_time import StepTime
-from hpc_gpt.plan.table import PlanRow, engine_text, figures_lines, heading, needs
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.explanation import explain_plan, planned_text
+from hpc_gpt.launcher.plan.machine import Machine
+from hpc_gpt.launcher.plan.memory import Memory, StageMemory
+from hpc_gpt.launcher.plan.search import Candidate, Figures
+from hpc_gpt.launcher.plan.step_time import StepTime
+from hpc_gpt.launcher.plan.table import PlanRow, engine_text, figures_lines, heading, needs
 from tests.report.plan_searches import searched_for
 
 MACHINE = Machine("a100-80g", 80, {"bf16": 312.0}, 2000, 4, 300, 100, 25)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.plan.memory import StageMemory, predict_memory
-from hpc_gpt.plan.training import training_of
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.plan.memory import StageMemory, predict_memory
+from hpc_gpt.launcher.plan.training import training_of
 from tests import marked
 from tests.forked import forked_python
 from tests.plan.held_bytes import CASES, COMPILED, HAS_COMPILER, INDUCTOR, LOGITS, OFFLOADED, TOO_LONG

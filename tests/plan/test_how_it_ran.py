@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.engines import states_of
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.plan.machine import DEFAULT, Rates
-from hpc_gpt.plan.memory import layers_of_stages, predict_memory
-from hpc_gpt.plan.step_time import StepTime, layer_time, predict_step
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines import states_of
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.machine import DEFAULT, Rates
+from hpc_gpt.launcher.plan.memory import layers_of_stages, predict_memory
+from hpc_gpt.launcher.plan.step_time import StepTime, layer_time, predict_step
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA
 from tests.plan.machines import machine_named

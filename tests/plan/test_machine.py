@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.request import compiles
-from hpc_gpt.plan.links import Links
-from hpc_gpt.plan.machine import DEFAULT, link_gb_s, machine_of, parse_fabric
-from hpc_gpt.plan.training import with_choices
-from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile
-from hpc_gpt.settings.devices import DEVICES
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
+from hpc_gpt.core.settings.devices import DEVICES
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.launcher.launch.request import compiles
+from hpc_gpt.launcher.plan.links import Links
+from hpc_gpt.launcher.plan.machine import DEFAULT, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.launcher.plan.training import with_choices
 from tests.plan.machines import machine_named
 
 SITE = ClusterProfile(name="site", device="a100-80g", fabric="infiniband 4x200G", gpus_per_node=8)

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.measured_steps import read_measured_steps
-from hpc_gpt.readers.runs.own_run import figures_asked
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.plan.measured_steps import read_measured_steps
+from hpc_gpt.reader.readers.runs.own_run import figures_asked
 
 NAME = "jean-zay-v100-32g"
 RECORD = Record(

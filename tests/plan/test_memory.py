@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.engines import engine_of, engines, states_of
-from hpc_gpt.engines.base.deepspeed import DeepspeedFacts
-from hpc_gpt.engines.base.training import OptimizerMode, Training
-from hpc_gpt.plan.memory import StageMemory, predict_memory, stage_params
-from hpc_gpt.plan.search import candidate_of
-from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import has_mask, traits_of
-from hpc_gpt.settings.experiment import Data, Engine
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines import engine_of, engines, states_of
+from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
+from hpc_gpt.core.engines.base.training import OptimizerMode, Training
+from hpc_gpt.core.settings.experiment import Data, Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.memory import StageMemory, predict_memory, stage_params
+from hpc_gpt.launcher.plan.search import candidate_of
+from hpc_gpt.launcher.plan.step_time import predict_step
+from hpc_gpt.launcher.plan.training import has_mask, traits_of
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA, SMALL, trainings
 from tests.plan.machines import machine_named

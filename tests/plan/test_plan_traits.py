@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import traits_of
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import config_hash
-from hpc_gpt.settings.services import Plan
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import config_hash
+from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.launcher.plan.memory import predict_memory
+from hpc_gpt.launcher.plan.step_time import predict_step
+from hpc_gpt.launcher.plan.training import traits_of
 from tests.cli.command import error_of, in_process
 from tests.plan.machines import machine_named
 

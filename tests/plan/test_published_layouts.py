@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-from hpc_gpt.plan.question import Question
-from hpc_gpt.plan.search import search
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.launcher.plan.question import Question
+from hpc_gpt.launcher.plan.search import search
 from tests.plan.machines import machine_named
 
 NEAR = 1.10

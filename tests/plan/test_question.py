@@ -6,23 +6,23 @@ from functools import partial
 
 import pytest
 
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.launch.request import usual_batch
-from hpc_gpt.plan.machine import Machine, check_dtype
-from hpc_gpt.plan.nearest import (
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.request import usual_batch
+from hpc_gpt.launcher.plan.machine import Machine, check_dtype
+from hpc_gpt.launcher.plan.nearest import (
     check_possible,
     fewest_gpus,
     larger_batch,
     without_offload,
     working_counts,
 )
-from hpc_gpt.plan.question import Question, divisors, question_of
-from hpc_gpt.plan.search import search
-from hpc_gpt.plan.training import engine_for, training_of
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.launcher.plan.question import Question, divisors, question_of
+from hpc_gpt.launcher.plan.search import search
+from hpc_gpt.launcher.plan.training import engine_for, training_of
 from tests.plan.machines import machine_named
 
 PROFILE = ClusterProfile("test", device="v100-32g", gpus_per_node=4)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError
 from tests.plan.published.files import read_rows
 from tests.plan.published.programs import PROGRAMS
 from tests.plan.published.rows import LeftOut, PublishedRow, row_of

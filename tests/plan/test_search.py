@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.engines import engine_named, engines
-from hpc_gpt.errors import LayoutError, UserError
-from hpc_gpt.plan import search as module
-from hpc_gpt.plan.largest import family, largest
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.nearest import by_micro_batch
-from hpc_gpt.plan.question import NO_GAIN, Question, question_of
-from hpc_gpt.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, candidate_of, search
-from hpc_gpt.plan.step_time import predict_step
-from hpc_gpt.plan.training import PLANNED, engine_for, training_of
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.engines import engine_named, engines
+from hpc_gpt.core.errors import LayoutError, UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.plan import search as module
+from hpc_gpt.launcher.plan.largest import family, largest
+from hpc_gpt.launcher.plan.machine import Machine
+from hpc_gpt.launcher.plan.memory import predict_memory
+from hpc_gpt.launcher.plan.nearest import by_micro_batch
+from hpc_gpt.launcher.plan.question import NO_GAIN, Question, question_of
+from hpc_gpt.launcher.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, candidate_of, search
+from hpc_gpt.launcher.plan.step_time import predict_step
+from hpc_gpt.launcher.plan.training import PLANNED, engine_for, training_of
 from tests.plan.machines import machine_named
 
 ENGINES = tuple(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.machine import DEFAULT
-from hpc_gpt.plan.step_time import head_s, layer_time, predict_step
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.constants import VALUES
+from hpc_gpt.launcher.plan.machine import DEFAULT
+from hpc_gpt.launcher.plan.step_time import head_s, layer_time, predict_step
 from tests.plan.machines import machine_named
 
 # One byte a second, or one FLOP; heads of 64, an MLP of 4 h.

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.machine import DEFAULT
-from hpc_gpt.plan.step_time import StepTime, predict_step
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.launcher.plan.machine import DEFAULT
+from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
 from tests.plan.machines import machine_named
 from tests.plan.published.programs import PROGRAMS
 

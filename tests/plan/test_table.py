@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.plan.explanation import explain_plan
-from hpc_gpt.plan.memory import Memory, StageMemory
-from hpc_gpt.plan.search import Candidate, figures_of
-from hpc_gpt.plan.search_tables import search_tables
-from hpc_gpt.plan.step_time import StepTime, predict_step
-from hpc_gpt.plan.table import (
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.words import wrapped
+from hpc_gpt.launcher.plan.explanation import explain_plan
+from hpc_gpt.launcher.plan.memory import Memory, StageMemory
+from hpc_gpt.launcher.plan.search import Candidate, figures_of
+from hpc_gpt.launcher.plan.search_tables import search_tables
+from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
+from hpc_gpt.launcher.plan.table import (
     LINES,
     candidate_settings,
     does_not_fit,
@@ -29,9 +32,6 @@ from hpc_gpt.plan.table import (
     time_bar,
     unchecked,
 )
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.words import wrapped
 from tests.plan.machines import machine_named
 from tests.report.plan_searches import searched_for
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.preflight import measurements
-from hpc_gpt.preflight.measurements import ProbeFailed, figures_of_command, probe_device, versions
-from hpc_gpt.preflight.transfers import plan_transfers
-from hpc_gpt.settings.layout import AXES, Layout
+from hpc_gpt.core.settings.layout import AXES, Layout
+from hpc_gpt.trainer.preflight import measurements
+from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command, probe_device, versions
+from hpc_gpt.trainer.preflight.transfers import plan_transfers
 
 SIZES = st.integers(1, 4)
 

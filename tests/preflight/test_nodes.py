@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.ends.bad_nodes import listed
-from hpc_gpt.preflight.nodes import Preflight
-from hpc_gpt.preflight.verdict import NodeReport, decode, encode
-from hpc_gpt.runs.run_folder import create_run
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.ends.bad_nodes import listed
+from hpc_gpt.core.runs.run_folder import create_run
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.trainer.preflight.nodes import Preflight
+from hpc_gpt.trainer.preflight.verdict import NodeReport, decode, encode
 from tests.conftest import REPOSITORY
 from tests.forked import forked_python
 
-COLD = [sys.executable, "-m", "hpc_gpt.train.preflight"]
-WARM = forked_python("hpc_gpt.train.preflight")  # where the figures are given and each rank ends by itself
+COLD = [sys.executable, "-m", "hpc_gpt.trainer.train.preflight"]
+WARM = forked_python("hpc_gpt.trainer.train.preflight")  # where the figures are given and each rank ends by itself
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 
@@ -48,13 +48,22 @@ def new_run(tmp_path, nodes=2, ranks_per_node=1, spares=0, hidden=32, heads=4, l
 def probe(run, nodes, ranks_per_node=1, command=None, ranks=COLD, **environment):
     """(the line that the preflight says, preflight.json, the log) of a new attempt."""
     attempt = run.new_attempt()
-    start = command or [sys.executable, "-m", "hpc_gpt.preflight.probe", nodes, str(ranks_per_node)]
+    start = command or [sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", nodes, str(ranks_per_node)]
     own = {
         "PYTHONPATH": str(REPOSITORY), "HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": str(attempt.number),
         "HPC_GPT_MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt.doctor.preflight", str(run.path), str(attempt.number), nodes, "--", *start]
+        [
+            sys.executable,
+            "-m",
+            "hpc_gpt.launcher.doctor.preflight",
+            str(run.path),
+            str(attempt.number),
+            nodes,
+            "--",
+            *start,
+        ]
         + ([] if command else ranks),
         env=os.environ | own | environment,
         capture_output=True,
@@ -133,7 +142,7 @@ def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
 # Stands in for the ranks of a preflight: it says what they would, and reads the plan as they do.
 ACTOR = """
 import json, os, sys
-from hpc_gpt.preflight.verdict import encode
+from hpc_gpt.trainer.preflight.verdict import encode
 shared = os.environ["HPC_GPT_RUN"] + "/attempts/1/preflight/node-"
 def say(node, **more):
     print(encode(node, 0, **more), end="", flush=True)

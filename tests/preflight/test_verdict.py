@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.preflight.verdict import (
+from hpc_gpt.trainer.preflight.verdict import (
     Finding,
     Measure,
     NodeReport,

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.request import Request, ScriptRequest
-from hpc_gpt.launch.submission import overview
-from hpc_gpt.program.job_script import read_job_script, scan
-from hpc_gpt.slurm.sbatch_words import options_of_variables, read_options, sizes_of, split_directive
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.slurm.sbatch_words import options_of_variables, read_options, sizes_of, split_directive
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.request import Request, ScriptRequest
+from hpc_gpt.launcher.launch.submission import overview
+from hpc_gpt.trainer.program.job_script import read_job_script, scan
 from tests.cli.command import in_process
 
 BODY = "srun python fit.py\n"

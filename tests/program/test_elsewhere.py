@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.runs.slurm_script import globs_of, redirected
+from hpc_gpt.reader.readers.runs.slurm_script import globs_of, redirected
 from tests.cli.command import in_process
 from tests.local.conftest import ended, newest
 

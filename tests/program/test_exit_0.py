@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.ends.end_policy import End, Said, end_of_exit_0, write_said
-from hpc_gpt.ends.what_next import end_script
-from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.request import Request, ScriptRequest
-from hpc_gpt.launch.submission import write_run
-from hpc_gpt.program.process import said_by
-from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.readers.live_lines import LiveLines
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.ends.end_policy import End, Said, end_of_exit_0, write_said
+from hpc_gpt.core.ends.what_next import end_script
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.request import Request, ScriptRequest
+from hpc_gpt.launcher.launch.submission import write_run
+from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.reader.readers.live_lines import LiveLines
+from hpc_gpt.trainer.program.process import said_by
 from tests.cli.command import in_process
 from tests.local.conftest import ended, newest
 

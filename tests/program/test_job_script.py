@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.prepare import prepare
-from hpc_gpt.launch.request import Request, ScriptRequest
-from hpc_gpt.launch.submission import write_run
-from hpc_gpt.program.job_script import read_job_script, scan
-from hpc_gpt.program.script_watch import to_signal
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import config_hash
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import config_hash
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.request import Request, ScriptRequest
+from hpc_gpt.launcher.launch.submission import write_run
+from hpc_gpt.trainer.program.job_script import read_job_script, scan
+from hpc_gpt.trainer.program.script_watch import to_signal
 from tests.around import around, curve, events_of, named
 from tests.cli.command import error_of, in_process
 from tests.local.conftest import wait_until
@@ -204,7 +204,15 @@ def test_the_fifth_time_limit_in_a_row_ends_a_silent_script(tmp_path: Path) -> N
     own = {"HPC_GPT_STATE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]}
     for number in range(1, 6):
         add_attempt(run, [], "walltime", job_id="7", node_list="n[1-2]")
-        line = [sys.executable, "-m", "hpc_gpt.chain.after", str(run.path), str(number), "143", "JobState=RUNNING"]
+        line = [
+            sys.executable,
+            "-m",
+            "hpc_gpt.launcher.chain.after",
+            str(run.path),
+            str(number),
+            "143",
+            "JobState=RUNNING",
+        ]
         done = subprocess.run(line, env=own, capture_output=True, text=True, check=True)
         assert done.stdout.split()[1] == ("again" if number < 5 else "stop"), done.stdout
     verdict = run.attempt(5).verdict()

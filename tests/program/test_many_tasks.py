@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
+from hpc_gpt.core.settings.resolve import resolve
 
 NODES = 200
 TASK = """
 import os, sys
 from pathlib import Path
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 folder, into = sys.argv[1:]
 counts = os.open(into, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def note(event, values):
     if event.startswith(("open", "os.")) and values and str(values[0]).startswith(folder):
         os.write(counts, f"{event} {values[0]}\\n".encode())
 sys.addaudithook(note)
-from hpc_gpt.program.process import ForeignHeartbeat, ForeignLog
-from hpc_gpt.program.rank import ForeignRank, ProgramStart
-from hpc_gpt.supervision.signals import Signals
+from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog
+from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart
+from hpc_gpt.trainer.supervision.signals import Signals
 class Task(ForeignRank):
     def prepare(self):
         log = ForeignLog(self._attempt, self._resolved, self._place.rank, lambda line: None)

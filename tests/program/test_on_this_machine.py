@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.find_runs import list_runs
+from hpc_gpt.core.runs.find_runs import list_runs
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 

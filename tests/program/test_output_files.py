@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.program.output_files import copied_files, copy_more, make_outputs
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.program.output_files import copied_files, copy_more, make_outputs
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import wait_until
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.program import work_folder as work
-from hpc_gpt.runs.checkpoints import newest_checkpoint, saved_step
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Command, Engine, Experiment, LayoutRequest
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.errors import ConfigError, RunFolderError
+from hpc_gpt.core.runs import work_archive as work
+from hpc_gpt.core.runs.checkpoints import newest_checkpoint, saved_step
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
+from hpc_gpt.core.settings.resolve import resolve
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.readers.runs.foreign_run import read_foreign
+from hpc_gpt.reader.readers.runs.grouping import group_logs
 from tests.readers.reading import read_lines
 
 ARGUMENTS = {

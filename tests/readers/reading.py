@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.logs.lines import LineReader
-from hpc_gpt.readers.logs.matches import without_colours
-from hpc_gpt.readers.logs.read_log import LogRead
-from hpc_gpt.readers.logs.source import Source
+from hpc_gpt.reader.readers.logs import Part
+from hpc_gpt.reader.readers.logs.lines import LineReader
+from hpc_gpt.reader.readers.logs.matches import without_colours
+from hpc_gpt.reader.readers.logs.read_log import LogRead
+from hpc_gpt.reader.readers.logs.source import Source
 
 SPECIMENS = Path(__file__).with_name("specimens")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.readers.causes import first_cause
-from hpc_gpt.readers.logs import Failure, Part, Place
+from hpc_gpt.core.ends.failures import ENDED
+from hpc_gpt.reader.readers.causes import first_cause
+from hpc_gpt.reader.readers.logs import Failure, Part, Place
 from tests.readers.made_logs import timeout
 
 

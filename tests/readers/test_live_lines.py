@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.readers.live_lines import LiveLines
+from hpc_gpt.reader.readers.live_lines import LiveLines
 
 TORCHTITAN = "step: 20  loss:  4.2  grad_norm:  1.1  memory: 20.00GiB(25.00%)  tps: 8,000  tflops: 50.00  mfu: 16.00%"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.packed import PackedColumn, PackedColumns
-from hpc_gpt.readers.steps import StepTable
+from hpc_gpt.reader.readers.packed import PackedColumn, PackedColumns
+from hpc_gpt.reader.readers.steps import StepTable
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 KINDS = [

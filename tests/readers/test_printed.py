@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_gpt.readers.causes import Cause, first_cause
-from hpc_gpt.readers.logs import Fact, Failure, Part
-from hpc_gpt.readers.part_failures import one_a_line
-from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.readers.runs.draft import asked_at
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
-from hpc_gpt.report.gather import gather_paths
-from hpc_gpt.settings.devices import device_named
+from hpc_gpt.core.settings.devices import device_named
+from hpc_gpt.reader.readers.causes import Cause, first_cause
+from hpc_gpt.reader.readers.logs import Fact, Failure, Part
+from hpc_gpt.reader.readers.part_failures import one_a_line
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.readers.runs.draft import asked_at
+from hpc_gpt.reader.readers.runs.foreign_run import read_foreign
+from hpc_gpt.reader.readers.runs.grouping import group_logs
+from hpc_gpt.reader.report.gather import gather_paths
 from tests.readers.made_logs import dump, iterations, write_log
 from tests.readers.reading import read_lines
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.causes import Cause, first_cause
-from hpc_gpt.readers.logs import Failure
-from hpc_gpt.readers.logs.read_log import read_log
+from hpc_gpt.reader.readers.causes import Cause, first_cause
+from hpc_gpt.reader.readers.logs import Failure
+from hpc_gpt.reader.readers.logs.read_log import read_log
 
 PROGRAMS = {
     "host_memory": (

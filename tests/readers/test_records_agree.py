@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
-from hpc_gpt.report.gather import gather_paths
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.devices import DEVICES
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.devices import DEVICES
+from hpc_gpt.reader.readers.dialects import dialects
+from hpc_gpt.reader.readers.runs.foreign_run import read_foreign
+from hpc_gpt.reader.readers.runs.grouping import group_logs
+from hpc_gpt.reader.report.gather import gather_paths
 from tests.readers.reading import read_lines, specimen_of
 from tests.readers.test_printed import logs_of
 

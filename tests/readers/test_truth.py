@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.reader.report.gather import gather_paths
 
 TRUTH = sorted((Path(__file__).parent / "truth").glob("*.json"))
 _ROUNDED = {"step_s": 0.03, "tflops_printed": 0.03}

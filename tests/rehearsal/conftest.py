@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm
+from hpc_gpt.launcher.rehearsal.local_slurm import LocalSlurm
 from tests.rehearsal.commands import Commands
 
 

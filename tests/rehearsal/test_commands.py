@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from hpc_gpt.rehearsal.commands import RequestFault, ignored_options, parse_options, read_time
-from hpc_gpt.rehearsal.controller import signal_number
+from hpc_gpt.launcher.rehearsal.commands import RequestFault, ignored_options, parse_options, read_time
+from hpc_gpt.launcher.rehearsal.controller import signal_number
 
 SCRIPT = """#SBATCH --job-name='a b' --nodes=2
 #SBATCH --ntasks-per-node=4

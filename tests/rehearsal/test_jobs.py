@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.process import start_time
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm, RehearsedJob, SlurmState, marked
+from hpc_gpt.core.process import start_time
+from hpc_gpt.launcher.rehearsal.local_slurm import LocalSlurm, RehearsedJob, SlurmState, marked
 from tests.rehearsal.commands import Commands
 
 # Ranks that say what they get; with `stubborn` they stay.
@@ -168,7 +168,7 @@ def test_whoever_is_killed_leaves_nothing(tmp_path: Path) -> None:
     (script := tmp_path / "job.sh").write_text("#!/bin/bash\nsrun sleep 300\n")
     program = (
         "import subprocess, sys, time\n"
-        "from hpc_gpt.rehearsal.local_slurm import LocalSlurm\n"
+        "from hpc_gpt.launcher.rehearsal.local_slurm import LocalSlurm\n"
         "slurm = LocalSlurm(1)\n"
         f"subprocess.run(['sbatch', '-o', '{tmp_path}/out', '{script}'], env=slurm.environment)\n"
         "while not [*slurm.jobs().values()][0].steps: time.sleep(0.05)\n"

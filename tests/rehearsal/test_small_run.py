@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.rehearsal.small_run import NotRehearsed, SmallRun, check_data, make_small
-from hpc_gpt.rehearsal.stages import SAVE_EVERY, STEPS
-from hpc_gpt.settings.cluster import ClusterProfile, Container, load_profile
-from hpc_gpt.settings.engines import can_resume
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.slurm.directives import sbatch_directives
+from hpc_gpt.core.settings.cluster import ClusterProfile, Container, load_profile
+from hpc_gpt.core.settings.engines import can_resume
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.directives import sbatch_directives
+from hpc_gpt.launcher.rehearsal.small_run import NotRehearsed, SmallRun, check_data, make_small
+from hpc_gpt.launcher.rehearsal.stages import SAVE_EVERY, STEPS
 
 
 def real(profile: ClusterProfile | None = None, **overrides: object) -> Resolved:
@@ -42,7 +42,7 @@ def test_it_is_small_but_as_the_users_in_all_that_slurm_is_asked() -> None:
 
 def test_what_this_machine_lacks_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BASH_FUNC_module%%", raising=False)
-    monkeypatch.setattr("hpc_gpt.rehearsal.small_run._MODULE_INITS", ())
+    monkeypatch.setattr("hpc_gpt.launcher.rehearsal.small_run._MODULE_INITS", ())
     site = replace(
         load_profile("generic-slurm"),
         modules=("cuda/12",),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.rehearsal import stages as stages_module
-from hpc_gpt.rehearsal.stages import STEPS, RehearsalFailed, RunRehearsal, Stage
+from hpc_gpt.launcher.rehearsal import stages as stages_module
+from hpc_gpt.launcher.rehearsal.stages import STEPS, RehearsalFailed, RunRehearsal, Stage
 
 WHOLE = {step: 5.0 - step / 100 for step in range(1, STEPS + 1)}
 

@@ -6,14 +6,14 @@ from statistics import median as median_of
 
 import pytest
 
-from hpc_gpt.bench.bench_run import make_folder
-from hpc_gpt.bench.measurement import BenchRow
-from hpc_gpt.errors import ConfigError, NoSuchRun
-from hpc_gpt.readers.runs import BENCH_FILE
-from hpc_gpt.report.compare import compare_runs
-from hpc_gpt.report.compare_text import as_tables, comparison_text
-from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
-from hpc_gpt.runs.record import Record
+from hpc_gpt.core.errors import ConfigError, NoSuchRun
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.launcher.bench.bench_run import make_folder
+from hpc_gpt.launcher.bench.measurement import BenchRow
+from hpc_gpt.reader.readers.runs import BENCH_FILE
+from hpc_gpt.reader.report.compare import compare_runs
+from hpc_gpt.reader.report.compare_text import as_tables, comparison_text
+from hpc_gpt.reader.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.tables import choose_columns, look_up, records_text, sort_records
-from hpc_gpt.runs.record import RECORD_KEYS, Record
-from hpc_gpt.words import Grid
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.core.words import Grid
+from hpc_gpt.reader.report.tables import choose_columns, look_up, records_text, sort_records
 
 FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})
 SLOW = Record(run="slow", gpus=64, step_s=2.0, memory_allocated_gib=[3.0, 21.586], flags=["odd"])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hpc_gpt.readers.runs import MULTIPLIED, RunRead
-from hpc_gpt.report.compare import VERDICTS, compare_runs, flat_settings, setting_differences
-from hpc_gpt.report.compare_text import as_tables, comparison_text, percent_text, title, verdict_text
-from hpc_gpt.report.difference import Interval
-from hpc_gpt.runs.record import Record
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.reader.readers.runs import MULTIPLIED, RunRead
+from hpc_gpt.reader.report.compare import VERDICTS, compare_runs, flat_settings, setting_differences
+from hpc_gpt.reader.report.compare_text import as_tables, comparison_text, percent_text, title, verdict_text
+from hpc_gpt.reader.report.difference import Interval
 from tests.report.any_run import any_run
 from tests.report.step_tables import step_table
 
@@ -341,9 +341,9 @@ def test_json_has_stable_keys():
 
 
 def test_the_title_names_no_size_that_is_not_known():
-    from hpc_gpt.readers.runs import RunRead
-    from hpc_gpt.readers.steps import StepTable
-    from hpc_gpt.report.compare_text import title
+    from hpc_gpt.reader.readers.runs import RunRead
+    from hpc_gpt.reader.readers.steps import StepTable
+    from hpc_gpt.reader.report.compare_text import title
 
     shown = title(RunRead(Record(name="a", tp=4, pp=2), StepTable()))
     assert "tp4-pp2" in shown

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import NoSuchRun
-from hpc_gpt.readers.logs import read_log
-from hpc_gpt.readers.runs import foreign_run
-from hpc_gpt.report.gather import gather_paths, read_one
+from hpc_gpt.core.errors import NoSuchRun
+from hpc_gpt.reader.readers.logs import read_log
+from hpc_gpt.reader.readers.runs import foreign_run
+from hpc_gpt.reader.report.gather import gather_paths, read_one
 from tests.made_runs import make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
 

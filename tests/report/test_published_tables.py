@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.report.published_tables import PUBLISHED_TABLES, SweepLine, sweep_lines, sweep_text
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.experiment_file import find_sweep
-from hpc_gpt.settings.sweep_rows import SweepRow
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.experiment_file import find_sweep
+from hpc_gpt.core.settings.sweep_rows import SweepRow
+from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, SweepLine, sweep_lines, sweep_text
 from tests.experiments.sweeps import COUNTS
 from tests.made_runs import add_attempt, make_run, metrics_line
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_gpt.cli.report import report
-from hpc_gpt.errors import ConfigError, NoSuchRun, UserError
-from hpc_gpt.runs.record import Record
+from hpc_gpt.core.errors import ConfigError, NoSuchRun, UserError
+from hpc_gpt.core.runs.record import Record
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.readers.made_logs import dump, iterations, write_log
 

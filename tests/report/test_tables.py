@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.report.tables import COLUMNS, as_block, print_record, record_pieces, records_text, show_layout
-from hpc_gpt.runs.record import Record
-from hpc_gpt.words import Grid, show_digits, show_params
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.words import Grid, show_digits, show_params
+from hpc_gpt.reader.report.tables import COLUMNS, as_block, print_record, record_pieces, records_text, show_layout
 
 PUBLISHED_RUN = Record(
     run="20210527-040202-ab12",

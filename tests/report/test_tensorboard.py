@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from hpc_gpt.errors import RunFolderError, UserError
-from hpc_gpt.report.exports import EVENT_FILE, export_runs, safe_name, started_name, write_events
+from hpc_gpt.core.errors import RunFolderError, UserError
+from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, safe_name, started_name, write_events
 from tests.conftest import REPOSITORY
 from tests.made_runs import STARTED, add_attempt, metrics_line
 from tests.report.any_run import any_run
@@ -94,8 +94,8 @@ def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
 
 
 def test_a_run_that_goes_on_stays_the_same_run(tmp_path):
-    from hpc_gpt.readers.runs.own_run import read_own
-    from hpc_gpt.runs.run_folder import RunFolder
+    from hpc_gpt.core.runs.run_folder import RunFolder
+    from hpc_gpt.reader.readers.runs.own_run import read_own
 
     before = restarted_run(tmp_path / "logs")
     paths = write_events([before], tmp_path / "out")
@@ -164,8 +164,8 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
 
 
 def test_a_run_without_steps_has_its_settings(tmp_path):
-    from hpc_gpt.readers.runs import RunRead
-    from hpc_gpt.runs.record import Record
+    from hpc_gpt.core.runs.record import Record
+    from hpc_gpt.reader.readers.runs import RunRead
 
     (path,) = write_events([RunRead(Record(run="r", gpus=4, step_s=math.nan))], tmp_path)
     assert read_back(path).Tags()["scalars"] == []
@@ -175,7 +175,7 @@ WITHOUT = """
 import sys
 sys.modules[{package!r}] = None
 from pathlib import Path
-from hpc_gpt.report.exports import {function}
+from hpc_gpt.reader.report.exports import {function}
 try:
     {function}([], Path({folder!r}))
 except Exception as fault:

@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import SessionLog
 
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.report.exports import write_events
-from hpc_gpt.report.track import Tracker
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.reader.readers.runs.own_run import read_own
+from hpc_gpt.reader.report.exports import write_events
+from hpc_gpt.reader.report.track import Tracker
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
 from tests.report.test_wandb import records, rows
@@ -122,7 +122,7 @@ def track_in_a_process(run: RunFolder, number: int, **environment: str) -> str:
     run.attempt(number).ranks_ended.touch()
     paths = os.pathsep.join([environment.pop("before", str(REPOSITORY)), str(REPOSITORY)])
     done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt.report.track", str(run.path), str(number)],
+        [sys.executable, "-m", "hpc_gpt.reader.report.track", str(run.path), str(number)],
         env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.after_jobs import (
+from hpc_gpt.core.runs.after_jobs import (
     AfterJob,
     after_table,
     forget_over,
@@ -15,8 +15,8 @@ from hpc_gpt.runs.after_jobs import (
     note_seen,
     remove_over,
 )
-from hpc_gpt.runs.retention import Retention
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.retention import Retention
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.cli.command import in_process
 from tests.made_runs import add_checkpoint, make_run, with_checkpoints
 

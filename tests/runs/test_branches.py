@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError, RunFolderError
-from hpc_gpt.files import write_once
-from hpc_gpt.runs import branches
-from hpc_gpt.runs.after_jobs import remove_over
-from hpc_gpt.runs.branches import CheckpointHold, knows_reservations, reserved_steps
-from hpc_gpt.runs.checkpoints import checkpoints_of, newest_sound
-from hpc_gpt.runs.lineage import (
+from hpc_gpt.core.errors import ConfigError, RunFolderError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs import branches
+from hpc_gpt.core.runs.after_jobs import remove_over
+from hpc_gpt.core.runs.branches import CheckpointHold, knows_reservations, reserved_steps
+from hpc_gpt.core.runs.checkpoints import checkpoints_of, newest_sound
+from hpc_gpt.core.runs.lineage import (
     RESUMED_FROM,
     Parent,
     branch_of,
@@ -24,9 +24,9 @@ from hpc_gpt.runs.lineage import (
     resume_point,
     saved_steps,
 )
-from hpc_gpt.runs.retention import Removal, Retention
-from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.runs.snapshot import take_snapshot
+from hpc_gpt.core.runs.retention import Removal, Retention
+from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.runs.snapshot import take_snapshot
 from tests.made_runs import add_checkpoint, make_run
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hpc_gpt.formulas import GIB
-from hpc_gpt.runs.disk_space import checkpoints_to_come, free_gib, space_needed_gib, steps_between_saves
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.runs.disk_space import checkpoints_to_come, free_gib, space_needed_gib, steps_between_saves
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
 
 
 def resolved(**train):

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends import what_next
-from hpc_gpt.launch.until import parse_until
-from hpc_gpt.network import free_port
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.runs.checkpoints import checkpoints_of
-from hpc_gpt.runs.lineage import newest_step
-from hpc_gpt.settings.experiment import ScriptFacts
-from hpc_gpt.settings.layout import Batch
-from hpc_gpt.watch.status import read_folders
+from hpc_gpt.core.ends import what_next
+from hpc_gpt.core.network import free_port
+from hpc_gpt.core.runs.checkpoints import checkpoints_of
+from hpc_gpt.core.runs.lineage import newest_step
+from hpc_gpt.core.settings.experiment import ScriptFacts
+from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.launcher.launch.until import parse_until
+from hpc_gpt.launcher.watch.status import read_folders
+from hpc_gpt.reader.readers.runs.own_run import read_own
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
 
 FAR = 2**31 - 3

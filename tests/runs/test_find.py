@@ -7,22 +7,22 @@ import time
 
 import pytest
 
-from hpc_gpt.bench.bench_run import make_folder
-from hpc_gpt.errors import JobFailed, NoSuchRun, RunFolderError
-from hpc_gpt.files import logs_dir
-from hpc_gpt.launch.prepared import PreparedRun
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.launch.submission import check_submission
-from hpc_gpt.launch.sweep import SubmittedSweep, link_runs, queue_locally, start_queued, write_sweep
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.find_runs import find_named, find_run, find_runs, is_sweep_folder, list_runs, singles_out
-from hpc_gpt.runs.run_folder import IN_QUEUE
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.watch.control import cancel_run, wait_for_all
-from hpc_gpt.watch.status import read_status
-from hpc_gpt.watch.sweep_rows import count_states, fold
+from hpc_gpt.core.errors import JobFailed, NoSuchRun, RunFolderError
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.runs.find_runs import find_named, find_run, find_runs, is_sweep_folder, list_runs, singles_out
+from hpc_gpt.core.runs.run_folder import IN_QUEUE
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.bench.bench_run import make_folder
+from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.launcher.launch.submission import check_submission
+from hpc_gpt.launcher.launch.sweep import SubmittedSweep, link_runs, queue_locally, start_queued, write_sweep
+from hpc_gpt.launcher.watch.control import cancel_run, wait_for_all
+from hpc_gpt.launcher.watch.status import read_status
+from hpc_gpt.launcher.watch.sweep_rows import count_states, fold
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.made_runs import make_run, unsubmitted_run, with_job
 
 
@@ -172,7 +172,7 @@ def test_where_one_folder_cannot_be_written_the_others_say_so(monkeypatch):
     with pytest.raises(RunFolderError, match="table-c"):
         write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     assert read_status(list_runs(logs_dir())) == [], "it was seen before anything was written"
-    monkeypatch.setattr("hpc_gpt.launch.submission.check_writable", lambda folder: None)
+    monkeypatch.setattr("hpc_gpt.launcher.launch.submission.check_writable", lambda folder: None)
     with pytest.raises(RunFolderError, match="table-c"):
         write_sweep("table", ROWS, logs_dir(), check_submission(ROWS, logs_dir()))
     rows = read_status(list_runs(logs_dir()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import (
+from hpc_gpt.core.runs.heartbeats import (
     LINE_BYTES,
     RankHeartbeat,
     c_dump,
@@ -19,7 +19,7 @@ from hpc_gpt.runs.heartbeats import (
     slow_nodes,
     write_heartbeat,
 )
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 
 BEAT = RankHeartbeat(3, "n1", 4711, 1, 17, "training", 0.5, 300.0, 1e9, probe_s=0.01)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.engines import engines
-from hpc_gpt.errors import ConfigError, LayoutError, RunFolderError, UserError
-from hpc_gpt.files import write_once
-from hpc_gpt.runs.lineage import (
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.errors import ConfigError, LayoutError, RunFolderError, UserError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.lineage import (
     RESUMED_FROM,
     Parent,
     convertible,
@@ -18,13 +18,13 @@ from hpc_gpt.runs.lineage import (
     newest_step,
     parent_of,
 )
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
 from tests.made_runs import add_checkpoint, with_checkpoints
 
 SITE = ClusterProfile(name="site", scheduler="slurm", gpus_per_node=4, partition="gpu", account="abc", sbatch=("--x",))
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_passed_over_unless_all_are(tmp_path):
 
 def test_a_checkpoint_too_large_to_read_is_checked_by_sizes(tmp_path, monkeypatch):
     run = run_with(tmp_path / "first", 2)
-    monkeypatch.setattr("hpc_gpt.runs.lineage.MOST_READ_BYTES", 699)
+    monkeypatch.setattr("hpc_gpt.core.runs.lineage.MOST_READ_BYTES", 699)
     (run.checkpoints / "step-00000002" / "weights").write_bytes(b"Weights" * 100)
     _, point = parent_of(run)
     assert "only the sizes of its files were checked" in point.notes[0]

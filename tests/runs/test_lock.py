@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs import lock
-from hpc_gpt.runs.lock import Holder, RunLocked, process_holder
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.lock import Holder, RunLocked, process_holder
+from hpc_gpt.core.runs.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.runs.record import RECORD_KEYS, Flag, Record
+from hpc_gpt.core.ends.failures import ENDED
+from hpc_gpt.core.runs.record import RECORD_KEYS, Flag, Record
 
 KEYS = """schema, run, name, dialect, engine, job_id, gpus, nodes, device, tp, pp, cp, dp, zero_stage, micro_batch,
 micro_batches, global_batch, seq, hidden, layers, heads, vocab, params, recompute, dtype, matmul, settings, started,

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.run_state import newest_chain
-from hpc_gpt.errors import ConfigError, NoSuchRun, RunFolderError, UserError
-from hpc_gpt.files import append_line, read_json, read_json_lines, replace_whole, write_once
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.find_runs import find_run, find_runs, list_runs
-from hpc_gpt.runs.run_folder import RunFolder, create_run, job_ids
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.ends.run_state import newest_chain
+from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError, UserError
+from hpc_gpt.core.files import append_line, read_json, read_json_lines, replace_whole, write_once
+from hpc_gpt.core.runs.find_runs import find_run, find_runs, list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder, create_run, job_ids
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
 from tests.made_runs import make_run
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import read_json
-from hpc_gpt.launch.render import render_script
-from hpc_gpt.runs.snapshot import (
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.runs.snapshot import (
     archive_of,
     begin,
     check_path,
@@ -26,13 +25,14 @@ from hpc_gpt.runs.snapshot import (
     take_snapshot,
     unpack_code,
 )
-from hpc_gpt.runs.unpack import CODE_ARCHIVE, SUMS
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.runs.unpack import CODE_ARCHIVE, SUMS
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
 
-FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/train/a.py": b"", "templates/b.j2": "é {{ c }}\n".encode()}
+FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/trainer/train/a.py": b"", "templates/b.j2": "é {{ c }}\n".encode()}
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_what_is_unpacked_is_as_submitted_a_difference_set_aside(run: Path) -> N
 def plant_cache(code: Path, ran: Path) -> None:
     """A cache of a module's that Python takes without a look at the source."""
     (source := code.parent / "layout.py").write_text(f"open({str(ran)!r}, 'w')")
-    (cache := code / "hpc_gpt" / "settings" / "__pycache__").mkdir()
+    (cache := code / "hpc_gpt" / "core" / "settings" / "__pycache__").mkdir()
     cached = cache / f"layout.{sys.implementation.cache_tag}.pyc"
     py_compile.compile(str(source), str(cached), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     source.unlink()
@@ -106,7 +106,7 @@ def plant_cache(code: Path, ran: Path) -> None:
 def import_from(code: Path) -> None:
     """As an attempt does."""
     environment = os.environ | code_environment(code, {})
-    subprocess.run([sys.executable, "-c", "import hpc_gpt.settings.layout"], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", "import hpc_gpt.core.settings.layout"], env=environment, check=True)
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -118,7 +118,7 @@ def test_a_cache_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path,
     assert ran.exists(), "it would run"
     ran.unlink()
     if link:
-        cache = code / "hpc_gpt" / "settings" / "__pycache__"
+        cache = code / "hpc_gpt" / "core" / "settings" / "__pycache__"
         cache.rename(tmp_path / "elsewhere")
         cache.symlink_to(tmp_path / "elsewhere")
     assert ready_code(tmp_path) == code
@@ -173,9 +173,8 @@ def test_sha256sum_agrees(run: Path) -> None:
 
 @pytest.mark.parametrize("mask", [0o027, 0o077])
 def test_what_is_written_keeps_the_umask(run: Path, mask: int) -> None:
-    program = (
-        "import os, sys; os.umask(int(sys.argv[1])); from hpc_gpt.runs import snapshot; snapshot.main([sys.argv[2]])"
-    )
+    program = "import os, sys; os.umask(int(sys.argv[1])); from hpc_gpt.core.runs import snapshot"
+    program += "; snapshot.main([sys.argv[2]])"
     program += "; from pathlib import Path; snapshot.unpack_code(Path(sys.argv[2]))"
     for path in (run / CODE_ARCHIVE, run / "provenance.json"):
         path.unlink()

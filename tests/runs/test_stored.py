@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.runs.stored import _KEYS, read_stored, read_stored_lines
+from hpc_gpt.core.runs.stored import _KEYS, read_stored, read_stored_lines
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just(10**400),

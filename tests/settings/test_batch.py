@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.layout import Batch, solve_batch
+from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.settings.layout import Batch, solve_batch
 
 sizes = st.integers(1, 64)
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.engines import ds_config_of, engine_of
-from hpc_gpt.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
-from hpc_gpt.errors import UserError
-from hpc_gpt.plan.training import training_of
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.engines import ds_config_of, engine_of
+from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.plan.training import training_of
 
 
 def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) -> Resolved:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.engines import engines
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.runs.lineage import check_same_training
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment import Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.settings.key_rules import key, key_rules
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash, speed_hash
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.lineage import check_same_training
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.key_rules import key, key_rules
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
 
 TABLES: dict[str, Any] = {entry.name: entry.default_factory for entry in fields(Experiment) if entry.name != "name"}
 

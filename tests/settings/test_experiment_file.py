@@ -2,13 +2,19 @@
 
 import pytest
 
-from hpc_gpt.files import experiments_dir
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.experiment_file import cut_warmup, find_experiment, find_sweep, list_experiments, load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved, folder_name
-from hpc_gpt.settings.sweep_rows import SweepRow
+from hpc_gpt.core.files import experiments_dir
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment_file import (
+    cut_warmup,
+    find_experiment,
+    find_sweep,
+    list_experiments,
+    load_experiment,
+)
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved, folder_name
+from hpc_gpt.core.settings.sweep_rows import SweepRow
 
 BASE = """
 [model]

@@ -5,12 +5,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.facts import MEASURED_ON
-from hpc_gpt.settings.engines import FAST_SETTINGS, engine_faults, with_fast_settings
-from hpc_gpt.settings.experiment import Engine, Train
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.facts import MEASURED_ON
+from hpc_gpt.core.settings.engines import FAST_SETTINGS, engine_faults, with_fast_settings
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.presets import preset
 
 GPT2, LLAMA = preset("gpt2"), preset("llama3.2-1b")
 BLOCK = Engine("ddp", compile="block")

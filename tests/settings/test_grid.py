@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.experiment_file import load_experiment, read_experiment
-from hpc_gpt.settings.grid import parse_grid, with_grid
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment_file import load_experiment, read_experiment
+from hpc_gpt.core.settings.grid import parse_grid, with_grid
 
 
 def rows(*texts: str, experiment: str = "demo", row: str | None = None):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import limit_s
 
 
 @pytest.mark.parametrize(

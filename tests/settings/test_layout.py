@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import LayoutError
-from hpc_gpt.settings.layout import AXES, Coordinate, Layout, check_nodes, nodes_for
+from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.settings.layout import AXES, Coordinate, Layout, check_nodes, nodes_for
 
 sizes = st.integers(1, 6)
 layouts = st.builds(Layout, tp=sizes, pp=sizes, dp=sizes, cp=st.integers(1, 4))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import folder_of_data, load_experiment, parse_override, read_experiment
-from hpc_gpt.settings.mixture import MixedSource, evaluation_shares
-from hpc_gpt.settings.resolve import experiment_of, experiment_text, resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash, speed_hash
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import folder_of_data, load_experiment, parse_override, read_experiment
+from hpc_gpt.core.settings.mixture import MixedSource, evaluation_shares
+from hpc_gpt.core.settings.resolve import experiment_of, experiment_text, resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
 
 MIX = """\
 extends = "demo"

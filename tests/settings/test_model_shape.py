@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.model_shape import ModelShape, check_shape
-from hpc_gpt.settings.presets import PRESETS, preset
-from hpc_gpt.settings.shape_split import (
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.core.settings.presets import PRESETS, preset
+from hpc_gpt.core.settings.shape_split import (
     default_tp,
     layer_params,
     params_of_stages,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import PRESETS, preset
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import PRESETS, preset
 
 # Parameters; those of Llama 3.1 and 3.2, Qwen and SmolLM are the sizes that their model cards' files have.
 PARAMS = {

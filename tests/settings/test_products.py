@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.engines import check_products
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
 
 
 def check(

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.requirements import check_package, check_requirements
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.requirements import check_package, check_requirements
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
 
 
 def settle(**overrides) -> Resolved:

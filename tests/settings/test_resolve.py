@@ -8,20 +8,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
-from hpc_gpt.settings.experiment import Experiment, LayoutRequest, Model
-from hpc_gpt.settings.experiment_file import (
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile, user_default
+from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest, Model
+from hpc_gpt.core.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
     list_experiments,
     load_experiment,
     parse_override,
     read_experiment,
 )
-from hpc_gpt.settings.layout import Batch
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.resolve import experiment_of, resolve, resolve_shape
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolve import experiment_of, resolve, resolve_shape
+from hpc_gpt.core.settings.resolved import Resolved
 
 NODE_OF_4 = ClusterProfile(name="four")
 

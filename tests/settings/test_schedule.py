@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.schedule import cut_schedule, decay_steps_of, describe_schedule, excess_of, learning_rate
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.schedule import cut_schedule, decay_steps_of, describe_schedule, excess_of, learning_rate
 
 TRAIN = Train(steps=100, lr=1e-3, min_lr=1e-4, warmup_steps=10)
 WSD = replace(TRAIN, decay="wsd", decay_steps=20)

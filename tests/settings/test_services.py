@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.runs.lineage import descend
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import experiment_of, experiment_text, resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash
-from hpc_gpt.settings.services import SERVICES
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.lineage import descend
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import experiment_of, experiment_text, resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.settings.services import SERVICES
 
 PROFILE = load_profile("local")
 ASKED = {

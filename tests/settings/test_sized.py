@@ -12,6 +12,8 @@ ASKERS = {
     "settings.sized": "says what depends on it, a function each",
     "settings.resolve": "leaves out the model and the batch of a program, before there is a run",
     "engines.base.facts": "says of an engine whether it starts another program",
+    "engines": "lists those that train a model that we know",
+    "train.__main__": "starts a program's rank in place of the trainer",
 }
 OTHER_COMMANDS = {"settings.services"}  # that of [notify]
 

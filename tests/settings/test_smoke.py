@@ -6,17 +6,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.engines import engine_named, engines
-from hpc_gpt.errors import UserError
-from hpc_gpt.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.settings.experiment_file import find_sweep, list_experiments, load_experiment
-from hpc_gpt.settings.model_shape import architecture_of
-from hpc_gpt.settings.presets import PRESETS
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.settings.smoke import shrink, sizes_beside
-from hpc_gpt.slurm.directives import check_job
+from hpc_gpt.core.engines import engine_named, engines
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.experiment_file import find_sweep, list_experiments, load_experiment
+from hpc_gpt.core.settings.model_shape import architecture_of
+from hpc_gpt.core.settings.presets import PRESETS
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.smoke import shrink, sizes_beside
+from hpc_gpt.core.slurm.directives import check_job
 
 SITE = ClusterProfile(name="site", gpus_per_node=8)
 HERE = load_profile("local")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.process import start_time
+from hpc_gpt.core.process import start_time
 from tests.processes import all_pids, command_of, environment_of, name_of, send
 
 PREFIX = "hpc-gpt-slurm-"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.processes import children_of, command_of, name_of, pause, send, started_with, state_of
 from tests.slurm.cluster import Cluster
 
@@ -86,7 +86,7 @@ class Launcher:
         }
 
     def _make_tokens(self, path: Path) -> None:
-        from hpc_gpt.tokens.build import build_tokens
+        from hpc_gpt.trainer.tokens.build import build_tokens
 
         (source := path.with_suffix(".txt")).write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
         build_tokens(source, path)
@@ -245,8 +245,8 @@ class Job:
 
     def ranks(self) -> list[int]:
         """Pids of the run's ranks on this machine, whichever of its jobs they belong to."""
-        ours = started_with("hpc_gpt.train", HPC_GPT_RUN=str(self.run.path), SLURM_CONF=str(self.cluster.conf))
-        return [pid for pid in ours if command_of(pid)[1:3] == ["-m", "hpc_gpt.train"]]
+        ours = started_with("hpc_gpt.trainer.train", HPC_GPT_RUN=str(self.run.path), SLURM_CONF=str(self.cluster.conf))
+        return [pid for pid in ours if command_of(pid)[1:3] == ["-m", "hpc_gpt.trainer.train"]]
 
     def preempt(self) -> str:
         """Submits a job of higher priority for its nodes; gives that one's id."""

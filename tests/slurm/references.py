@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.processes import send
 from tests.slurm.launcher import ENDLESS, LIMIT_S, PAIR, SINGLE, UNSAVED, Job
 from tests.slurm.stories import Teller, story

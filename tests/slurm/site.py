@@ -1,7 +1,7 @@
 """The cluster for checks: every node, feature, account, qos and partition that a shipped profile asks for."""
 
-from hpc_gpt.files import clusters_dir
-from hpc_gpt.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.core.files import clusters_dir
+from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
 from tests.slurm.cluster import ClusterSpec, Nodes
 
 FOUR_GPU_NODES = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.slurm.launcher import ENDLESS, LONG_LEAD, SINGLE, STEPS, UNSAVED, Job, Launcher, paused
 from tests.slurm.references import single
 from tests.slurm.stories import Teller, slow_story, story

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hpc_gpt.settings.experiment_file import DEFAULT_EXPERIMENT
+from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import Launcher
 from tests.slurm.site import slurm_profiles

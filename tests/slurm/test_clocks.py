@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hpc_gpt.settings.experiment import limit_s
+from hpc_gpt.core.settings.experiment import limit_s
 from tests.slurm.launcher import ENDLESS, SINGLE, UNSAVED, Job, Launcher
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.cluster import LEDGER, Cluster, Nodes
 from tests.slurm.conftest import running
 from tests.slurm.launcher import HELD, Job, Launcher

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hpc_gpt.runs.after_jobs import after_table, list_after
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.after_jobs import after_table, list_after
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher

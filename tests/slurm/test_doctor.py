@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.core.settings.cluster import load_profile
 from tests.slurm.launcher import PROFILE, Job, Launcher
 from tests.slurm.stories import Teller, story
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.docs.pages import text_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import SINGLE, Launcher

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.launcher import ENDLESS, PAIR, PYTHON, SINGLE, STEPS, UNSAVED, Job, Launcher, paused
 from tests.slurm.stories import Teller, slow_story, story
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.process import start_time
-from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.around import around, curve, events_of
 from tests.slurm.launcher import Job, Launcher
 
@@ -516,7 +516,7 @@ def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launc
 
 def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
     """getopt names what an abbreviation could mean: from the letters on, every option of the installed sbatch."""
-    from hpc_gpt.slurm.directives import options_of
+    from hpc_gpt.core.slurm.directives import options_of
 
     named: set[str] = set()
     for letter in "abcdeghijklmnopqrstuvwx":

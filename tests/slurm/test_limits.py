@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.launcher import HELD, SINGLE, Job, Launcher
 from tests.slurm.test_sweeps import states
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.after_jobs import after_table, list_after
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.after_jobs import after_table, list_after
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.conftest import sbatch_in
 from tests.slurm.launcher import HELD, SAVED, SINGLE, Job, Launcher, paused
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.race import read_visits
+from hpc_gpt.core.runs.race import read_visits
 from tests.slurm.launcher import REPOSITORY, TINY, Job, Launcher
 from tests.slurm.stories import Teller, slow_story, story
 

@@ -3,7 +3,7 @@
 import warnings
 from pathlib import Path
 
-from hpc_gpt.rehearsal.local_slurm import LocalSlurm
+from hpc_gpt.launcher.rehearsal.local_slurm import LocalSlurm
 from tests.rehearsal.commands import Commands
 from tests.rehearsal.observed import observe
 from tests.slurm.cluster import Cluster

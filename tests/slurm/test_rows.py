@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.launch.render import render_script
+from hpc_gpt.launcher.launch.render import render_script
 from tests.experiments.sweeps import COUNTS, PROFILES, settle, sweep
 from tests.slurm.cluster import Cluster
 

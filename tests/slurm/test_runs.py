@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpc_gpt.files import read_json_lines
-from hpc_gpt.runs.after_jobs import after_table, list_after
-from hpc_gpt.runs.run_folder import RunFolder, user_name
+from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.runs.after_jobs import after_table, list_after
+from hpc_gpt.core.runs.run_folder import RunFolder, user_name
 from tests.processes import send
 from tests.slurm.launcher import (
     ENDLESS,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.launcher import HELD, PAIR, PROFILE, SINGLE, STEPS, Job, Launcher, paused
 from tests.slurm.stories import Story, Teller, slow_story, story
 
@@ -31,7 +31,7 @@ HOSTLESS = """#!/bin/bash
 """
 # A rank's Python that is slow to start, as from a busy network file system.
 SLOW_PYTHON = """#!/bin/bash
-if [ "$2" = hpc_gpt.train ]; then
+if [ "$2" = hpc_gpt.trainer.train ]; then
   touch "{folder}/starts.$RANK"
   until [ -e "{folder}/go" ]; do sleep 0.1; done
 fi
@@ -39,7 +39,7 @@ exec "{python}" "$@"
 """
 # A rank's Python that hangs in the first attempt, and hears no signal.
 HANGING_PYTHON = """#!/bin/bash
-if [ "$2" = hpc_gpt.train ] && [ "$HPC_GPT_ATTEMPT" = 1 ]; then
+if [ "$2" = hpc_gpt.trainer.train ] && [ "$HPC_GPT_ATTEMPT" = 1 ]; then
   trap '' TERM USR2
   touch "{folder}/starts.$RANK"
   while :; do sleep 1; done

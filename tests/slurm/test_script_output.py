@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.launcher import Job, Launcher
 from tests.slurm.test_job_scripts import folder_of, submit
 

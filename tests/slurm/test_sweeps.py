@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.launcher import LIMIT_S, Job, Launcher
 from tests.slurm.stories import Teller, story
 

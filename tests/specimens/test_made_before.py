@@ -6,12 +6,15 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.snapshot import OLD_NAMES, code_files
 from tests import marked
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import status_of, wait_until
@@ -112,6 +115,26 @@ def test_offloaded_states_in_other_groups_give_equal_losses(tmp_path, monkeypatc
     before, after = losses(parent), losses(child)
     assert sorted(after) == [7, 8, 9]
     assert [after[7], after[8]] == pytest.approx([before[7], before[8]], rel=1e-6)
+
+
+# What scripts rendered by earlier versions start, or take out of the archive.
+STARTED = (
+    *("bench.race", "chain.after", "chain.before", "chain.script_end", "doctor.preflight", "ends.notify"),
+    *("launch.after", "launch.local.by_hand", "launch.local.queue", "report.track", "runs.snapshot"),
+    *("supervision.gpus", "train", "train.export", "train.preflight", "train.script_watch"),
+)
+
+
+def test_names_that_earlier_scripts_start_are_there():
+    specimens = " ".join(path.read_text(encoding="utf-8") for path in HERE.glob("*.sh"))
+    assert set(re.findall(r"-m hpc_gpt\.([\w.]+\w)", specimens)) <= {*STARTED}
+    program = (
+        "import sys\nfrom importlib.util import find_spec\nprint(*(find_spec(name).origin for name in sys.argv[1:]))"
+    )
+    line = [sys.executable, "-c", program, *(f"hpc_gpt.{name}" for name in STARTED)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == len(STARTED)
+    assert {*OLD_NAMES} < {*code_files()}
 
 
 @pytest.mark.long(but="first")

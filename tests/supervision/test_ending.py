@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.ends.end_policy import End
-from hpc_gpt.ends.run_state import read_end
-from hpc_gpt.errors import CheckpointError, ConfigError, DataError, RunFolderError
-from hpc_gpt.files import append_line, write_once
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.supervision.ending import (
+from hpc_gpt.core.ends.end_policy import End
+from hpc_gpt.core.ends.run_state import read_end
+from hpc_gpt.core.errors import CheckpointError, ConfigError, DataError, RunFolderError
+from hpc_gpt.core.files import append_line, write_once
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.trainer.supervision.ending import (
     classify_exception,
     end_of_sigterm,
     explain_exception,
@@ -24,7 +24,7 @@ from hpc_gpt.supervision.ending import (
     report_failure,
     write_end,
 )
-from hpc_gpt.supervision.meeting import RankIdentity, identify, read_rendezvous
+from hpc_gpt.trainer.supervision.meeting import RankIdentity, identify, read_rendezvous
 from tests.made_runs import add_attempt, make_run
 
 NVME = {"engine__name": "deepspeed-zero", "engine__zero_stage": 3, "layout__tp": 1, "layout__pp": 1}
@@ -180,7 +180,9 @@ def test_other_errors_stay_as_they_are(error: BaseException) -> None:
 def test_a_python_without_torch_is_one_line_and_a_hint(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     attempt = run.new_attempt()
-    without = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('hpc_gpt.train', run_name='__main__')"
+    without = (
+        "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('hpc_gpt.trainer.train', run_name='__main__')"
+    )
     environment = os.environ | {"HPC_GPT_RUN": str(run.path), "HPC_GPT_ATTEMPT": str(attempt.number), "RANK": "0"}
     rank = subprocess.run([sys.executable, "-c", without], env=environment, capture_output=True, text=True, check=False)
     assert (rank.returncode, rank.stderr) == (2, "")

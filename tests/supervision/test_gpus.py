@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, read_heartbeats, write_heartbeat
-from hpc_gpt.runs.stored import read_lines_as
+from hpc_gpt.core.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, read_heartbeats, write_heartbeat
+from hpc_gpt.core.runs.stored import read_lines_as
 from tests.supervision.nvml import nvml_environment
 
 # Steps of a rank under a watchdog that writes each second; prints how long each took, and how often the heartbeat of
@@ -20,10 +20,10 @@ from tests.supervision.nvml import nvml_environment
 RANK = """
 import json, sys, time
 from pathlib import Path
-from hpc_gpt.runs.heartbeats import read_heartbeats
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.supervision import watchdog
-from hpc_gpt.supervision.heartbeat import Heartbeat
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.supervision import watchdog
+from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
 watchdog._START_S = 0.0  # the second rank need not wait for a first one: there is none
 attempt, heart = RunFolder(Path(sys.argv[1])).new_attempt(), Heartbeat(20.0, 20.0)
 watchdog.Watchdog(attempt, 0, 1, heart, print).start()
@@ -93,7 +93,7 @@ def test_an_earlier_program_reads_it_and_odd_gpus_are_left_out(tmp_path: Path) -
 
 FREE = """
 import sys
-from hpc_gpt.supervision.gpus import wait_until_free
+from hpc_gpt.trainer.supervision.gpus import wait_until_free
 print(wait_until_free(float(sys.argv[1])))
 """
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import RankHeartbeat
-from hpc_gpt.supervision.heartbeat import (
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat
+from hpc_gpt.trainer.supervision.heartbeat import (
     COMPILING,
     EVALUATING,
     LEAVING,
@@ -27,7 +27,7 @@ HOUR = 3600.0
 def heart(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     """A heart of the defaults, whose steps take 20 s but for two first ones of 200 s; evaluations take 100 s."""
     now = [0.0]
-    monkeypatch.setattr("hpc_gpt.supervision.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hpc_gpt.trainer.supervision.heartbeat.time.monotonic", lambda: now[0])
     heart = Heartbeat(20.0, 300.0)
     heart.tick = lambda seconds: now.__setitem__(0, now[0] + seconds)
     return heart

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import RankHeartbeat, read_heartbeats
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 
 # A rank with a heartbeat every second that makes no step; it notes what is done below the attempt.
 RANK = """
 import os, sys, time
 from pathlib import Path
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.supervision.heartbeat import Heartbeat
-from hpc_gpt.supervision.watchdog import Watchdog
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
+from hpc_gpt.trainer.supervision.watchdog import Watchdog
 folder, size, rank, limit_s = sys.argv[1], *map(int, sys.argv[2:])
 counts = os.open(f"{folder}-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 def note(event, values):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.requests import open_requests, write_request
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.supervision.signals import Inbox, Signals, show_job
+from hpc_gpt.core.runs.requests import open_requests, write_request
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.supervision.signals import Inbox, Signals, show_job
 from tests.train.filling import fill
 
 SHOWN = "JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:01:00"
@@ -38,7 +38,7 @@ def test_flags_rise_while_the_main_thread_stands_still() -> None:
     """The main thread holds a lock in C for ever; the second Ctrl-C still ends the process, and not before."""
     program = """
 import signal, threading
-from hpc_gpt.supervision.signals import Signals
+from hpc_gpt.trainer.supervision.signals import Signals
 
 class Telling(Signals):
     def receive(self, number):
@@ -83,7 +83,7 @@ def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_save_with_a_refused_answer_is_not_asked_for_again(small_disk, monkeypatch):
     """Each would be refused as well, and soon the attempt had refused too many."""
-    monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
+    monkeypatch.setattr("hpc_gpt.trainer.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(small_disk).attempt(1)
     attempt.folder.mkdir(parents=True)
     request = write_request(attempt, "save")

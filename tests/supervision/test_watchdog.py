@@ -9,21 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.supervision import watchdog as module
-from hpc_gpt.supervision.heartbeat import Heartbeat
-from hpc_gpt.supervision.stacks import Frame, find_open_collective, find_wait, main_frames
-from hpc_gpt.supervision.watchdog import Watchdog
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.supervision import watchdog as module
+from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
+from hpc_gpt.trainer.supervision.stacks import Frame, find_open_collective, find_wait, main_frames
+from hpc_gpt.trainer.supervision.watchdog import Watchdog
 
 
 def test_where_a_main_thread_stands() -> None:
     c10d = "/v/site-packages/torch/distributed/distributed_c10d.py"
-    ours = Frame("/r/hpc_gpt/train/loop.py", 96, "run")
+    ours = Frame("/r/hpc_gpt/trainer/train/loop.py", 96, "run")
     assert find_wait([Frame(c10d, 1, "all_reduce"), Frame("/v/deepspeed/comm.py", 2, "all_reduce"), ours]) == (
         "all_reduce",
         "loop.py:96 in run",
     )
-    words = Frame("/r/hpc_gpt/train/ranks.py", 79, "finish")
+    words = Frame("/r/hpc_gpt/trainer/train/ranks.py", 79, "finish")
     assert find_wait([words, ours]) == ("the all_reduce of a step's reports", "ranks.py:79 in finish")
     assert find_wait([Frame("/r/mine.py", 5, "spin"), ours]) == ("", "mine.py:5 in spin")
     assert find_wait([]) == ("", "")
@@ -32,11 +32,11 @@ def test_where_a_main_thread_stands() -> None:
 def test_the_main_thread_of_a_dump_is_its_last() -> None:
     dump = """Timeout (0:00:03)!
 Thread 0x00007f051bfff6c0 (most recent call first):
-  File "/r/hpc_gpt/supervision/watchdog.py", line 98 in _run
+  File "/r/hpc_gpt/trainer/supervision/watchdog.py", line 98 in _run
 
 Thread 0x00007f0551fc1b80 (most recent call first):
   File "/r/a path/mine.py", line 5 in spin
-  File "/r/hpc_gpt/train/loop.py", line 96 in run
+  File "/r/hpc_gpt/trainer/train/loop.py", line 96 in run
 """
     assert [str(frame) for frame in main_frames(dump)] == ["mine.py:5 in spin", "loop.py:96 in run"]
 

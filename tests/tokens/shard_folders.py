@@ -8,10 +8,10 @@ from typing import Any
 
 import zstandard
 
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
 
 SEQ = 4
 LOCAL = ClusterProfile(name="local", scheduler="local", gpus_per_node=64, gpu_flag="none", chain="none")

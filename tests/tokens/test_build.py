@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.tokens.build import build_stdlib, build_tokens, stdlib_path
-from hpc_gpt.tokens.token_file import open_tokens
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.trainer.tokens.build import build_stdlib, build_tokens, stdlib_path
+from hpc_gpt.trainer.tokens.token_file import open_tokens
 
 
 def text_of(path: Path) -> bytes:
@@ -90,7 +90,7 @@ def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
-        "from hpc_gpt.tokens.build import build_tokens; build_tokens(sys.argv[1], sys.argv[2])"
+        "from hpc_gpt.trainer.tokens.build import build_tokens; build_tokens(sys.argv[1], sys.argv[2])"
     )
     out = tmp_path / "x.tokens"
     done = subprocess.run([sys.executable, "-c", program, source, out], capture_output=True, text=True, check=False)
@@ -109,7 +109,7 @@ def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
 )
 def test_two_builders_of_the_standard_library_at_once(tmp_path: Path, build: str, suffixes: list[str]) -> None:
     environment = {**os.environ, "HPC_GPT_DATA": str(tmp_path / "data")}
-    program = f"from hpc_gpt.tokens import build; print(build.{build})"
+    program = f"from hpc_gpt.trainer.tokens import build; print(build.{build})"
     builders = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from hpc_gpt.settings.cluster import load_profile
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.tokens import description
-from hpc_gpt.tokens.build import build_megatron, build_tokens, stdlib_length
-from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.trainer.tokens import description
+from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens, stdlib_length
+from hpc_gpt.trainer.tokens.run_data import ensure_data
+from hpc_gpt.trainer.tokens.samples import open_samples
 
 
 def describe_data(resolved):

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import end_token as module
-from hpc_gpt.tokens import megatron, token_file
-from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.tokens.end_token import check_end_token, end_token
-from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.tokens.sources import DOCUMENT_END
-from hpc_gpt.tokens.tokenizer import ByteTokenizer, WordTokenizer
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.trainer.tokens import end_token as module
+from hpc_gpt.trainer.tokens import megatron, token_file
+from hpc_gpt.trainer.tokens.build import build_tokens
+from hpc_gpt.trainer.tokens.end_token import check_end_token, end_token
+from hpc_gpt.trainer.tokens.run_data import ensure_data
+from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
+from hpc_gpt.trainer.tokens.tokenizer import ByteTokenizer, WordTokenizer
 from tests.tokens.shard_folders import reading
 
 WORDS = "one two three four five six seven eight nine ten " * 3

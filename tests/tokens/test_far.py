@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hpc_gpt.tokens.mixture import MixtureOrder
+from hpc_gpt.trainer.tokens.mixture import MixtureOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.settings.layout import Batch
-from hpc_gpt.tokens import megatron
-from hpc_gpt.tokens.order import micro_batch_numbers, permute, sample_position
-from hpc_gpt.tokens.samples import FileSamples, MixtureSamples
-from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, list_shards
-from hpc_gpt.tokens.token_file import HEADER, MAGIC, TokenFile, open_tokens
-from hpc_gpt.train.data import DataStream
+from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.trainer.tokens import megatron
+from hpc_gpt.trainer.tokens.order import micro_batch_numbers, permute, sample_position
+from hpc_gpt.trainer.tokens.samples import FileSamples, MixtureSamples
+from hpc_gpt.trainer.tokens.shard_stream import ShardSet, ShardStream, list_shards
+from hpc_gpt.trainer.tokens.token_file import HEADER, MAGIC, TokenFile, open_tokens
+from hpc_gpt.trainer.train.data import DataStream
 from tests.tokens.shard_folders import SEQ, reading, streaming, write_shards
 
 MOST = 2**63 - 1

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.build import build_megatron
-from hpc_gpt.tokens.megatron import open_megatron
-from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.tokens.samples import FileSamples, open_samples
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.tokens.build import build_megatron
+from hpc_gpt.trainer.tokens.megatron import open_megatron
+from hpc_gpt.trainer.tokens.run_data import ensure_data
+from hpc_gpt.trainer.tokens.samples import FileSamples, open_samples
 from tests.tokens.shard_folders import reading, streaming
 
 KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}

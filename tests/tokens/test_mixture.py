@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.settings.mixture import MixedSource, mixture_shares, phase_steps
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens import description
-from hpc_gpt.tokens.build import build_megatron, build_tokens
-from hpc_gpt.tokens.order import MixtureOrder
-from hpc_gpt.tokens.run_data import check_beside, ensure_data, located
-from hpc_gpt.tokens.samples import open_samples
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.settings.mixture import MixedSource, mixture_shares, phase_steps
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.tokens import description
+from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
+from hpc_gpt.trainer.tokens.order import MixtureOrder
+from hpc_gpt.trainer.tokens.run_data import check_beside, ensure_data, located
+from hpc_gpt.trainer.tokens.samples import open_samples
 from tests.tokens.shard_folders import SEQ, reading
 
 

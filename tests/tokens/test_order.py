@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.settings.layout import Batch, solve_batch
-from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.tokens.order import micro_batch_numbers, sample_position
-from hpc_gpt.tokens.samples import FileSamples, RandomSamples
+from hpc_gpt.core.settings.layout import Batch, solve_batch
+from hpc_gpt.trainer.tokens.build import build_tokens
+from hpc_gpt.trainer.tokens.order import micro_batch_numbers, sample_position
+from hpc_gpt.trainer.tokens.samples import FileSamples, RandomSamples
 
 ORDER_OF_SEED_1 = [8, 7, 4, 1, 3, 6, 0, 5, 2, 9]
 ORDER_OF_EPOCH_1 = [3, 0, 2, 9, 7, 6, 5, 4, 8, 1]

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.process import is_alive, start_time
-from hpc_gpt.tokens.reader_process import ReaderProcess, ReaderTask, read_chunks
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.process import is_alive, start_time
+from hpc_gpt.trainer.tokens.reader_process import ReaderProcess, ReaderTask, read_chunks
 from tests.tokens.shard_folders import SEQ, write_shards
 
 
@@ -80,7 +80,7 @@ def test_a_killed_rank_leaves_no_reader(tmp_path: Path, at_work: bool) -> None:
     folder = write_shards(tmp_path / "shards", (4095,) * 8)
     program = (
         "import os, sys, time\n"
-        "from hpc_gpt.tokens.reader_process import ReaderProcess\n"
+        "from hpc_gpt.trainer.tokens.reader_process import ReaderProcess\n"
         "from tests.tokens.test_reader_process import task\n"
         "from pathlib import Path\n"
         "readers = [ReaderProcess(task(Path(sys.argv[1]))) for _ in range(2)]\n"
@@ -109,6 +109,6 @@ def test_a_killed_rank_leaves_no_reader(tmp_path: Path, at_work: bool) -> None:
 
 
 def test_the_reader_loads_no_torch() -> None:
-    program = "import json, sys, hpc_gpt.tokens.reader_process; print(json.dumps(sorted(sys.modules)))"
+    program = "import json, sys, hpc_gpt.trainer.tokens.reader_process; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "deepspeed", "zstandard", "tokenizers"} & set(json.loads(done.stdout))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import run_data
-from hpc_gpt.tokens.run_data import check_length
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.trainer.tokens import run_data
+from hpc_gpt.trainer.tokens.run_data import check_length
 from tests.tokens.shard_folders import SEQ, reading
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import content, shard_stream
-from hpc_gpt.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
-from hpc_gpt.tokens.run_data import ensure_data, open_shards
-from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples, fraction_for, list_shards
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.trainer.tokens import content, shard_stream
+from hpc_gpt.trainer.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
+from hpc_gpt.trainer.tokens.run_data import ensure_data, open_shards
+from hpc_gpt.trainer.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples, fraction_for, list_shards
 from tests.tokens.shard_folders import SEQ, streaming, write_shard, write_shards
 
 # Empty, shorter than a block, a block exactly, and several with a rest.

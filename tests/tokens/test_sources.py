@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from hpc_gpt.errors import ConfigError, DataError
-from hpc_gpt.tokens import content
-from hpc_gpt.tokens.sources import (
+from hpc_gpt.core.errors import ConfigError, DataError
+from hpc_gpt.trainer.tokens import content
+from hpc_gpt.trainer.tokens.sources import (
     DOCUMENT_END,
     DocumentCount,
     UnreadableFile,

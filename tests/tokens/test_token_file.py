@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.tokens import token_file
-from hpc_gpt.tokens.token_file import HEADER, open_tokens, write_tokens
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.trainer.tokens import token_file
+from hpc_gpt.trainer.tokens.token_file import HEADER, open_tokens, write_tokens
 
 
 def write(path: Path, tokens: list[int], vocab: int = 256, pieces: int = 1) -> None:

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from hpc_gpt.errors import ConfigError, DataError
-from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples
-from hpc_gpt.tokens.sources import DOCUMENT_END
-from hpc_gpt.tokens.token_file import open_tokens
-from hpc_gpt.tokens.tokenizer import (
+from hpc_gpt.core.errors import ConfigError, DataError
+from hpc_gpt.trainer.tokens.build import build_tokens
+from hpc_gpt.trainer.tokens.run_data import ensure_data
+from hpc_gpt.trainer.tokens.samples import open_samples
+from hpc_gpt.trainer.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples
+from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
+from hpc_gpt.trainer.tokens.token_file import open_tokens
+from hpc_gpt.trainer.tokens.tokenizer import (
     Tokenizer,
     beginning_documents,
     collect_characters,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hpc_gpt.errors import UserError
-from hpc_gpt.runs.run_folder import job_ids
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.runs.run_folder import job_ids
 from tests.command.mine import PROGRAMS, experiment, loss_of_loop
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hpc_gpt.files import read_json
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.runs.run_folder import Attempt, job_ids
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.runs.run_folder import Attempt, job_ids
+from hpc_gpt.reader.readers.runs.own_run import read_own
 from tests.processes import command_of
 from tests.torture.order import SAVE_EVERY, STEPS
 from tests.torture.scene import Scene

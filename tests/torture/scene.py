@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from hpc_gpt.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.processes import environment_of, send, started_with, state_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import PYTHON, Job, Launcher

@@ -7,11 +7,11 @@ from typing import cast
 
 import torch
 
-from hpc_gpt.model.context_parallel import ContextParallel
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.engines.attention import AttentionKernels
-from hpc_gpt.train.engines.protocol import MicroBatches, StepResult
-from hpc_gpt.train.ranks import Peers, Ranks, StepReport
+from hpc_gpt.trainer.model.context_parallel import ContextParallel
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.train.engines.attention import AttentionKernels
+from hpc_gpt.trainer.train.engines.protocol import MicroBatches, StepResult
+from hpc_gpt.trainer.train.ranks import Peers, Ranks, StepReport
 
 
 class _Alone(Peers):

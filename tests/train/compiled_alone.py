@@ -5,10 +5,10 @@ import json
 import torch
 from torch._dynamo.utils import counters
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines.kernels import compile_model
 
 if __name__ == "__main__":
     model = Gpt(ModelShape(32, 2, 2, vocab=61, seq=16), 1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.tokens.build import build_tokens
+from hpc_gpt.trainer.tokens.build import build_tokens
 
 
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small token file of this repository's own sources."""
-    source = Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens"
+    source = Path(__file__).resolve().parents[2] / "hpc_gpt" / "trainer" / "tokens"
     return build_tokens(source, tmp_path_factory.mktemp("tokens") / "own.tokens").path
 
 

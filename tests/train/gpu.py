@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.resolved import Resolved
 from tests.distributed.equality_cases import micro_batches
 
 ON_GPU = [

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.runs.run_folder import Attempt, RunFolder, create_run
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
 from tests.forked import FORKED
 
 
@@ -155,7 +155,7 @@ def train_alone(run: RunFolder, *options: str, **environment: str) -> subprocess
     own = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "HPC_GPT_RUN": str(run.path)}
     own["HPC_GPT_ATTEMPT"] = str(run.new_attempt().number)
     return subprocess.run(
-        [sys.executable, *options, "-m", "hpc_gpt.train"],
+        [sys.executable, *options, "-m", "hpc_gpt.trainer.train"],
         env=os.environ | own | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

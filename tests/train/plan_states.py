@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
 from tests import without
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.groups import finish, in_turn

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.supervision.signals import Signals
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.engines.protocol import build_engine
-from hpc_gpt.train.loop import Loop, Supervision
-from hpc_gpt.train.measurements import GpuWatch
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.supervision.signals import Signals
+from hpc_gpt.trainer.tokens.samples import open_samples
+from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.trainer.train.engines.protocol import build_engine
+from hpc_gpt.trainer.train.loop import Loop, Supervision
+from hpc_gpt.trainer.train.measurements import GpuWatch
 from tests import without
 from tests.distributed.groups import finish, meet
 from tests.train.alone import ALONE

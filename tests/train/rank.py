@@ -1,4 +1,4 @@
-"""One rank of the trainer, as `python -m hpc_gpt.train` would run it, and what tests have happen to it on the way."""
+"""One rank of the trainer, as `python -m hpc_gpt.trainer.train` would run it, and what happens to it in tests."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def run_rank(environment: dict[str, str], log: str) -> None:
-    """One rank, as `python -m hpc_gpt.train` would run it; ends the process.
+    """One rank, as `python -m hpc_gpt.trainer.train` would run it; ends the process.
 
     It says each signal in its log once the flag is up. Rank 0 stops itself at its HOLD_AT_LINE-th line, where that is
     set, until somebody lets it go on. HANG, as "3 loop", is the rank that stands still after some steps, and how;
@@ -40,7 +40,7 @@ def run_rank(environment: dict[str, str], log: str) -> None:
         _break_flash()
     if os.environ.get("NO_MEMORY_ON") == environment["RANK"]:
         _limit_memory_at_saves()
-    from hpc_gpt.train.__main__ import main
+    from hpc_gpt.trainer.train.__main__ import main
 
     main()
 
@@ -49,7 +49,7 @@ def _break_flash() -> None:
     """A card on which the flash kernel fails, though torch chooses it."""
     import torch
 
-    from hpc_gpt.train.engines import attention
+    from hpc_gpt.trainer.train.engines import attention
 
     mix = attention.mix
 
@@ -65,7 +65,7 @@ def _limit_memory_at_saves() -> None:
     """From the first save on the process may have hardly more memory than it has: RLIMIT_AS, as a host that is full."""
     import resource
 
-    from hpc_gpt.train.checkpoints.checkpoint import Checkpoints
+    from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints
 
     copy = Checkpoints._copy
 
@@ -84,8 +84,8 @@ def _limit_memory_at_saves() -> None:
 
 def _slow_save(step: int) -> None:
     """A disk that begins to write the checkpoint of `step` once the training is two steps further."""
-    from hpc_gpt.train.checkpoints.save import Save
-    from hpc_gpt.train.metrics import Metrics
+    from hpc_gpt.trainer.train.checkpoints.save import Save
+    from hpc_gpt.trainer.train.metrics import Metrics
 
     write, add = Save._write, Metrics.add
     further = threading.Event()
@@ -106,7 +106,7 @@ def _slow_save(step: int) -> None:
 
 def _hold_save(step: int) -> None:
     """A disk that takes for ever to write the checkpoint of `step`, once it has begun to."""
-    from hpc_gpt.train.checkpoints.save import Save
+    from hpc_gpt.trainer.train.checkpoints.save import Save
 
     write = Save._write
 
@@ -132,7 +132,7 @@ def _count_opens(into: str, *folders: str) -> None:
 
 
 def _say_signals() -> None:
-    from hpc_gpt.supervision.signals import Signals
+    from hpc_gpt.trainer.supervision.signals import Signals
 
     receive = Signals.receive
 
@@ -144,7 +144,7 @@ def _say_signals() -> None:
 
 
 def _hold_at_line(held: int) -> None:
-    from hpc_gpt.train.metrics import Metrics
+    from hpc_gpt.trainer.train.metrics import Metrics
 
     log_line = Metrics.log_line
     lines = 0
@@ -160,7 +160,7 @@ def _hold_at_line(held: int) -> None:
 
 
 def _hang(how: str) -> None:
-    from hpc_gpt.train.loop import Loop
+    from hpc_gpt.trainer.train.loop import Loop
 
     report = Loop._report
     seen: list[float] = []
@@ -180,7 +180,7 @@ def _hang(how: str) -> None:
 
 
 def _evaluate_long(seconds: float) -> None:
-    from hpc_gpt.train.loop import Loop
+    from hpc_gpt.trainer.train.loop import Loop
 
     samples = Loop._evaluate
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.launch.branching import prepare_branch
-from hpc_gpt.launch.past_timings import PastTimings
-from hpc_gpt.launch.request import Request
-from hpc_gpt.launch.resumption import prepare_resumption
-from hpc_gpt.launch.submission import write_run
-from hpc_gpt.launch.until import Until
-from hpc_gpt.runs.checkpoints import list_complete
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.snapshot import take_snapshot
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.train.engines.protocol import module_of
+from hpc_gpt.core.runs.checkpoints import list_complete
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.snapshot import take_snapshot
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.launcher.launch.branching import prepare_branch
+from hpc_gpt.launcher.launch.past_timings import PastTimings
+from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.launch.resumption import prepare_resumption
+from hpc_gpt.launcher.launch.submission import write_run
+from hpc_gpt.launcher.launch.until import Until
+from hpc_gpt.trainer.tokens.build import build_tokens
+from hpc_gpt.trainer.train.engines.protocol import module_of
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 from tests.train.test_saves import sums
 
@@ -95,7 +95,7 @@ def test_another_weight_decay_is_that_of_the_branch(tmp_path, tokens, name):
 
 @pytest.fixture(scope="module")
 def other_tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(__file__).resolve().parents[2] / "hpc_gpt" / "model"
+    source = Path(__file__).resolve().parents[2] / "hpc_gpt" / "trainer" / "model"
     return build_tokens(source, tmp_path_factory.mktemp("tokens") / "other.tokens").path
 
 

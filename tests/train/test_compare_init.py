@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.doctor.checks import check_init
-from hpc_gpt.model.attention import Rotation
-from hpc_gpt.settings.experiment import Engine, RopeScaling
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.compare_init import compare_logits
+from hpc_gpt.core.settings.experiment import Engine, RopeScaling
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.doctor.checks import check_init
+from hpc_gpt.trainer.model.attention import Rotation
+from hpc_gpt.trainer.train.compare_init import compare_logits
 from tests.train.launch import settings
 from tests.train.test_hf_folders import FAMILIES, write
 
@@ -39,7 +39,7 @@ def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeyp
     monkeypatch.setattr(
         Rotation, "__init__", lambda self, width, seq, theta, scaling: whole(self, width, seq, theta, None)
     )
-    from hpc_gpt.model import attention
+    from hpc_gpt.trainer.model import attention
 
     attention._rotation.cache_clear()
     found = compare_logits(run)

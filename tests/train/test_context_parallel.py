@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import CpExchange, Data, Engine
-from hpc_gpt.train.export import export_hf
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import CpExchange, Data, Engine
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.trainer.train.export import export_hf
 from tests.tokens.shard_folders import write_shard
 from tests.train.launch import figures, new_run, settings, train
 
@@ -22,7 +22,7 @@ ALONE, SHARED = {"tp": 1, "pp": 1, "dp": 1}, {"tp": 1, "pp": 1, "dp": 1, "cp": 2
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This repository's own sources."""
     (folder := tmp_path_factory.mktemp("text") / "shards").mkdir()
-    sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens").glob("*.py"))
+    sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "trainer" / "tokens").glob("*.py"))
     for number, source in enumerate(sources[:6]):
         write_shard(folder / f"{number}.jsonl.gz", source.read_text())
     return folder

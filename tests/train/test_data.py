@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.model.context_parallel import SequencePart
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.run_data import ensure_data
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.train.data import DataStream
-from hpc_gpt.train.trainer import Trainer
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.context_parallel import SequencePart
+from hpc_gpt.trainer.tokens.run_data import ensure_data
+from hpc_gpt.trainer.tokens.samples import open_samples
+from hpc_gpt.trainer.train.data import DataStream
+from hpc_gpt.trainer.train.trainer import Trainer
 from tests.train.launch import settings
 
 
@@ -89,7 +89,7 @@ def test_documents_go_along_with_their_micro_batch(tokens: Path) -> None:
 
 
 def test_a_file_too_short_is_named(tmp_path: Path) -> None:
-    from hpc_gpt.tokens.build import build_tokens
+    from hpc_gpt.trainer.tokens.build import build_tokens
 
     (source := tmp_path / "t.txt").write_text("x" * 39)
     path = build_tokens(source, tmp_path / "t.tokens").path
@@ -103,8 +103,8 @@ def test_a_file_too_short_is_named(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_gpt.settings.cluster import load_profile
-    from hpc_gpt.settings.experiment_file import load_experiment
+    from hpc_gpt.core.settings.cluster import load_profile
+    from hpc_gpt.core.settings.experiment_file import load_experiment
 
     monkeypatch.setenv("HPC_GPT_DATA", str(tmp_path))
     path = ensure_data(resolve(load_experiment("demo"), load_profile("local")))

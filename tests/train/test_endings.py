@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.tokens.build import build_tokens
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.trainer.tokens.build import build_tokens
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings, train, train_alone
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}
@@ -134,7 +134,7 @@ def test_a_killed_rank_takes_the_others_along(tmp_path: Path, tokens: Path) -> N
 
 def test_a_process_that_is_no_rank(tmp_path: Path, tokens: Path) -> None:
     """The module itself, started by hand."""
-    command = [sys.executable, "-m", "hpc_gpt.train"]
+    command = [sys.executable, "-m", "hpc_gpt.trainer.train"]
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HPC_GPT_", "SLURM_", "RANK"))}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 2

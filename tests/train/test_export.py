@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.errors import CheckpointError, ConfigError
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.protocol import module_of
-from hpc_gpt.train.export import export_hf, main
-from hpc_gpt.weights import tensors
-from hpc_gpt.weights.config import InitConfig, architecture_in, config_of, read_config
-from hpc_gpt.weights.names import size_of
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.errors import CheckpointError, ConfigError
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights import tensors
+from hpc_gpt.core.weights.config import InitConfig, architecture_in, config_of, read_config
+from hpc_gpt.core.weights.names import size_of
+from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.tensor_parallel import full_name
+from hpc_gpt.trainer.train.engines.protocol import module_of
+from hpc_gpt.trainer.train.export import export_hf, main
 from tests.cli.command import hpc_gpt
 from tests.distributed.equality_cases import MODELS
 from tests.train.launch import new_run, settings, train

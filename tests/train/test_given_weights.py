@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.launch.resumption import check_resumption
-from hpc_gpt.launch.verification import verify_run
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.report.tables import as_block
-from hpc_gpt.runs.provenance import init_config_of, weights_of
-from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash
-from hpc_gpt.train.export import export_hf
-from hpc_gpt.weights.config import InitConfig, architecture_in
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.provenance import init_config_of, weights_of
+from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.weights.config import InitConfig, architecture_in
+from hpc_gpt.launcher.launch.resumption import check_resumption
+from hpc_gpt.launcher.launch.verification import verify_run
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.reader.report.tables import as_block
+from hpc_gpt.trainer.train.export import export_hf
 from tests.cli.command import in_process
 from tests.train.launch import LOCAL, settings, train
 from tests.train.test_hf_folders import FAMILIES, write

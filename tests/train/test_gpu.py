@@ -19,20 +19,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpc_gpt.formulas import GIB
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.plan.memory import predict_memory
-from hpc_gpt.plan.training import training_of
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.deepspeed_zero import clear_error
-from hpc_gpt.train.engines.protocol import build_engine
-from hpc_gpt.train.ranks import write_flight_record
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.launcher.plan.memory import predict_memory
+from hpc_gpt.launcher.plan.training import training_of
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines.deepspeed_zero import clear_error
+from hpc_gpt.trainer.train.engines.protocol import build_engine
+from hpc_gpt.trainer.train.ranks import write_flight_record
 from tests.distributed.equality_cases import MODELS, STEPS, Case, micro_batches
 from tests.distributed.equality_worker import saved_weights
 from tests.distributed.first_weights_worker import stored
@@ -305,7 +305,7 @@ def start(run: RunFolder, ranks: int = 1) -> tuple[list[subprocess.Popen[bytes]]
             "HPC_GPT_ATTEMPT": str(attempt.number),
         }
         with open(attempt.log, "ab") as log:
-            command = [sys.executable, "-m", "hpc_gpt.train"]
+            command = [sys.executable, "-m", "hpc_gpt.trainer.train"]
             process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT)
         started.append(process)
     return started, attempt

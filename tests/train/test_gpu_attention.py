@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.attention import mix
-from hpc_gpt.model.context_parallel import KeysGathered, SequencePart
-from hpc_gpt.model.documents import Boundaries
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolve import resolve
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead
-from hpc_gpt.train.engines.protocol import build_engine
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.attention import mix
+from hpc_gpt.trainer.model.context_parallel import KeysGathered, SequencePart
+from hpc_gpt.trainer.model.documents import Boundaries
+from hpc_gpt.trainer.train.engines.attention import AttentionKernels, AttentionRead
+from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests.distributed.equality_cases import END, Case
 from tests.train.gpu import NEAR, ON_GPU, train
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.heartbeats import read_heartbeats
-from hpc_gpt.runs.requests import write_request
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.runs.requests import write_request
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.train.launch import PATIENCE_S, Launch, lines, new_run, settings
 
 LONG = 1_000_000

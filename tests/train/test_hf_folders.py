@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.weights.config import InitConfig, read_config
-from hpc_gpt.weights.tensors import write_hf
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.config import InitConfig, read_config
+from hpc_gpt.core.weights.tensors import write_hf
 from tests.model.test_gpt import tokens_of
 from tests.model.test_other_shapes import SHAPES, named, with_large_weights
 

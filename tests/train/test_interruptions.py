@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import Engine
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-interruptions")

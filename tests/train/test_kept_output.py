@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.ends.end_policy import End
-from hpc_gpt.errors import RunFolderError
-from hpc_gpt.files import write_once
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.supervision.ending import write_end
-from hpc_gpt.supervision.full_disk import KeptLines, PatientOutput, reserve, when_there_is_space
+from hpc_gpt.core.ends.end_policy import End
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.full_disk import KeptLines, PatientOutput, reserve, when_there_is_space
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.supervision.ending import write_end
 from tests.train.filling import fill
 from tests.train.launch import new_run, settings
 
@@ -63,7 +63,7 @@ def test_a_reader_that_has_gone_is_an_error_as_ever() -> None:
 
 def test_a_process_prints_by_lines_on_both() -> None:
     program = (
-        "import sys; from hpc_gpt.supervision.full_disk import install_patient_output; install_patient_output(); "
+        "import sys; from hpc_gpt.core.runs.full_disk import install_patient_output; install_patient_output(); "
         "print('out é'); print('err', file=sys.stderr); import os; os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -121,7 +121,7 @@ def test_an_attempt_says_how_it_ended_though_the_disk_is_full(small_disk: Path) 
 
 
 def test_a_note_waits_for_room(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_gpt.supervision.full_disk._PAUSE_S", 0.01)
+    monkeypatch.setattr("hpc_gpt.core.runs.full_disk._PAUSE_S", 0.01)
     note = small_disk / "note"
     filler = fill(small_disk)
     when_there_is_space(lambda: write_once(note, "words" * 2000), "note")

@@ -13,17 +13,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hpc_gpt.ends.end_policy import REASONS, SIGNALS, End, end_for
-from hpc_gpt.runs.requests import answer_of, write_request
-from hpc_gpt.runs.retention import Retention
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.supervision.signals import Inbox, Signals
-from hpc_gpt.tokens.samples import Samples
-from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.engines.megatron_lm import MegatronRank
-from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.loop import Loop, Supervision
-from hpc_gpt.train.measurements import GpuWatch
+from hpc_gpt.core.ends.end_policy import REASONS, SIGNALS, End, end_for
+from hpc_gpt.core.runs.requests import answer_of, write_request
+from hpc_gpt.core.runs.retention import Retention
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.trainer.supervision.signals import Inbox, Signals
+from hpc_gpt.trainer.tokens.samples import Samples
+from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.trainer.train.engines.megatron_lm import MegatronRank
+from hpc_gpt.trainer.train.engines.protocol import StepResult
+from hpc_gpt.trainer.train.loop import Loop, Supervision
+from hpc_gpt.trainer.train.measurements import GpuWatch
 from tests.made_runs import make_run
 from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import settings
@@ -70,7 +70,7 @@ class Clock:
         self.now = 5000.0
         self.monotonic = self.perf_counter = self.time = lambda: self.now
         for module in ("saving", "loop", "metrics", "checkpoints.checkpoint", "checkpoints.save"):
-            monkeypatch.setattr(f"hpc_gpt.train.{module}.time", self)
+            monkeypatch.setattr(f"hpc_gpt.trainer.train.{module}.time", self)
 
     def drive(self, begun: Begun) -> None:
         def slow(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnReport)
+    monkeypatch.setattr("hpc_gpt.trainer.train.loop.Agreement", OwnReport)
 
 
 def test_a_sigterm_is_saved_before_slurm_is_asked(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monke
     resolved, trained_s = run.resolved(), [0.0]
     for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", resolved.gpus)):
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("hpc_gpt.program.rank.trained_s", lambda _: trained_s[0])
+    monkeypatch.setattr("hpc_gpt.trainer.program.rank.trained_s", lambda _: trained_s[0])
     monkeypatch.setattr(Loop, "_train_s", lambda _: trained_s[0])
     for pair in itertools.combinations([reason for reason in REASONS if reason not in ("bad_steps", "target")], 2):
         attempt = run.new_attempt()
@@ -169,7 +169,7 @@ def test_the_last_step_is_logged_once_saved_or_not(tmp_path: Path, capsys: pytes
 def test_the_clock_saves_while_there_is_room(tmp_path, monkeypatch, capsys, free_gib, saved):
     """Due after 10 s of steps of 2 s, agreed upon a step later; the time of a save does not count."""
     clock = Clock(monkeypatch)
-    monkeypatch.setattr("hpc_gpt.train.saving.free_gib", lambda _: free_gib)
+    monkeypatch.setattr("hpc_gpt.trainer.train.saving.free_gib", lambda _: free_gib)
     begun = Begun(tmp_path, steps=20, save_minutes=10 / 60)
     clock.drive(begun)
     assert begun.loop.run().ended == "done"
@@ -230,8 +230,8 @@ def test_a_run_ends_at_the_loss_that_was_asked_for(tmp_path: Path) -> None:
 def test_a_budget_that_runs_out_ends_a_link_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lead of the signal is what saving may take: so much earlier it begins."""
     clock = Clock(monkeypatch)
-    monkeypatch.setattr("hpc_gpt.ends.end_policy.time", clock)
-    monkeypatch.setattr("hpc_gpt.ends.end_policy.host_clock", lambda: ("this boot", clock.now))
+    monkeypatch.setattr("hpc_gpt.core.ends.end_policy.time", clock)
+    monkeypatch.setattr("hpc_gpt.core.ends.end_policy.host_clock", lambda: ("this boot", clock.now))
     begun = Begun(tmp_path, steps=1000)
     begun.loop._resolved = replace(begun.loop._resolved, job=replace(begun.loop._resolved.job, max_gpu_hours=9.0))
     lead = begun.loop._resolved.job.signal_lead_s
@@ -339,7 +339,7 @@ def test_a_save_asked_for_during_the_last_steps_is_answered(tmp_path: Path, at: 
 
 @pytest.mark.parametrize("at", [4, 5])
 def test_a_save_asked_for_at_the_last_step_is_done_in_any_case(tmp_path, at, monkeypatch):
-    monkeypatch.setattr("hpc_gpt.supervision.signals._LOOK_S", 0.0)
+    monkeypatch.setattr("hpc_gpt.trainer.supervision.signals._LOOK_S", 0.0)
     attempt = RunFolder(tmp_path).attempt(1)
     attempt.folder.mkdir(parents=True)
     begun = Begun(tmp_path, steps=5, save_last=False, inbox=Inbox(attempt))

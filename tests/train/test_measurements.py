@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.train.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.trainer.train.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
+from hpc_gpt.trainer.train.ranks import Ranks
 from tests.train.launch import new_run, settings, train
 
 
@@ -37,7 +37,7 @@ def test_a_gpu_without_nvml_ends_the_watch_and_nothing_else(monkeypatch) -> None
         raise ModuleNotFoundError("pynvml does not seem to be installed")
 
     monkeypatch.setattr("torch.cuda.utilization", missing)
-    monkeypatch.setattr("hpc_gpt.train.measurements._EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_gpt.trainer.train.measurements._EVERY_S", 0.01)
     watch = GpuWatch(torch.device("cuda", 0))
     watch.begin()
     watch._thread.join(timeout=10)
@@ -51,7 +51,7 @@ def test_a_gpu_is_read_until_the_end(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.utilization", lambda device: next(readings))
     monkeypatch.setattr("torch.cuda.clock_rate", lambda device: 1700)
     monkeypatch.setattr("torch.cuda.power_draw", lambda device: 650_000)
-    monkeypatch.setattr("hpc_gpt.train.measurements._EVERY_S", 0.01)
+    monkeypatch.setattr("hpc_gpt.trainer.train.measurements._EVERY_S", 0.01)
     watch = GpuWatch(torch.device("cuda", 0))
     watch.begin()
     while watch._sums.count < 3:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.errors import RunFolderError
-from hpc_gpt.settings.experiment import Train
-from hpc_gpt.train.engines.protocol import StepResult
-from hpc_gpt.train.metrics import WINDOW, Metrics, TargetLoss
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.trainer.train.engines.protocol import StepResult
+from hpc_gpt.trainer.train.metrics import WINDOW, Metrics, TargetLoss
 from tests.train.launch import settings
 
 RESOLVED = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 2}, steps=9)
@@ -106,7 +106,7 @@ def test_a_look_back_sees_bad_steps_that_have_arrived(tmp_path, monkeypatch) -> 
     assert metrics.bad_in_row == 3
     # A device that is behind: the copy is on its way.
     with monkeypatch.context() as behind:
-        behind.setattr("hpc_gpt.train.metrics._Copy.has_arrived", lambda copy: False)
+        behind.setattr("hpc_gpt.trainer.train.metrics._Copy.has_arrived", lambda copy: False)
         metrics.add(4, result(math.nan))
         metrics.look_back(begin=True)
         metrics.add(5, result(math.nan))

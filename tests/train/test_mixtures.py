@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.report.exports import curve_of
-from hpc_gpt.report.tables import losses_by_source
-from hpc_gpt.runs.lineage import Parent
-from hpc_gpt.runs.run_folder import RunFolder, create_run
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.mixture import MixedSource
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.build import build_tokens
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.train.data import DataStream
+from hpc_gpt.core.runs.lineage import Parent
+from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.mixture import MixedSource
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.reader.readers.runs.own_run import read_own
+from hpc_gpt.reader.report.exports import curve_of
+from hpc_gpt.reader.report.tables import losses_by_source
+from hpc_gpt.trainer.tokens.build import build_tokens
+from hpc_gpt.trainer.tokens.samples import open_samples
+from hpc_gpt.trainer.train.data import DataStream
 from tests.train.launch import figures, lines, new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-mixtures")

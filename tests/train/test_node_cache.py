@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.train.node_cache import drop_cut_libraries, set_caches
+from hpc_gpt.trainer.train.node_cache import drop_cut_libraries, set_caches
 from tests.conftest import REPOSITORY
 
 NAME = f"hpc-gpt-cache-{os.getuid()}"

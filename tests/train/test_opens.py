@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment import Engine
 from tests.train.launch import Launch, new_run, settings
 
 

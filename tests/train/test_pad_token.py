@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.initial_weights import GivenWeights
-from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.runs.lineage import descend
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.resolve import experiment_of, resolve
-from hpc_gpt.settings.resolved import Resolved, config_hash, speed_hash
-from hpc_gpt.settings.smoke import shrink
-from hpc_gpt.tables import toml_lines
-from hpc_gpt.weights.config import read_config
-from hpc_gpt.weights.folder import check_weights, read_folder
-from hpc_gpt.weights.names import parts_of
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.lineage import descend
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import experiment_of, resolve
+from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
+from hpc_gpt.core.settings.smoke import shrink
+from hpc_gpt.core.tables import toml_lines
+from hpc_gpt.core.weights.config import read_config
+from hpc_gpt.core.weights.folder import check_weights, read_folder
+from hpc_gpt.core.weights.names import parts_of
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from tests.train.launch import LOCAL
 from tests.train.test_hf_folders import FAMILIES, write
 

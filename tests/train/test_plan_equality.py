@@ -10,13 +10,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpc_gpt.formulas import tflops_hardware, tflops_model
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.initial_weights import InitialWeights
-from hpc_gpt.plan.memory import predict_memory, stage_params
-from hpc_gpt.plan.training import training_of
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
+from hpc_gpt.core.formulas import tflops_hardware, tflops_model
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.launcher.plan.memory import predict_memory, stage_params
+from hpc_gpt.launcher.plan.training import training_of
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from tests import marked
 from tests.distributed.ranks import launch_ranks
 from tests.train.plan_states import CASES, TOO_LONG, WORLD

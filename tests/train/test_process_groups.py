@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
-from hpc_gpt.supervision.meeting import RankIdentity
-from hpc_gpt.train.ranks import Ranks
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.trainer.train.engines.deepspeed_setup import import_deepspeed
+from hpc_gpt.trainer.supervision.meeting import RankIdentity
+from hpc_gpt.trainer.train.ranks import Ranks
 
 deepspeed = import_deepspeed(torch.device("cpu"))
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.train.launch import figures, new_run, settings, train
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import Engine
 from tests.conftest import Disk
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 

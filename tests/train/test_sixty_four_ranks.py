@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.network import files_of_first
-from hpc_gpt.runs.heartbeats import read_heartbeats
-from hpc_gpt.settings.experiment import Engine
+from hpc_gpt.core.network import files_of_first
+from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.settings.experiment import Engine
 from tests.train import launch
 from tests.train.launch import Launch, lines, new_run, settings
 

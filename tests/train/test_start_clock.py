@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from hpc_gpt.files import write_once
-from hpc_gpt.runs.run_folder import Attempt
-from hpc_gpt.train.trainer import START_PARTS, StartClock, process_start
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.trainer.train.trainer import START_PARTS, StartClock, process_start
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.errors import DataError
-from hpc_gpt.model.context_parallel import WHOLE, SequencePart
-from hpc_gpt.process import is_alive, start_time
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.settings.experiment import Data
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.tokens.shard_stream import ShardSet
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.training_state import put_positions, read_positions
-from hpc_gpt.train.data import Stream, StreamedShards, open_stream
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.process import is_alive, start_time
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.experiment import Data
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
+from hpc_gpt.trainer.tokens.samples import open_samples
+from hpc_gpt.trainer.tokens.shard_stream import ShardSet
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.train.checkpoints.training_state import put_positions, read_positions
+from hpc_gpt.trainer.train.data import Stream, StreamedShards, open_stream
 from tests.processes import children_of, command_of
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train
@@ -160,7 +160,7 @@ STEPS = 12
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
     """The tiny GPT on shards of this repository's own sources, one of them cut: two ranks, two workers each."""
     (folder := tmp_path_factory.mktemp("text") / "shards").mkdir()
-    sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "tokens").glob("*.py"))
+    sources = sorted((Path(__file__).resolve().parents[2] / "hpc_gpt" / "trainer" / "tokens").glob("*.py"))
     for number, source in enumerate(sources[:10]):
         write_shard(folder / f"{number}{('.txt', '.jsonl.gz')[number % 2]}", source.read_text())
     cut = folder / "1.jsonl.gz"

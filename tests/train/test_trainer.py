@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.supervision.meeting import RankIdentity
-from hpc_gpt.supervision.signals import Signals
-from hpc_gpt.train.trainer import Trainer
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.trainer.supervision.meeting import RankIdentity
+from hpc_gpt.trainer.supervision.signals import Signals
+from hpc_gpt.trainer.train.trainer import Trainer
 from tests.train.alone import ALONE, CountingEngine, OwnReport
 from tests.train.launch import LOCAL, new_run, settings
 
@@ -25,11 +25,13 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", JOB)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("hpc_gpt.supervision.signals.show_job", lambda job_id: PREEMPTED if job_id == JOB else "")
-    monkeypatch.setattr("hpc_gpt.train.trainer.Ranks", lambda *_: ALONE)
-    monkeypatch.setattr("hpc_gpt.train.trainer.build_engine", lambda *_: CountingEngine())
-    monkeypatch.setattr("hpc_gpt.train.trainer.without_compiler", contextlib.nullcontext)
-    monkeypatch.setattr("hpc_gpt.train.loop.Agreement", OwnReport)
+    monkeypatch.setattr(
+        "hpc_gpt.trainer.supervision.signals.show_job", lambda job_id: PREEMPTED if job_id == JOB else ""
+    )
+    monkeypatch.setattr("hpc_gpt.trainer.train.trainer.Ranks", lambda *_: ALONE)
+    monkeypatch.setattr("hpc_gpt.trainer.train.trainer.build_engine", lambda *_: CountingEngine())
+    monkeypatch.setattr("hpc_gpt.trainer.train.trainer.without_compiler", contextlib.nullcontext)
+    monkeypatch.setattr("hpc_gpt.trainer.train.loop.Agreement", OwnReport)
 
 
 def run_of(folder: Path, tokens: Path, requeue: bool = True) -> RunFolder:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import full_name
-from hpc_gpt.tokens.samples import open_samples
-from hpc_gpt.train.data import open_stream
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.tensor_parallel import full_name
+from hpc_gpt.trainer.tokens.samples import open_samples
+from hpc_gpt.trainer.train.data import open_stream
 from tests import marked
 from tests.distributed.plain_gpt import train_plainly
 from tests.distributed.ranks import launch_ranks

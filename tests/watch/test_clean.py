@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import logs_dir, write_once
-from hpc_gpt.launch.past_timings import PastTimings
-from hpc_gpt.launch.resumption import prepare_resumption
-from hpc_gpt.launch.until import Until
-from hpc_gpt.runs import lock
-from hpc_gpt.runs.after_jobs import AfterJob
-from hpc_gpt.runs.branches import ResumptionHold, is_read, reading, reserved_steps
-from hpc_gpt.runs.lineage import RESUMED_FROM, Parent
-from hpc_gpt.runs.retention import rename_to_delete
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import logs_dir, write_once
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.after_jobs import AfterJob
+from hpc_gpt.core.runs.branches import ResumptionHold, is_read, reading, reserved_steps
+from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent
+from hpc_gpt.core.runs.retention import rename_to_delete
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.launch.past_timings import PastTimings
+from hpc_gpt.launcher.launch.resumption import prepare_resumption
+from hpc_gpt.launcher.launch.until import Until
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line, with_attempt, with_checkpoints
 
@@ -170,7 +170,7 @@ def test_nothing_goes_while_a_resumption_is_submitted(monkeypatch):
 
 
 def test_what_another_may_be_starting_is_refused(monkeypatch):
-    monkeypatch.setattr("hpc_gpt.watch.clean._REPORT_S", 0.1)
+    monkeypatch.setattr("hpc_gpt.launcher.watch.clean._REPORT_S", 0.1)
     run = ended_run(10, 20)
     lock.take(run, lock.Holder("gone-1", 7, "1"))
     assert "held by process 7 on gone-1" in in_process("clean", run.path, "--yes", code=1).stderr
@@ -187,7 +187,7 @@ def test_what_the_disk_refuses_is_a_line_and_goes_next_time(monkeypatch):
         return rename_to_delete(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpc_gpt.watch.clean.rename_to_delete", refuse_the_second)
+        patch.setattr("hpc_gpt.launcher.watch.clean.rename_to_delete", refuse_the_second)
         done = in_process("clean", run.path, "--yes")
     assert done.code == 1
     assert f"{run.checkpoints}/step-00000010: Permission denied\n" in done.stderr

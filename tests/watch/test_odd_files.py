@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt import files
-from hpc_gpt.files import read_bytes
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.runs.snapshot import take_snapshot
-from hpc_gpt.watch.status import RunStatus, read_status
+from hpc_gpt.core import files
+from hpc_gpt.core.files import read_bytes
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.snapshot import take_snapshot
+from hpc_gpt.launcher.watch.status import RunStatus, read_status
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
 

@@ -12,16 +12,16 @@ from collections import Counter
 
 import pytest
 
-from hpc_gpt import files
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.files import logs_dir, write_once
-from hpc_gpt.process import start_time
-from hpc_gpt.runs.run_folder import RunFolder
-from hpc_gpt.slurm.clients import Answer, add_found
-from hpc_gpt.watch import status
-from hpc_gpt.watch.control import ask_runs, await_measurements
-from hpc_gpt.watch.restarts import Restarts
-from hpc_gpt.watch.status import NO_ANSWER, read_own_status, read_status
+from hpc_gpt.core import files
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import logs_dir, write_once
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.slurm.clients import Answer, add_found
+from hpc_gpt.launcher.watch import status
+from hpc_gpt.launcher.watch.control import ask_runs, await_measurements
+from hpc_gpt.launcher.watch.restarts import Restarts
+from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt, with_job
 

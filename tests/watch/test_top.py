@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.files import logs_dir
-from hpc_gpt.runs.heartbeats import GpuFigures, RankHeartbeat, line_of, write_heartbeat
-from hpc_gpt.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.watch.status import read_folders
-from hpc_gpt.watch.top import draw_curve, read_curve, screen
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.runs.heartbeats import GpuFigures, RankHeartbeat, line_of, write_heartbeat
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.launcher.watch.status import read_folders
+from hpc_gpt.launcher.watch.top import draw_curve, read_curve, screen
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.engines.base.facts import EngineFacts
-from hpc_gpt.errors import ConfigError, LayoutError
-from hpc_gpt.settings.experiment import Model
-from hpc_gpt.settings.model_shape import ModelShape, architecture_of
-from hpc_gpt.settings.presets import PRESETS, preset
-from hpc_gpt.settings.resolve import resolve_shape
-from hpc_gpt.weights.config import config_of, init_config_in, read_config, unfollowed_keys, unread_keys
-from hpc_gpt.weights.config_keys import ARCHITECTURES
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.experiment import Model
+from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.core.settings.presets import PRESETS, preset
+from hpc_gpt.core.settings.resolve import resolve_shape
+from hpc_gpt.core.weights.config import config_of, init_config_in, read_config, unfollowed_keys, unread_keys
+from hpc_gpt.core.weights.config_keys import ARCHITECTURES
 from tests import marked
 from tests.cli.command import in_process
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.weights.config import config_of
-from hpc_gpt.weights.folder import check_weights, read_folder
-from hpc_gpt.weights.names import stored_sizes
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.config import config_of
+from hpc_gpt.core.weights.folder import check_weights, read_folder
+from hpc_gpt.core.weights.names import stored_sizes
 from tests.cli.command import error_of, in_process
 
 LLAMA = ModelShape(

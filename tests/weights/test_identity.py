@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.weights.config import config_of
-from hpc_gpt.weights.folder import EDGE, changes_since, check_unchanged, identity_of, read_folder
-from hpc_gpt.weights.names import stored_sizes
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.config import config_of
+from hpc_gpt.core.weights.folder import EDGE, changes_since, check_unchanged, identity_of, read_folder
+from hpc_gpt.core.weights.names import stored_sizes
 from tests.weights.test_folder import LLAMA, write_file, write_folder
 
 

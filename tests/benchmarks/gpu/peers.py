@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpc_gpt.model.attention import frequencies
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.attention import frequencies
 
 Step = Callable[[Sequence[tuple[Tensor, Tensor]]], float]
 

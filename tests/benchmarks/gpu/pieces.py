@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.model import fp8
-from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.preflight.measurements import seconds_each
+from hpc_gpt.trainer.model import fp8
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.preflight.measurements import seconds_each
 
 # Rows, then inputs and outputs of each linear layer of a block.
 MODELS = {
@@ -86,7 +86,7 @@ def _linear(device: torch.device, name: str, rows: int, inputs: int, outputs: in
 
 def _kernels(device: torch.device, ends: float, write: Callable[..., None]) -> None:
     """Ours at their own sizes: bytes that they must move, a second."""
-    from hpc_gpt.model import triton_kernels as kernels  # needs Triton
+    from hpc_gpt.trainer.model import triton_kernels as kernels  # needs Triton
 
     alone, half = TensorParallel(), torch.bfloat16
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.experiment import Model
-from hpc_gpt.settings.resolve import resolve_shape
+from hpc_gpt.core.settings.experiment import Model
+from hpc_gpt.core.settings.resolve import resolve_shape
+from hpc_gpt.trainer.model.gpt import Gpt
 from tests.benchmarks.gpu.peers import Gpt2, Llama, peer_of
 from tests.benchmarks.gpu.turns import TINY, TINY_LLAMA
 from tests.conftest import REPOSITORY

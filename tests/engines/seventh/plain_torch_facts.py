@@ -1,7 +1,7 @@
 """Plain PyTorch: every rank has the whole model, and averages its gradients by hand after the last micro-batch."""
 
-from hpc_gpt.engines.base.facts import EngineFacts
-from hpc_gpt.engines.base.training import StateBytes, Training, plain_states
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_states
 
 
 class PlainTorch(EngineFacts):

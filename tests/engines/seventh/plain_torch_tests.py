@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hpc_gpt.engines import engine_named
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.settings.model_shape import ModelShape
 from tests.cli.command import error_of, hpc_gpt, in_process
 
 GPT2 = ("--model", "gpt2", "--engine", "plain-torch", "-G", "8", "--cluster", "h100-80g-8")
@@ -25,7 +25,7 @@ def test_plan_and_render():
     assert page["candidates"][0]["stages"][0]["optimizer_gib"] > 0
     assert page["next"].startswith("hpc-gpt submit")
     # It has no template of its own.
-    assert "-m hpc_gpt.train" in in_process("render", *GPT2).stdout
+    assert "-m hpc_gpt.trainer.train" in in_process("render", *GPT2).stdout
 
 
 def test_what_it_lacks_is_refused_with_what_has_it():

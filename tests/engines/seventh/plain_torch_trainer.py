@@ -6,22 +6,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import Techniques
-from hpc_gpt.model.tensor_parallel import TensorParallel
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
-from hpc_gpt.train.checkpoints.replicated import read_replicated as read_weights
-from hpc_gpt.train.engines.kernels import compile_model
-from hpc_gpt.train.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
-from hpc_gpt.train.engines.protocol import TorchEngine
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.train.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.trainer.train.checkpoints.replicated import read_replicated as read_weights
+from hpc_gpt.trainer.train.engines.kernels import compile_model
+from hpc_gpt.trainer.train.engines.master_weights import HALF, MasterWeights
+from hpc_gpt.trainer.train.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.trainer.train.engines.protocol import TorchEngine
 
 __all__ = ["build", "read_weights"]
 
 
 class PlainTorch(TorchEngine):
-    """See `hpc_gpt.train.engines.protocol.TrainingEngine`."""
+    """See `hpc_gpt.trainer.train.engines.protocol.TrainingEngine`."""
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)

@@ -50,7 +50,7 @@ main() {
     make_run_folder
     command -v -- "$HPC_GPT_PYTHON" >/dev/null || die "no $HPC_GPT_PYTHON on $HOSTNAME" "set HPC_GPT_PYTHON"
     use_submitted_code
-    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launch.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
+    exec "$HPC_GPT_PYTHON" -m hpc_gpt.launcher.launch.local.by_hand "$HPC_GPT_RUN" # starts this script once for each rank
   fi
   # The submitted code, whatever PYTHONPATH the profile sets.
   export PYTHONPATH="$HPC_GPT_RUN/code${PYTHONPATH:+:$PYTHONPATH}"
@@ -60,7 +60,7 @@ main() {
   export RANK="$SUBMITIT_LOCAL_GLOBALID" WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS" LOCAL_RANK="$SUBMITIT_LOCAL_LOCALID"
   export LOCAL_WORLD_SIZE="$SUBMITIT_LOCAL_NTASKS"
   trap "" USR2
-  exec "$HPC_GPT_PYTHON" -m hpc_gpt.train
+  exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer.train
 }
 
 # === nothing below is for editing: the functions that main calls, then the settings ==================================
@@ -92,9 +92,9 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       die "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
         "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
-    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || die "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
-  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "$HPC_GPT_PYTHON" -I - "$HPC_GPT_RUN") ||
     die "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }

@@ -14,7 +14,7 @@
 # What to edit: the directives above; modules and variables below. The settings at the end are those of the training:
 #   to change one, render again.
 # What happens: `main`. Every start of the job is an attempt of one run. Before its ranks start and after they have ended
-#   Python (hpc_gpt.chain, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
+#   Python (hpc_gpt.launcher.chain, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
 #   120 s before the time limit Slurm sends USR2: the ranks save and end, and the job continues from the queue.
 
 # Texts of the experiment and the profile are in single quotes, unchanged.
@@ -41,7 +41,7 @@ main() {
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
-  ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
+  ask_to_start       # hpc_gpt.launcher.chain.before: the script ends here if the run is done, or another job trains it
 
   # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
   MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-$(first_host "$SLURM_JOB_NODELIST")}" || exit
@@ -53,8 +53,8 @@ main() {
   run_ranks srun --export=ALL --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=4 \
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
-      exec "$@"' rank "${python[@]}" -m hpc_gpt.train
-  continue_or_end # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
+      exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer.train
+  continue_or_end # hpc_gpt.launcher.chain.after: classifies the end, and says whether another attempt follows
   exit "$rc"
 }
 
@@ -124,9 +124,9 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
         "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
-    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
-  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
     fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
@@ -155,10 +155,10 @@ words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
 ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
+    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
-    echo "hpc_gpt.chain.$1 gave no answer, try $try"
+    echo "hpc_gpt.launcher.chain.$1 gave no answer, try $try"
   done
   return 1
 }

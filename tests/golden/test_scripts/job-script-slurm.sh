@@ -6,8 +6,8 @@
 #SBATCH --output=%x-%j.out
 
 # What happens: `main`. Every start of the job is an attempt of one run. The script at the end of this file runs as sbatch
-#   would start it: its environment, folder, input, limits and signals. hpc_gpt.train.script_watch follows its output, and
-#   Python (hpc_gpt.chain) decides what is next; only this shell gives commands to Slurm.
+#   would start it: its environment, folder, input, limits and signals. hpc_gpt.trainer.train.script_watch follows its output, and
+#   Python (hpc_gpt.launcher.chain) decides what is next; only this shell gives commands to Slurm.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 exec 3<&0 </dev/null # the script's own input
@@ -25,13 +25,13 @@ main() {
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
-  ask_to_start       # hpc_gpt.chain.before: the script ends here if the run is done, or another job trains it
-  start_notifier     # [notify]: hpc_gpt.ends.notify, beside the script
-  start_follower     # [after]: hpc_gpt.launch.after, beside the script
-  start_tracker      # [track]: hpc_gpt.report.track, beside the script
+  ask_to_start       # hpc_gpt.launcher.chain.before: the script ends here if the run is done, or another job trains it
+  start_notifier     # [notify]: hpc_gpt.core.ends.notify, beside the script
+  start_follower     # [after]: hpc_gpt.launcher.launch.after, beside the script
+  start_tracker      # [track]: hpc_gpt.reader.report.track, beside the script
   run_script         # the script, in its folder
   say_ranks_ended
-  continue_or_end    # hpc_gpt.chain.after: classifies the end, and says whether another attempt follows
+  continue_or_end    # hpc_gpt.launcher.chain.after: classifies the end, and says whether another attempt follows
   send_event after
   end_beside 30
   part_logs
@@ -104,9 +104,9 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
     "$HPC_GPT_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)' ||
       fail "$HPC_GPT_PYTHON on $HOSTNAME cannot import hpc_gpt" \
         "pip install hpc-gpt there, or name another: HPC_GPT_PYTHON, or venv in the cluster profile"
-    "$HPC_GPT_PYTHON" -m hpc_gpt.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
+    "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
-  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
+  said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
     fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
@@ -135,10 +135,10 @@ words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
 ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
+    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
-    echo "hpc_gpt.chain.$1 gave no answer, try $try"
+    echo "hpc_gpt.launcher.chain.$1 gave no answer, try $try"
   done
   return 1
 }
@@ -180,7 +180,7 @@ heard() { # heard NAME NUMBER: prints how often
   grep -cx -- "$2" "$attempt/.signals/$1" 2>/dev/null
 }
 the_script() { # becomes the script, with this shell's environment as it was given
-  exec "$HPC_GPT_PYTHON" -ISs "$HPC_GPT_RUN/code/hpc_gpt/program/start.py" "$$" "$HPC_GPT_RUN" "$n" - \
+  exec "$HPC_GPT_PYTHON" -ISs "$HPC_GPT_RUN/code/hpc_gpt/trainer/program/start.py" "$$" "$HPC_GPT_RUN" "$n" - \
     "$HPC_GPT_RUN/slurm_script" 'it'"'"'s' <&3 3<&- 2>>"$attempt/err"
 }
 hear_of_group() { # as long as the script runs, in the job's first process group
@@ -201,7 +201,7 @@ follow_script() { # the watch, again if something ends it: pkill python is for t
     (
       # shellcheck disable=SC2086
       trap '' $signals
-      exec "$HPC_GPT_PYTHON" -m hpc_gpt.train.script_watch "$HPC_GPT_RUN" "$n" "$folder"
+      exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer.train.script_watch "$HPC_GPT_RUN" "$n" "$folder"
     ) &
     watch=$!
     while kill -0 "$watch" 2>/dev/null; do wait "$watch"; done 2>/dev/null
@@ -288,7 +288,7 @@ hand_on() (
 start_notifier() { # sets $notifier: sends what the attempt before could not, and the first step; it ends with the ranks
   (
     trap '' TERM INT USR2 # signals are for the ranks
-    "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" beside </dev/null
+    "${python[@]}" -m hpc_gpt.core.ends.notify "$HPC_GPT_RUN" "$n" beside </dev/null
   ) &
   notifier=$!
 }
@@ -296,7 +296,7 @@ send_event() { # send_event after|refused: the attempt is judged, and a job that
   local sender until=$((SECONDS + 40))
   (
     trap '' TERM INT USR2
-    exec "${python[@]}" -m hpc_gpt.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
+    exec "${python[@]}" -m hpc_gpt.core.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
   ) &
   sender=$!
   # No `timeout`: the TERM of a requeue would end it. The command may still have the first step's event.
@@ -328,13 +328,13 @@ end_beside() { # end_beside SECONDS: after so many, or the last few of a requeue
   done
   rm -f -- "$attempt/.ranks-ended"
 }
-start_follower() { # hpc_gpt.launch.after says which jobs to submit, until the ranks have ended
+start_follower() { # hpc_gpt.launcher.launch.after says which jobs to submit, until the ranks have ended
   local what of pid run=$HPC_GPT_RUN after after_PID
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
     # It reads a line first: of a process that has ended bash forgets descriptors and number.
-    coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launch.after "$HPC_GPT_RUN" "$n" $$; }
+    coproc after { read -r && exec "${python[@]}" -m hpc_gpt.launcher.launch.after "$HPC_GPT_RUN" "$n" $$; }
     exec 8<&"${after[0]}" 9>&"${after[1]}" && pid=$after_PID && echo >&9
     while read -r what of <&8; do # a question: only this shell gives commands to Slurm
       case "$what" in
@@ -355,11 +355,11 @@ start_follower() { # hpc_gpt.launch.after says which jobs to submit, until the r
   beside+=("after $!")
   set +m
 }
-start_tracker() { # hpc_gpt.report.track sends the steps until the ranks have ended
+start_tracker() { # hpc_gpt.reader.report.track sends the steps until the ranks have ended
   set -m # a process group of its own
   (
     trap '' TERM INT USR2 # signals are for the ranks
-    "${python[@]}" -m hpc_gpt.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
+    "${python[@]}" -m hpc_gpt.reader.report.track "$HPC_GPT_RUN" "$n" $$ </dev/null && exit
     echo "track: its process ended with exit code $?; the run goes on without it"
   ) &
   beside+=("track $!")

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.plan import calibration
-from hpc_gpt.plan.calibration import Calibrated
-from hpc_gpt.plan.machine import Constants, constants_from
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.tables import close_matches
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.tables import close_matches
+from hpc_gpt.launcher.plan import calibration
+from hpc_gpt.launcher.plan.calibration import Calibrated
+from hpc_gpt.launcher.plan.machine import Constants, constants_from
 from tests.plan.published.rows import PublishedRow
 
 DATA_SHEET = "data sheets"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_gpt.settings.cluster import load_profile
+from hpc_gpt.core.settings.cluster import load_profile
 from tests.plan.published.clusters import DATA_SHEET, calibrate_clusters, named, stored_calibration
 from tests.plan.published.files import read_rows
 from tests.plan.published.rows import LeftOut

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
-from hpc_gpt.engines import engines
-from hpc_gpt.engines.base.training import Matmul, Offload, States, Training
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.settings.experiment import Recompute
-from hpc_gpt.words import plain
+from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.training import Matmul, Offload, States, Training
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import Recompute
+from hpc_gpt.core.words import plain
 from tests.plan.published.programs import KINDS, offloads_activations, program_states
 
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")

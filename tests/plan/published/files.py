@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from hpc_gpt.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError
 from tests.plan.machines import machine_named
 from tests.plan.published.rows import Rows, row_of
 

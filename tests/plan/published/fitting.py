@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from hpc_gpt.plan.constants import VALUES
-from hpc_gpt.plan.step_time import predict_step
+from hpc_gpt.launcher.plan.constants import VALUES
+from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.published.clusters import fastest
 from tests.plan.published.rows import PublishedRow
 

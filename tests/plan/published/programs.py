@@ -6,11 +6,11 @@
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from hpc_gpt.engines.base.ds_config import PREFETCH_ELEMENTS
-from hpc_gpt.engines.base.training import LOGIT_BYTES, StateBytes, States, Training, zero_states
-from hpc_gpt.engines.ddp import Ddp
-from hpc_gpt.engines.fsdp import Fsdp
-from hpc_gpt.engines.megatron_lm import one_gradient_buffer
+from hpc_gpt.core.engines.base.ds_config import PREFETCH_ELEMENTS
+from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, States, Training, zero_states
+from hpc_gpt.core.engines.ddp import Ddp
+from hpc_gpt.core.engines.fsdp import Fsdp
+from hpc_gpt.core.engines.megatron_lm import one_gradient_buffer
 
 # reduce_bucket_size and allgather_bucket_size by DeepSpeed's default.
 BUCKET_ELEMENTS = 5e8

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_gpt import formulas
-from hpc_gpt.engines.base.training import Training
-from hpc_gpt.errors import ConfigError, UserError
-from hpc_gpt.plan.machine import Machine
-from hpc_gpt.plan.measured_steps import MeasuredStep
-from hpc_gpt.settings.devices import DEVICES, device_named
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.shape_split import partition_layers, stage_layers
+from hpc_gpt.core import formulas
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.settings.devices import DEVICES, device_named
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_split import partition_layers, stage_layers
+from hpc_gpt.launcher.plan.machine import Machine
+from hpc_gpt.launcher.plan.measured_steps import MeasuredStep
 from tests.plan.machines import machine_named
 from tests.plan.published.fields import (
     TRAITS,

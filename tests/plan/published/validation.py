@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from hpc_gpt.errors import UserError
-from hpc_gpt.plan.calibration import Calibrated
-from hpc_gpt.plan.machine import DEFAULT, Constants
-from hpc_gpt.plan.memory import Memory, predict_memory
-from hpc_gpt.plan.step_time import StepTime, predict_step
-from hpc_gpt.runs.record import finite
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.runs.record import finite
+from hpc_gpt.launcher.plan.calibration import Calibrated
+from hpc_gpt.launcher.plan.machine import DEFAULT, Constants
+from hpc_gpt.launcher.plan.memory import Memory, predict_memory
+from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
 from tests.plan.published.clusters import DATA_SHEET, Cluster, calibrate, chosen_for, fastest
 from tests.plan.published.rows import LeftOut, PublishedRow, Rows
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.readers.pattern import Arguments, quotient
+from hpc_gpt.reader.readers.pattern import Arguments, quotient
 
 
 @pytest.mark.parametrize("text", ["", "None", "many", "1.5", "1e400", "nan", "9" * 5000, "inf"])

@@ -1,6 +1,6 @@
 """DeepSpeed's overflows: a line of its own says that the step of the next line was skipped."""
 
-from hpc_gpt.readers.runs.log_steps import run_steps
+from hpc_gpt.reader.readers.runs.log_steps import run_steps
 from tests.readers.reading import read_lines
 
 TIMER = (

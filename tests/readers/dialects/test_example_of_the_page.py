@@ -9,9 +9,9 @@ from tests.conftest import REPOSITORY
 
 READ = """
 import json, sys
-from hpc_gpt.readers import dialects
+from hpc_gpt.reader.readers import dialects
 dialects.__path__.append(sys.argv[1])
-from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.reader.report.gather import gather_paths
 from pathlib import Path
 log = Path(sys.argv[1]) / "train.log"
 log.write_text(sys.argv[2] + "step 20: loss 3.1000, 800.0 ms\\nstep 30: loss 3.0000, 820.0 ms\\n")

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs.matches import all_patterns
-from hpc_gpt.readers.part_failures import one_a_line
+from hpc_gpt.core.ends.failures import ENDED
+from hpc_gpt.reader.readers.dialects import dialects
+from hpc_gpt.reader.readers.logs.matches import all_patterns
+from hpc_gpt.reader.readers.part_failures import one_a_line
 from tests.readers.reading import read_lines, specimen_of
 
 OURS = {

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hpc_gpt.readers.logs.matches import find
+from hpc_gpt.reader.readers.logs.matches import find
 from tests.readers.reading import read_lines
 
 # (dialect, what comes first, what separates the fields, the fields, what comes last)

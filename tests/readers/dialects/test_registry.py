@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers import dialects
-from hpc_gpt.readers.logs import matches
-from hpc_gpt.readers.runs import draft
+from hpc_gpt.reader.readers import dialects
+from hpc_gpt.reader.readers.logs import matches
+from hpc_gpt.reader.readers.runs import draft
 from tests.readers.reading import read_lines
 
 MODULE = """
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.reader.readers.pattern import Dialect, Pattern
 
 DIALECT = Dialect(
     name="made_up",

@@ -5,11 +5,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.logs.matches import all_patterns, find
-from hpc_gpt.readers.pattern import STEP_FACTS, STEP_FIELDS, unit
-from hpc_gpt.runs.record import RECORD_KEYS
+from hpc_gpt.core.runs.record import RECORD_KEYS
+from hpc_gpt.reader.readers.dialects import dialects
+from hpc_gpt.reader.readers.logs import Part
+from hpc_gpt.reader.readers.logs.matches import all_patterns, find
+from hpc_gpt.reader.readers.pattern import STEP_FACTS, STEP_FIELDS, unit
 from tests.readers.reading import SPECIMENS, read_lines, specimen_of
 
 PREFIXES = (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.live_lines import LiveLines
-from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.reader.readers.live_lines import LiveLines
+from hpc_gpt.reader.report.gather import gather_paths
 
 # line -> its figures beside step and loss, which are 20 and 3.1
 LINES: dict[str, dict[str, float]] = {

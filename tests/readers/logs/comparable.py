@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.steps import StepTable
+from hpc_gpt.reader.readers.logs import Part
+from hpc_gpt.reader.readers.steps import StepTable
 
 
 def comparable(part: Part) -> dict[str, Any]:

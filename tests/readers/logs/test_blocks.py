@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs import Part, read_log, step_rows
-from hpc_gpt.readers.logs import parts as parts_module
-from hpc_gpt.readers.logs import stretches as stretches_module
-from hpc_gpt.readers.logs.lines import LineReader
-from hpc_gpt.readers.logs.matches import find
-from hpc_gpt.readers.logs.read_log import BlockReader
+from hpc_gpt.reader.readers.dialects import dialects
+from hpc_gpt.reader.readers.logs import Part, read_log, step_rows
+from hpc_gpt.reader.readers.logs import parts as parts_module
+from hpc_gpt.reader.readers.logs import stretches as stretches_module
+from hpc_gpt.reader.readers.logs.lines import LineReader
+from hpc_gpt.reader.readers.logs.matches import find
+from hpc_gpt.reader.readers.logs.read_log import BlockReader
 from tests import ALL_TESTS, examples
 from tests.readers.logs.comparable import comparable
 from tests.readers.reading import read_lines, specimen_of

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs import Part
-from hpc_gpt.readers.logs.matches import all_patterns
-from hpc_gpt.readers.logs.parts import MOST_GIB
-from hpc_gpt.readers.logs.read_log import LogRead, read_log
-from hpc_gpt.readers.logs.step_rows import MOST_STEP
-from hpc_gpt.readers.pattern import figure
+from hpc_gpt.reader.readers.logs import Part
+from hpc_gpt.reader.readers.logs.matches import all_patterns
+from hpc_gpt.reader.readers.logs.parts import MOST_GIB
+from hpc_gpt.reader.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.reader.readers.logs.step_rows import MOST_STEP
+from hpc_gpt.reader.readers.pattern import figure
 from tests import marked
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS
@@ -186,7 +186,7 @@ def test_no_pattern_takes_long_over_a_long_line() -> None:
     searching = (
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (8, 8))\n"
         "from tests.readers.logs.test_fuzz import long_lines\n"
-        "from hpc_gpt.readers.logs.matches import find\n"
+        "from hpc_gpt.reader.readers.logs.matches import find\n"
         "for line in long_lines():\n    find(line)\n"
     )
     subprocess.run([sys.executable, "-c", searching], check=True, timeout=110, cwd=Path(__file__).parents[3])

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.program.process import ForeignLog, LastLines
-from hpc_gpt.readers.live_lines import LiveLines
-from hpc_gpt.readers.logs.matches import DialectPattern, all_patterns
-from hpc_gpt.readers.pattern import literal_of, scaled
-from hpc_gpt.readers.runs.discovery import DiscoveredFiles
-from hpc_gpt.readers.runs.foreign_run import read_foreign_runs
+from hpc_gpt.reader.readers.live_lines import LiveLines
+from hpc_gpt.reader.readers.logs.matches import DialectPattern, all_patterns
+from hpc_gpt.reader.readers.pattern import literal_of, scaled
+from hpc_gpt.reader.readers.runs.discovery import DiscoveredFiles
+from hpc_gpt.reader.readers.runs.foreign_run import read_foreign_runs
+from hpc_gpt.trainer.program.process import ForeignLog, LastLines
 from tests import examples
 from tests.made_runs import unsubmitted_run
 from tests.readers.generated import groups_of, text_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs import kept, source
-from hpc_gpt.readers.logs.read_log import LogRead, read_log
+from hpc_gpt.reader.readers.logs import kept, source
+from hpc_gpt.reader.readers.logs.read_log import LogRead, read_log
 from tests import examples
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import LOGS

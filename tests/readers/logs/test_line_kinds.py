@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.dialects import dialects
-from hpc_gpt.readers.logs import line_kinds, lines, matches
-from hpc_gpt.readers.logs import read_log as read_log_module
-from hpc_gpt.readers.logs.columns import asked_digits
-from hpc_gpt.readers.logs.line_kinds import LineKinds
-from hpc_gpt.readers.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
-from hpc_gpt.readers.logs.parts import PRINTED_BEFORE
-from hpc_gpt.readers.logs.read_log import read_log
-from hpc_gpt.readers.pattern import Dialect, Pattern
+from hpc_gpt.reader.readers.dialects import dialects
+from hpc_gpt.reader.readers.logs import line_kinds, lines, matches
+from hpc_gpt.reader.readers.logs import read_log as read_log_module
+from hpc_gpt.reader.readers.logs.columns import asked_digits
+from hpc_gpt.reader.readers.logs.line_kinds import LineKinds
+from hpc_gpt.reader.readers.logs.matches import COMMON, ZEROS, DialectPattern, all_patterns, find, literal_scan
+from hpc_gpt.reader.readers.logs.parts import PRINTED_BEFORE
+from hpc_gpt.reader.readers.logs.read_log import read_log
+from hpc_gpt.reader.readers.pattern import Dialect, Pattern
 from tests.readers.logs.comparable import comparable
 from tests.readers.logs.test_blocks import SPECIMENS
 from tests.readers.logs.test_source import LINE

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
+from hpc_gpt.reader.readers.runs.foreign_run import read_foreign
+from hpc_gpt.reader.readers.runs.grouping import group_logs
 from tests.readers.reading import read_lines
 
 # The first line of each is whole. Lightning's issue 4225, NeMo's bar, Lightning's issue 12720 (rich), a loop's.

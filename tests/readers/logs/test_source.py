@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.readers.logs import source as source_module
-from hpc_gpt.readers.logs.read_log import read_log
-from hpc_gpt.readers.logs.source import Source
+from hpc_gpt.reader.readers.logs import source as source_module
+from hpc_gpt.reader.readers.logs.read_log import read_log
+from hpc_gpt.reader.readers.logs.source import Source
 from tests.readers.logs.comparable import comparable
 
 LINE = (
@@ -144,7 +144,7 @@ def test_a_file_that_may_not_be_read_is_refused(log: Path) -> None:
     reading = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from hpc_gpt.readers.logs.read_log import read_log\n"
+        "from hpc_gpt.reader.readers.logs.read_log import read_log\n"
         "if os.geteuid() == 0:\n    os.setuid(65534)\n"
         "print(read_log(Path(sys.argv[1])).refused)\n"
     )
@@ -154,9 +154,8 @@ def test_a_file_that_may_not_be_read_is_refused(log: Path) -> None:
 
 def test_standard_input(log: Path) -> None:
     log.write_bytes(gzip.compress(LOG))
-    reading = (
-        "from pathlib import Path\nfrom hpc_gpt.readers.logs.read_log import read_log\nprint(read_log(Path('-')).lines)"
-    )
+    imported = "from pathlib import Path\nfrom hpc_gpt.reader.readers.logs.read_log import read_log\n"
+    reading = imported + "print(read_log(Path('-')).lines)"
     with log.open("rb") as file:
         done = subprocess.run([sys.executable, "-c", reading], stdin=file, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "400"
@@ -194,7 +193,7 @@ def test_a_line_without_end_is_held_in_part_and_counted(log: Path) -> None:
     reading = (
         "import re, sys\n"
         "from pathlib import Path\n"
-        "from hpc_gpt.readers.logs.read_log import read_log\n"
+        "from hpc_gpt.reader.readers.logs.read_log import read_log\n"
         "found = read_log(Path(sys.argv[1]))\n"
         "print(found.left_out['bytes of a line after its first 262,144'])\n"
         "print(found.parts[0].steps['megatron']['step'][-1])\n"

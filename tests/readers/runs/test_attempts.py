@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.files import read_json, read_json_lines
-from hpc_gpt.readers.runs import attempts as own_metrics
-from hpc_gpt.readers.runs.attempts import KEYS, MetricsLines, read_metrics, read_metrics_ends
-from hpc_gpt.report.why import explain
+from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.reader.readers.runs import attempts as own_metrics
+from hpc_gpt.reader.readers.runs.attempts import KEYS, MetricsLines, read_metrics, read_metrics_ends
+from hpc_gpt.reader.report.why import explain
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.just(10**400))

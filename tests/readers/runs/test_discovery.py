@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.runs.discovery import discover, notes
-from hpc_gpt.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.reader.readers.runs.discovery import discover, notes
+from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from tests.made_runs import add_attempt, make_run
 from tests.readers.made_logs import dump, iterations, write_log
 
@@ -81,7 +81,7 @@ def test_what_is_no_plain_file_is_never_opened(lab):
 def test_what_cannot_be_read_is_told(lab):
     (lab / "deep" / "er" / "a.log").chmod(0)
     (lab / "closed").mkdir(mode=0)
-    program = f"from hpc_gpt.readers.runs.discovery import discover; print(discover([{str(lab)!r}]).counts)"
+    program = f"from hpc_gpt.reader.readers.runs.discovery import discover; print(discover([{str(lab)!r}]).counts)"
     command = [sys.executable, "-c", program]
     if os.geteuid() == 0:  # root reads everything, unless it gives that up
         command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]

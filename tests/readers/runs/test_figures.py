@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.files import read_json, replace_whole
-from hpc_gpt.formulas import memory_seed003_gib, tflops_hardware
-from hpc_gpt.readers.runs import add_figures
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.report.compare import SETTING_KEYS
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.model_shape import ModelShape
+from hpc_gpt.core.files import read_json, replace_whole
+from hpc_gpt.core.formulas import memory_seed003_gib, tflops_hardware
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.reader.readers.runs import add_figures
+from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.reader.report.compare import SETTING_KEYS
 from tests.made_runs import unsubmitted_run
 
 RUN = Record(

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.formulas import tflops_hardware, tflops_model
-from hpc_gpt.readers.runs import add_figures
-from hpc_gpt.report.tables import as_block, records_text
-from hpc_gpt.runs.record import Record
+from hpc_gpt.core.formulas import tflops_hardware, tflops_model
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.reader.readers.runs import add_figures
+from hpc_gpt.reader.report.tables import as_block, records_text
 from tests.readers.made_logs import dump, iterations, run_of
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")

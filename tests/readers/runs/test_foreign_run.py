@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.readers.runs import held_logs
-from hpc_gpt.readers.runs.foreign_run import read_foreign
-from hpc_gpt.readers.runs.grouping import group_logs
-from hpc_gpt.readers.runs.log_steps import run_steps
-from hpc_gpt.report.gather import gather_paths
-from hpc_gpt.runs.record import Record
+from hpc_gpt.core.ends.failures import ENDED
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.reader.readers.runs import held_logs
+from hpc_gpt.reader.readers.runs.foreign_run import read_foreign
+from hpc_gpt.reader.readers.runs.grouping import group_logs
+from hpc_gpt.reader.readers.runs.log_steps import run_steps
+from hpc_gpt.reader.report.gather import gather_paths
 from tests.readers.made_logs import dump, iteration, iterations, run_of, write_log
 from tests.readers.reading import read_lines
 

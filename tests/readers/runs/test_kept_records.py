@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.files import append_line
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.report import gather
-from hpc_gpt.report.gather import GatheredRuns, gather_paths
-from hpc_gpt.runs.find_runs import list_runs
-from hpc_gpt.runs.run_folder import RunFolder
+from hpc_gpt.core.files import append_line
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.reader.readers.runs.own_run import read_own
+from hpc_gpt.reader.report import gather
+from hpc_gpt.reader.report.gather import GatheredRuns, gather_paths
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 COUNT = 9

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.files import write_once
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.lineage import RESUMED_FROM
-from hpc_gpt.settings.experiment_file import find_sweep
-from hpc_gpt.settings.resolved import config_hash
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.lineage import RESUMED_FROM
+from hpc_gpt.core.settings.experiment_file import find_sweep
+from hpc_gpt.core.settings.resolved import config_hash
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_gpt.readers.attempt_cause import read_cause
-from hpc_gpt.readers.live_lines import LiveLines
-from hpc_gpt.readers.runs.own_run import read_own
-from hpc_gpt.report.gather import read_one
-from hpc_gpt.report.why import Why, explain
+from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.reader.readers.live_lines import LiveLines
+from hpc_gpt.reader.readers.runs.own_run import read_own
+from hpc_gpt.reader.report.gather import read_one
+from hpc_gpt.reader.report.why import Why, explain
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, metrics_line
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.ends.failures import ENDED
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.formulas import tflops_hardware, tflops_model, tflops_seed
-from hpc_gpt.process import start_time
-from hpc_gpt.readers.runs.own_run import read_run
-from hpc_gpt.runs.record import Record
-from hpc_gpt.settings.resolved import config_hash
+from hpc_gpt.core.ends.failures import ENDED
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.formulas import tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.settings.resolved import config_hash
+from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt, with_job
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from hpc_gpt.readers.runs.own_run import read_own
+from hpc_gpt.reader.readers.runs.own_run import read_own
 from tests.made_runs import add_attempt, metrics_line
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.reader.report.gather import gather_paths
 
 pytestmark = pytest.mark.shared
 

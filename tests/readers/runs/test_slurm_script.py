@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.runs.slurm_script import arithmetic, assignment, expand, logical_lines, read_script, script_beside
-from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.reader.readers.runs.slurm_script import (
+    arithmetic,
+    assignment,
+    expand,
+    logical_lines,
+    read_script,
+    script_beside,
+)
+from hpc_gpt.reader.report.gather import gather_paths
 from tests.readers.made_logs import iterations, write_log
 
 SCRIPT = """\

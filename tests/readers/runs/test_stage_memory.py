@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs import Part, PeakMemory, Place
-from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.foreign_run import add_memory
+from hpc_gpt.reader.readers.logs import Part, PeakMemory, Place
+from hpc_gpt.reader.readers.runs.draft import Draft
+from hpc_gpt.reader.readers.runs.foreign_run import add_memory
 
 
 def settled(peaks, arguments=None, **layout):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hpc_gpt.readers.logs import Fact, Part, Place
-from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.param_counts import add_params, size_by_shape
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.shape_split import params_of_stages
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.shape_split import params_of_stages
+from hpc_gpt.reader.readers.logs import Fact, Part, Place
+from hpc_gpt.reader.readers.runs.draft import Draft
+from hpc_gpt.reader.readers.runs.param_counts import add_params, size_by_shape
 
 
 def draft(engine="megatron-lm", **sizes):

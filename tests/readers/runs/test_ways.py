@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpc_gpt.readers.runs.draft import Draft
-from hpc_gpt.readers.runs.inferred import INFERENCES, infer_fields
+from hpc_gpt.reader.readers.runs.draft import Draft
+from hpc_gpt.reader.readers.runs.inferred import INFERENCES, infer_fields
 
 # A run of 96 GPUs, as its log could state all of it.
 TRUE = {

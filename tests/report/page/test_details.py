@@ -1,9 +1,9 @@
 """What the details of a run have in tables: its steps, and how long the parts of its start took."""
 
-from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.readers.steps import StepTable
-from hpc_gpt.report.page import build_page, details_of, samples
-from hpc_gpt.report.page.anomalies import trained_again
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.readers.steps import StepTable
+from hpc_gpt.reader.report.page import build_page, details_of, samples
+from hpc_gpt.reader.report.page.anomalies import trained_again
 from tests.report.page.page_runs import curve, megatron
 
 

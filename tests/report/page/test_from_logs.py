@@ -3,9 +3,9 @@
 import json
 import re
 
-from hpc_gpt.report.gather import gather_paths
-from hpc_gpt.report.page import build_page
-from hpc_gpt.report.page.anomalies import ABSURD
+from hpc_gpt.reader.report.gather import gather_paths
+from hpc_gpt.reader.report.page import build_page
+from hpc_gpt.reader.report.page.anomalies import ABSURD
 from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.readers.logs import Failure, Place
-from hpc_gpt.readers.runs import RunRead
-from hpc_gpt.report.page import build_page
-from hpc_gpt.report.svg import safe
-from hpc_gpt.runs.record import Record
-from hpc_gpt.secrets import REMOVED
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.secrets import REMOVED
+from hpc_gpt.reader.readers.logs import Failure, Place
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.report.page import build_page
+from hpc_gpt.reader.report.svg import safe
 from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, swept_runs, usual_runs
 

@@ -17,7 +17,7 @@ def _row():
     return run.parents[1], tables["row"], tables.get("race")
 
 
-if sys.orig_argv[1:3] == ["-m", "hpc_gpt.train"]:
+if sys.orig_argv[1:3] == ["-m", "hpc_gpt.trainer.train"]:
     _race, _name, _ = _row()
     if _name == "oom":
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", file=sys.stderr, flush=True)

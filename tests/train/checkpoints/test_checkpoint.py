@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.errors import CheckpointError
-from hpc_gpt.train.checkpoints.checkpoint import Background, Checkpoints, Progress
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.trainer.train.checkpoints.checkpoint import Background, Checkpoints, Progress
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
 from tests.train.alone import ALONE, CountingEngine
 
 

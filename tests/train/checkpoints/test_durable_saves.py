@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.supervision.full_disk import Refusal
-from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.save import _Part
-from hpc_gpt.train.ranks import Peers
+from hpc_gpt.core.runs.full_disk import Refusal
+from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.train.checkpoints.save import _Part
+from hpc_gpt.trainer.train.ranks import Peers
 from tests.train.alone import ALONE, CountingEngine
 
 

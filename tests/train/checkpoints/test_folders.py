@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.runs.retention import Retention
-from hpc_gpt.supervision.full_disk import Refusal
-from hpc_gpt.train.checkpoints import checkpoint
-from hpc_gpt.train.checkpoints.checkpoint import Checkpoints, Progress
+from hpc_gpt.core.runs.full_disk import Refusal
+from hpc_gpt.core.runs.retention import Retention
+from hpc_gpt.trainer.train.checkpoints import checkpoint
+from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints, Progress
 from tests.train.alone import ALONE, CountingEngine
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, state_dict_loader
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles, _compact, lacks_memory, node_free_bytes
-from hpc_gpt.train.checkpoints.sharded import KeptPlan, put_sharded
+from hpc_gpt.trainer.train.checkpoints.rank_files import HostCopies, RankFiles, _compact, lacks_memory, node_free_bytes
+from hpc_gpt.trainer.train.checkpoints.sharded import KeptPlan, put_sharded
 
 
 def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> None:

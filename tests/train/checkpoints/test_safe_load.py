@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_gpt.errors import CheckpointError
-from hpc_gpt.train.checkpoints.folders import load_metadata, load_safely
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.training_state import load_random_state, put_random_state
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.trainer.train.checkpoints.folders import load_metadata, load_safely
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.train.checkpoints.training_state import load_random_state, put_random_state
 
 CPU = torch.device("cpu")
 

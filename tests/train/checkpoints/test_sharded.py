@@ -6,10 +6,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpc_gpt.model.tensor_parallel import Split, full_name, name_parameter
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.train.checkpoints.sharded import ShardedCheckpoint
-from hpc_gpt.train.engines.fsdp import build_mesh, place
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter
+from hpc_gpt.trainer.train.checkpoints.sharded import ShardedCheckpoint
+from hpc_gpt.trainer.train.engines.fsdp import build_mesh, place
 
 
 def _parameters(layout: Layout, split: Split) -> tuple[DTensor, nn.Parameter]:

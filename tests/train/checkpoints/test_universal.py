@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_gpt.errors import CheckpointError
-from hpc_gpt.model.tensor_parallel import Split, Tile, name_parameter
-from hpc_gpt.train.checkpoints import universal
-from hpc_gpt.train.checkpoints.universal import SavedStates, places_of
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.trainer.model.tensor_parallel import Split, Tile, name_parameter
+from hpc_gpt.trainer.train.checkpoints import universal
+from hpc_gpt.trainer.train.checkpoints.universal import SavedStates, places_of
 
 QKV, NORM = torch.arange(24.0).reshape(12, 2), torch.tensor([100.0, 101.0, 102.0, 103.0])
 FUSED = Split(0, 3)
@@ -27,7 +27,7 @@ CUT = 9
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of tp 2 and dp 3 under ZeRO: a fused weight of 24 numbers, and a norm that both tp ranks hold. The
     third data-parallel rank has nothing but padding."""
-    monkeypatch.setattr("hpc_gpt.train.checkpoints.universal.import_deepspeed", lambda device: None)
+    monkeypatch.setattr("hpc_gpt.trainer.train.checkpoints.universal.import_deepspeed", lambda device: None)
     for tp in (0, 1):
         numbers = torch.cat([FUSED.shard(QKV, tp, 2).flatten(), NORM, torch.full((2,), 999.0)])
         for dp, flat in enumerate((numbers[:CUT], numbers[CUT:], numbers[-2:])):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.supervision.full_disk import Refusal
-from hpc_gpt.train.checkpoints import write_progress
-from hpc_gpt.train.checkpoints.checkpoint import Background, Checkpoints, Progress
-from hpc_gpt.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.train.checkpoints.save import SaveOutcome
-from hpc_gpt.train.checkpoints.write_progress import WriteProgress, start
+from hpc_gpt.core.runs.full_disk import Refusal
+from hpc_gpt.trainer.train.checkpoints import write_progress
+from hpc_gpt.trainer.train.checkpoints.checkpoint import Background, Checkpoints, Progress
+from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.train.checkpoints.save import SaveOutcome
+from hpc_gpt.trainer.train.checkpoints.write_progress import WriteProgress, start
 from tests.conftest import Disk
 from tests.train.alone import ALONE, CountingEngine
 

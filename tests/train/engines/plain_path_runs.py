@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines import private_parts as parts
-from hpc_gpt.train.engines.private_parts import Use
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines import private_parts as parts
+from hpc_gpt.trainer.train.engines.private_parts import Use
 from tests import ALL_TESTS, without
 from tests.distributed.equality_cases import CLIP, Case, micro_batches
 from tests.distributed.groups import finish, meet

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.layout import Layout
-from hpc_gpt.settings.resolved import Resolved
-from hpc_gpt.train.engines import attention
-from hpc_gpt.train.engines.attention import AttentionKernels, AttentionRead, _allowed, _Trial
-from hpc_gpt.train.engines.kernels import compile_model
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines import attention
+from hpc_gpt.trainer.train.engines.attention import AttentionKernels, AttentionRead, _allowed, _Trial
+from hpc_gpt.trainer.train.engines.kernels import compile_model
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.model.flash_on_cpu import flash_on_cpu
 from tests.model.test_gpt import SMALL, tokens_of

@@ -6,7 +6,7 @@ import deepspeed
 import pytest
 import torch
 
-from hpc_gpt.train.engines.deepspeed_zero import clear_error, pin_what_stays, pinning_nothing
+from hpc_gpt.trainer.train.engines.deepspeed_zero import clear_error, pin_what_stays, pinning_nothing
 
 MIB = 1 << 20
 

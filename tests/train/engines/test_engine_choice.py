@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_gpt.errors import ConfigError, LayoutError, UserError
-from hpc_gpt.settings.cluster import ClusterProfile
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.supervision.meeting import RankIdentity
-from hpc_gpt.train.engines.protocol import allow_tf32, build_engine, check_dtype_on
-from hpc_gpt.train.ranks import choose_device
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.trainer.supervision.meeting import RankIdentity
+from hpc_gpt.trainer.train.engines.protocol import allow_tf32, build_engine, check_dtype_on
+from hpc_gpt.trainer.train.ranks import choose_device
 from tests.train.launch import LOCAL, settings
 
 FOUR_RANKS = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4})

@@ -18,14 +18,14 @@ STEPS = 6
 
 
 def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
-    from hpc_gpt.model.gpt import Gpt
-    from hpc_gpt.model.techniques import Techniques
-    from hpc_gpt.model.tensor_parallel import full_name
-    from hpc_gpt.settings.cluster import load_profile
-    from hpc_gpt.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-    from hpc_gpt.settings.resolve import resolve
-    from hpc_gpt.settings.schedule import learning_rate
-    from hpc_gpt.train.engines.protocol import build_engine
+    from hpc_gpt.core.settings.cluster import load_profile
+    from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+    from hpc_gpt.core.settings.resolve import resolve
+    from hpc_gpt.core.settings.schedule import learning_rate
+    from hpc_gpt.trainer.model.gpt import Gpt
+    from hpc_gpt.trainer.model.techniques import Techniques
+    from hpc_gpt.trainer.model.tensor_parallel import full_name
+    from hpc_gpt.trainer.train.engines.protocol import build_engine
     from tests.distributed.save_now import save_now
 
     train = Train(steps=STEPS, matmul="fp8-tensor", lr=1e-3, optimizer_mode=mode or None, clip=0.0)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.model import attention
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.techniques import ActivationOffload, Techniques
-from hpc_gpt.settings.experiment import Engine
-from hpc_gpt.settings.experiment_file import load_experiment
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.settings.presets import preset
-from hpc_gpt.train.engines.attention import prepare_attention
-from hpc_gpt.train.engines.kernels import check_compilers, compile_model, compile_seconds
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.trainer.model import attention
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
+from hpc_gpt.trainer.train.engines.attention import prepare_attention
+from hpc_gpt.trainer.train.engines.kernels import check_compilers, compile_model, compile_seconds
 from tests.allocated import peak, profiled
 from tests.model.test_gpt import SMALL, tokens_of
 from tests.model.test_techniques import BATCH, assert_same, train
@@ -179,7 +179,7 @@ def test_nothing_is_compiled_unless_asked() -> None:
 
 
 def test_no_time_where_nothing_was_compiled() -> None:
-    program = "from hpc_gpt.train.engines.kernels import compile_seconds; print(compile_seconds())"
+    program = "from hpc_gpt.trainer.train.engines.kernels import compile_seconds; print(compile_seconds())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "None\n"
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.model.tensor_parallel import Split, full_name, name_parameter, split_of
-from hpc_gpt.settings.experiment import Engine, Train
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.checkpoints.folders import load_safely
-from hpc_gpt.train.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.train.checkpoints.replicated import ReplicatedCheckpoint
-from hpc_gpt.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
-from hpc_gpt.train.engines.optimizer import LossScaler, Update, build_optimizer
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
+from hpc_gpt.trainer.train.checkpoints.folders import load_safely
+from hpc_gpt.trainer.train.checkpoints.rank_files import HostCopies, RankFiles
+from hpc_gpt.trainer.train.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.trainer.train.engines.master_weights import HALF, FlatMasters, MasterWeights, OnePassAdamW
+from hpc_gpt.trainer.train.engines.optimizer import LossScaler, Update, build_optimizer
 
 
 def weights() -> list[nn.Parameter]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.model.gpt import Gpt
-from hpc_gpt.settings.experiment import Train
-from hpc_gpt.settings.model_shape import ModelShape
-from hpc_gpt.train.engines.optimizer import (
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.train.engines.optimizer import (
     LossScaler,
     Update,
     build_optimizer,

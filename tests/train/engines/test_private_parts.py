@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import hpc_gpt
-from hpc_gpt.errors import ConfigError
-from hpc_gpt.train.engines import private_parts
-from hpc_gpt.train.engines.attention import AttentionKernels
-from hpc_gpt.train.engines.optimizer import is_fused
-from hpc_gpt.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, require
-from hpc_gpt.train.engines.torch_private import for_each
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.trainer.train.engines import private_parts
+from hpc_gpt.trainer.train.engines.attention import AttentionKernels
+from hpc_gpt.trainer.train.engines.optimizer import is_fused
+from hpc_gpt.trainer.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, require
+from hpc_gpt.trainer.train.engines.torch_private import for_each
 from tests import marked
 from tests.conftest import REPOSITORY
 from tests.distributed.ranks import launch_ranks
@@ -43,7 +43,7 @@ def _asked_anew() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _deepspeed() -> None:
     """DeepSpeed's version is that of the package if it is imported."""
-    from hpc_gpt.train.engines.deepspeed_setup import import_deepspeed
+    from hpc_gpt.trainer.train.engines.deepspeed_setup import import_deepspeed
 
     import_deepspeed(torch.device("cpu"))
 

@@ -1,0 +1,154 @@
+"""The columns of every table that is printed, exported or shown, and the figures of a record that they have in common.
+
+A figure has one heading, unit, number of digits, side and meaning, whichever table it is in. A table lists its columns;
+those that it has alone are made where it is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_gpt.core.words import (
+    NOTHING,
+    Grid,
+    Style,
+    show_count,
+    show_digits,
+    show_params,
+    show_rate,
+    show_share,
+    show_value,
+    show_whole,
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, the keys it shows (csv has a column for each), a row's value, and its digits.
+
+    `optional`: a table has it only if a row has a value. `published`: the key of the published figure beside it. In a
+    list of figures it is called `label`, and its `unit` and `formula` follow the value. `means` is its meaning in full.
+    `style`: of a row's cell, on a terminal.
+    """
+
+    heading: str
+    keys: tuple[str, ...]
+    value: Callable[[Any], Any]
+    digits: Callable[[Any], str] = show_value
+    right: bool = True
+    optional: bool = False
+    published: str | None = None
+    label: str = ""
+    unit: str = ""
+    formula: str = ""
+    means: str = ""
+    style: Callable[[Any], Style] = lambda row: ""
+
+    def show(self, row: Any) -> str:
+        """The text of a row's cell."""
+        value = self.value(row)
+        return NOTHING if value is None else self.digits(value)
+
+
+def column(heading: str, key: str, digits: Callable[[Any], str] = show_value, **more: Any) -> Column:
+    """The column of one key of a row, such as `step_s` or `settings.engine.optimizer`."""
+    return Column(heading, (key,), lambda row: look_up(row, key), digits, **more)
+
+
+def look_up(row: Any, key: str) -> Any:
+    """The value of a key, such as settings.engine.optimizer; None if there is none."""
+    name, *inner = key.split(".")
+    value = row[name] if isinstance(row, dict) else getattr(row, name)
+    for step in inner:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def grid(columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
+    """The columns' cells of the rows."""
+    headings, right = [each.heading for each in columns], [each.right for each in columns]
+    styles = [[each.style(row) for each in columns] for row in rows]
+    return Grid(headings, right, [[each.show(row) for each in columns] for row in rows], styles)
+
+
+def fitting(columns: Sequence[Column], rows: Sequence[Any], room: int | None, least: Sequence[str]) -> list[Column]:
+    """The columns of a table no wider than `room` (None: any width): the first of `least`, keys, go one after the other
+    until the others fit. It may be too wide without all of them."""
+    kept = list(columns)
+    for key in least:
+        if room is None or grid(kept, rows).width <= room:
+            break
+        kept = [each for each in kept if each.keys[:1] != (key,)]
+    return kept
+
+
+def filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """The columns without those that are optional and have no value in any row."""
+    return [each for each in columns if not each.optional or any(each.show(row) != NOTHING for row in rows)]
+
+
+def peak(stages: Sequence[float | None] | None) -> float | None:
+    """The largest figure of any pipeline stage; None if nothing was measured."""
+    return max((figure for figure in stages or () if figure is not None), default=None)
+
+
+def _tflops(name: str, title: str, formula: str, means: str, **more: Any) -> Column:
+    key, unit = f"tflops_{name}", "TFLOP/s per rank"
+    return column(f"TFLOPs {title}", key, show_digits, label=key, unit=unit, formula=formula, means=means, **more)
+
+
+def show_utilisation(record: Any) -> str | None:
+    """Mean and spread: `71.9 +/- 22.0`."""
+    mean = record.gpu_util_mean
+    return None if mean is None else f"{mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
+
+
+# The figures of a record by their first key.
+FIGURES = {
+    each.keys[0]: each
+    for each in (
+        column("GPUs", "gpus", show_count, means="GPUs of the whole run"),
+        column("Size", "params", show_params, means="parameters, a tied embedding counted once; 1 B = 10^9"),
+        column("TP", "tp"),
+        column("PP", "pp"),
+        Column("CP", ("cp",), lambda record: record.cp if (record.cp or 1) > 1 else None, optional=True,
+               means="ranks that share each sample"),
+        column("DP", "dp"),
+        column("Micro-batches", "micro_batches"),
+        column("Mic-BS", "micro_batch", show_count, means="samples of one forward pass of a GPU"),
+        column("Glob-BS", "global_batch", show_count, means="samples of one optimizer step over all GPUs"),
+        column("Seq", "seq", show_count, means="tokens of a sample"),
+        column("Step s", "step_s", show_digits, label="step time", unit="s",
+               means="median seconds of the steady steps"),
+        column("Tokens/s", "tokens_per_s", show_whole, label="tokens/s", means="global batch x sequence / step time"),
+        column("Tokens/s per GPU", "tokens_per_s_gpu", show_rate, label="tokens/s per GPU", optional=True,
+               means="as the program prints them if it does, else tokens/s / GPUs"),
+        _tflops("seed", "P s B", "6 P s B, 8 with full recomputation",
+                "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without (Megatron-DeepSpeed's perf tables)"),
+        _tflops("hardware", "hardware", "Narayanan et al. 2021, eq. 3",
+                "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
+        _tflops("model", "model", "6 N + 12 L h s a token, PaLM",
+                "per GPU: (6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"),
+        _tflops("printed", "printed", "as the program prints it", "as the program prints it, by its own formula",
+                optional=True),
+        column("MFU", "mfu", show_share, label="mfu", formula="tflops_model over the device's dense peak",
+               means="TFLOP/s model over the device's dense peak"),
+        column("MFU printed", "mfu_printed", show_share, label="mfu_printed", formula="as the program prints it",
+               means="as the program prints it, by its own formula and peak", optional=True),
+        column("Loss first", "loss_first", show_digits, means="loss at the first step"),
+        column("Loss last", "loss_last", show_digits, means="loss at the last step"),
+        column("Loss eval", "loss_eval", show_digits, means="loss of the last evaluation"),
+        column("Skipped steps", "skipped_steps", show_count, means="steps without an update, as after an overflow"),
+        column("NaN steps", "nan_steps", show_count, means="steps whose loss is not a number"),
+        column("GPU hours", "gpu_hours", show_digits, means="GPUs x hours over all attempts"),
+        Column("GPU %", ("gpu_util_mean", "gpu_util_spread"), show_utilisation, str, label="GPU utilisation", unit="%"),
+        column("Compile s", "compile_s", show_digits, label="compile", unit="s", formula="of the first round"),
+        column("Attention", "attention_used", str, right=False, label="attention"),
+        column("Retries", "allocator_retries", str, label="allocator retries"),
+        column("MHz", "sm_clock_mhz", show_digits, label="SM clock", unit="MHz"),
+        column("W", "power_w", show_digits, label="power", unit="W"),
+        column("Config", "config_hash", str, right=False, label="config hash"),
+        column("Ended", "ended", right=False),
+        column("Device", "device", str, right=False, means="the GPU"),
+    )
+}  # fmt: skip

@@ -1,0 +1,271 @@
+"""Classify and judge an attempt that has ended, once, and write that down; and read the history of attempts.
+
+The class and the cause are written to ended.json, the verdict to next.json. The history (how each attempt ended, how
+far it saved, what it cost) is read from the run folder alone.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.end_policy import End, cannot_continue
+from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
+from hpc_gpt.core.ends.failures import QUICK_S, VAGUE, meaning
+from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
+from hpc_gpt.core.ends.run_state import is_lost_here, read_end
+from hpc_gpt.core.ends.state import class_of
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import read_text, write_once
+from hpc_gpt.core.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.core.runs.disk_space import free_space_text, is_full
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
+from hpc_gpt.core.runs.lineage import newest_step
+from hpc_gpt.core.runs.race import is_race, measured, read_visits
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.resolved import Resolved
+
+# The line that job.sh reads begins with this.
+NEXT_MARK = "hpc-gpt-next"
+# What reads the first cause in the logs of an attempt: `readers.attempt_cause`, which the caller hands in.
+ReadCause = Callable[[Attempt], End]
+_EXIT = re.compile(r"exit code \d+")
+
+
+class ShownJob(NamedTuple):
+    """What Slurm shows of a job whose attempt has ended. `excluded`: the nodes that it excludes. `put_back`: Slurm
+    starts it again, whatever the verdict. `ran_s`: how long it has run, without the time in which it was suspended."""
+
+    excluded: Sequence[str] = ()
+    put_back: bool = False
+    ran_s: float | None = None
+
+
+def classify(
+    attempt: Attempt, slurm: str, slurm_cause: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
+) -> End:
+    """The class, cause and node of an attempt that has ended; `state.class_of` decides.
+
+    `slurm` is the class and `slurm_cause` the cause by what Slurm says of the job and its tasks; `unknown` if it says
+    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. `read_cause` reads the log
+    if neither the trainer nor Slurm says more than `error`, or if it may name the node.
+    """
+    end = attempt.ended()
+    facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)
+    ended = class_of(facts) or "unknown"
+    own = bool(end) and ended in (facts.said, "unknown")
+    slurm_cause = explain_srun(slurm_cause)
+    # A rank that only lost another one may have been the first to write; srun names the one that ended.
+    own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(slurm_cause))
+    cause = end.get("cause") if own else slurm_cause or end.get("cause")
+    node = end.get("node")
+    if ended in VAGUE or (meaning(ended).of_node and node is None):
+        found = read_cause(attempt)
+        if ended in VAGUE and meaning(found.ended).in_log:
+            ended, cause = class_of(replace(facts, logs=found.ended)) or "unknown", found.cause
+        elif ended in VAGUE and (not cause or (_says_more(found.cause, cause))):
+            cause = found.cause or cause
+        node = node or (found.node if meaning(ended).of_node else None)
+    return End(ended, str(cause) if cause else None, node)
+
+
+def _says_more(found: str | None, cause: str) -> bool:
+    """Whether a log's cause counts more than an exit code: a worker that torchrun saw killed, or what a script said."""
+    log, own = read_exit_status(found), read_exit_status(cause)
+    killed = log is not None and log.signal is not None and (own is None or own.signal is None)
+    return bool(found) and bool(_EXIT.fullmatch(cause) or (own is not None and killed))
+
+
+def with_free_space(run: RunFolder, end: End) -> End:
+    """The end of a script; if a disk was full, with what is free where it writes. If it is the run's own disk, the log
+    had no room for what the script said."""
+    command = command_of(run)
+    if command is None or command.script is None:
+        return end
+    if end.ended == "error" and _EXIT.fullmatch(end.cause or "") and is_full(run.path):
+        end = replace(end, ended="disk_full")
+    if end.ended != "disk_full":
+        return end
+    saved = newest_checkpoint(run, command)
+    places = (run.path, saved.parent if saved else work_folder(run, command))
+    return replace(end, cause=f"{end.cause} ({free_space_text(*places)})")
+
+
+def conclude(
+    run: RunFolder,
+    attempt: Attempt,
+    resolved: Resolved,
+    end: End,
+    now: float,
+    over: int | None,
+    job: ShownJob,
+    wish: str = "",
+) -> tuple[Verdict, list[str]]:
+    """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
+
+    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `wish` as in judge.
+    What a full disk refuses is printed.
+    """
+    elapsed_s = attempt.elapsed_s() if over == attempt.number else None
+    if over == attempt.number and job.ran_s:
+        began = attempt.started().get("started")
+        elapsed_s = now - began if elapsed_s is None and began else elapsed_s
+        elapsed_s = None if elapsed_s is None else min(elapsed_s, job.ran_s)
+    step = attempt.last_metrics().get("step")
+    with disk_that_may_be_full():
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
+    cluster = resolved.cluster
+    if end.node is not None:
+        why = f"{end.ended}: {end.cause}" if end.cause else end.ended
+        bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
+    # If a rank wrote ended.json first, the class there may differ from this classification.
+    history = read_history(run, gpus_of(resolved), now, over, elapsed_s)
+    past = [
+        replace(each, ended=end.ended, cause=end.cause, node=end.node) if each.number == attempt.number else each
+        for each in history
+        if each.number <= attempt.number
+    ]
+    pause = resolved.job.retry_pause_s
+    pause_s = float(cluster.retry_pause_s if pause is None else pause)
+    why = cannot_continue(resolved, end.ended == "requeued")
+    verdict = judge(past, Rules(why, pause_s, resolved.job.max_gpu_hours), wish)
+    exclude: list[str] = []
+    if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
+        own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
+        exclude = sorted(own | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
+    with disk_that_may_be_full():
+        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s)
+    return verdict, exclude
+
+
+@contextmanager
+def disk_that_may_be_full() -> Iterator[None]:
+    """Prints a RunFolderError and continues: the script needs its answer even if nothing can be written."""
+    try:
+        yield
+    except RunFolderError as fault:
+        print(f"not written down: {fault}", file=sys.stderr, flush=True)
+
+
+def write_verdict(
+    attempt: Attempt,
+    verdict: Verdict,
+    past: Sequence[EndedAttempt],
+    exclude: Sequence[str],
+    now: float,
+    end: End,
+    put_back: bool = False,
+    elapsed_s: float | None = None,
+) -> None:
+    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob, `elapsed_s`
+    how long the attempt had its job, if that is known."""
+    text = {
+        **asdict(verdict),
+        "cause": end.cause,
+        "node": end.node,
+        "begin": now + verdict.pause_s if verdict.go_on else None,
+        "exclude": list(exclude) if verdict.go_on else [],
+        "saved_step": newest_saved(RunFolder(attempt.folder.parents[1])),
+        "gpu_hours": round(gpu_hours(past), 6),
+        "put_back": put_back,
+        "time": now,
+        **({} if elapsed_s is None else {"elapsed_s": round(elapsed_s, 3)}),
+    }
+    write_once(attempt.folder / "next.json", json.dumps(text) + "\n")
+
+
+def other_jobs(run: RunFolder, job_id: str) -> list[str]:
+    """The ids of the run's other Slurm jobs. A shell reads them, so anything else is dropped."""
+    jobs = dict.fromkeys(line["job_id"] for line in run.submissions() if line.get("job_id"))
+    return [each for each in jobs if each != job_id and re.fullmatch(r"[0-9]+(_[0-9]+)?", each)]
+
+
+def forget_stop(run: RunFolder, attempt: Attempt) -> None:
+    """Removes the mark of `hpc-gpt stop` after the job has ended: a later requeue by hand is a newer wish."""
+    with suppress(OSError):
+        run.stop_mark(attempt.job_id).unlink(missing_ok=True)
+
+
+# --- the attempts of a run so far
+
+
+def read_history(
+    run: RunFolder, gpus: int, now: float, over: int | None = None, elapsed_s: float | None = None
+) -> list[EndedAttempt]:
+    """The attempts of a run that have ended, first to last. `gpus` is used for an attempt that does not state its own.
+
+    An attempt without a written end has ended if a later attempt of its job has begun, if its process on this machine
+    is gone, or if its number is `over`; that one has had its job for `elapsed_s`, if that is known.
+    """
+    attempts = run.attempts()
+    starts = [attempt.started() for attempt in attempts]
+    resumed = [attempt.trainer().get("resumed_step") for attempt in attempts]
+    past: list[EndedAttempt] = []
+    saved = 0
+    command = command_of(run)
+    # Of a script without named checkpoints and logged steps the exit code is all that is known.
+    is_script = command is not None and command.script is not None and command.checkpoints is None
+    blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
+    for index, attempt in enumerate(attempts):
+        end, verdict = attempt.ended(), attempt.verdict()
+        later = [start for start in starts[index + 1 :] if start.get("job_id") == starts[index].get("job_id")]
+        if not (end or verdict or later or attempt.number == over or is_lost_here(run, attempt)):
+            continue
+        found = resumed[index]
+        base = saved if found is None else found
+        saved = _saved_by(run, verdict, resumed[index + 1 :], base)
+        left = now if attempt.number == over else end_time_of(attempt)
+        left = left or (later[0].get("started") if later else None) or now
+        job_id = starts[index].get("job_id")
+        facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
+        ended = class_of(facts) or "unknown"
+        past.append(
+            EndedAttempt(
+                number=attempt.number,
+                ended=ended,
+                cause=verdict.get("cause") or end.get("cause"),
+                node=verdict.get("node"),
+                job_id=job_id,
+                saved=saved,
+                resumed=base,
+                gpu_seconds=gpu_seconds(attempt, gpus, left, elapsed_s if attempt.number == over else None),
+                over=left,
+                unseen=blind and ended == "walltime" and not saved,
+                quick=_is_quick(attempt),
+                stopped=verdict.get("go_on") is False and ended != "refused",
+            )
+        )
+    return past
+
+
+def _is_quick(attempt: Attempt) -> bool:
+    """Whether it is of a job script that exited with an error, not by a signal, within seconds, before a step."""
+    end = attempt.script_exit()
+    return 0 < end.get("code", 0) <= 128 and end.get("seconds", QUICK_S) < QUICK_S and not attempt.last_metrics()
+
+
+def newest_saved(run: RunFolder) -> int:
+    """The step of the newest checkpoint that is marked complete, 0 without one; its files are not checked. Of a race
+    how many visits are measured."""
+    if is_race(run):
+        return measured(read_visits(run))
+    if (command := command_of(run)) is not None:
+        return saved_step(run, command)
+    try:
+        megatron = int(read_text(run.checkpoints / MEGATRON))
+    except (OSError, ValueError):
+        megatron = 0
+    return max(megatron, newest_step(run) or 0)
+
+
+def _saved_by(run: RunFolder, verdict: dict[str, Any], later: Sequence[int | None], base: int) -> int:
+    """The step of the newest complete checkpoint when an attempt ended: as noted then, else as the next attempt found
+    it, else as it is now."""
+    if (noted := verdict.get("saved_step")) is not None:
+        return int(noted)
+    found = next((step for step in later if step is not None), None)
+    return max(base, newest_saved(run) if found is None else found)

@@ -1,0 +1,354 @@
+"""Why an attempt ends, and whether its job requeues: the one policy, without torch.
+
+The trainer, the supervisor of a foreign program, the job chain and the verbs ask it. Each gathers facts where it is.
+The order of the reasons, the class and the cause of each, and what forbids a requeue are here; what a class means for a
+retry is in `ends.failures`.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from hpc_gpt.core.ends.failures import RETRIES, meaning
+from hpc_gpt.core.ends.state import BY_ITSELF, SLURM_RUNS, start_class
+from hpc_gpt.core.files import open_regular, read_json, write_once
+from hpc_gpt.core.process import host_clock
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored_lines
+from hpc_gpt.core.settings.engines import can_resume
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.slurm.requeue import requeue_of
+
+# slurmctld repeats a signal that was not answered within MessageTimeout 60 s later (`doctor.checks.check_signals`).
+LATE_SIGNAL_S = 300.0
+
+# --- what a rank is asked for
+
+# {signal that every rank handles, and that nothing else in a job may end on: the reason that it is}. `sbatch --signal`
+# sends the first before the time limit (SIGUSR1 is NCCL's).
+SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+# Written in the attempt's folder by the task that is asked to stop, and read by all.
+STOP = "stop.json"
+OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
+EXIT_0_BUT = "exit code 0, but "
+# {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
+# a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
+REASONS = {
+    "bad_steps": ("nan", "{train.max_bad_steps} steps in a row were skipped or not finite"),
+    "interrupted": ("stopped", "Ctrl-C"),
+    "stop": ("stopped", "hpc-gpt stop"),
+    "terminated": ("cancelled", "SIGTERM"),  # or as `class_of_sigterm` says
+    "target": ("done", "{target}"),
+    "budget": ("budget", "job.max_gpu_hours = {job.max_gpu_hours:g} are used up"),
+    "requeue": ("requeued", "hpc-gpt requeue"),
+    "walltime": ("walltime", "SIGUSR2: the time limit is near"),
+    "minutes": ("done", "train.minutes = {train.minutes:g} are over"),
+}
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended: a class of `failures.ENDED`, the first cause as text, and the node at fault, if one is."""
+
+    ended: str
+    cause: str | None = None
+    node: str | None = None
+
+    @property
+    def requeue(self) -> bool:
+        """Whether the job goes back to the queue, if it can: the run continues, and nothing has failed."""
+        retry = RETRIES[self.ended]
+        return retry.continues and not retry.fails
+
+    @property
+    def exit_code(self) -> int:
+        """0 for every orderly end; 1 for a training that diverged, failed, or whose disk refused to save it."""
+        return meaning(self.ended).exit_code
+
+    @property
+    def leaves_time(self) -> bool:
+        """Whether there is time to remove old checkpoints: no requeue, kill or spent budget is near."""
+        return not self.requeue and not meaning(self.ended).hurry
+
+
+def first_reason(asked: Collection[str]) -> str | None:
+    """The reason that counts; None if nothing in `asked` ends the attempt.
+
+    >>> first_reason({"walltime", "stop", "save"}), first_reason({"save"})
+    ('stop', None)
+    """
+    return next((reason for reason in REASONS if reason in asked), None)
+
+
+def limits_reached(
+    resolved: Resolved, train_s: Callable[[], float], attempt: Attempt, stopped_s: float
+) -> frozenset[str]:
+    """The limits of a run that are reached: `minutes` and `budget`. Called on rank 0.
+
+    `train_s` returns the seconds of training in all attempts. HPC_GPT_STOP_AT is when the budget is spent, in epoch
+    seconds of the host that gave the attempt its `started`: the difference is what the attempt may take. What it has
+    taken is not asked of a clock that can be set, or is another host's; `stopped_s` of it were not spent. The save may
+    take as long as the lead of the signal before the time limit.
+    """
+    job, minutes = resolved.job, resolved.train.minutes
+    stop_at = os.environ.get("HPC_GPT_STOP_AT", "") if job.max_gpu_hours is not None else ""
+    reached = {
+        "minutes": minutes is not None and train_s() >= 60 * minutes,
+        "budget": stop_at.isdecimal() and _left_s(int(stop_at), attempt, stopped_s) <= (job.signal_lead_s or 0),
+    }
+    return frozenset(name for name, is_reached in reached.items() if is_reached)
+
+
+def _left_s(stop_at: int, attempt: Attempt, stopped_s: float) -> float:
+    may_take_s, began = _budget_of(attempt.folder, stop_at)
+    return may_take_s + stopped_s - (host_clock()[1] - began)
+
+
+@functools.cache
+def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
+    """(seconds that an attempt may take, when it began by this host's clock since its boot). On another host than that
+    of its script it began as this process asked first: later by its start, which the budget does not see."""
+    start, now = Attempt(folder).started(), host_clock()[1]
+    elapsed_s = Attempt(folder).elapsed_s()
+    began = start.get("started")
+    if not began:
+        return stop_at - time.time(), now
+    return stop_at - began, now - (elapsed_s or 0.0)
+
+
+def moment_of(text: str) -> float | None:
+    """The epoch seconds of a time that Slurm shows with `IN_UTC`; None if it is none.
+
+    >>> moment_of("2026-10-25T00:30:00"), moment_of("Unknown")
+    (1792888200.0, None)
+    """
+    try:
+        return datetime.strptime(f"{text}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return None
+
+
+def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:
+    """The end of an attempt for a reason. `end_of_sigterm` is called only for a SIGTERM, `target` the one reached."""
+    if reason == "terminated":
+        return end_of_sigterm()
+    ended, cause = REASONS[reason]
+    return End(ended, cause.format(train=resolved.train, job=resolved.job, target=target))
+
+
+@dataclass(frozen=True)
+class Said:
+    """What programs that exited with 0 printed that decides how they ended: the steps that they were to make (0 if no
+    line says it), a time limit of their own, and a failure after their last step (its class and words)."""
+
+    planned: int = 0
+    limit: str = ""
+    failed: End | None = None
+
+
+def write_said(attempt: Attempt, task: int, said: Said) -> None:
+    """Writes what a task's program printed, unless it is written. RunFolderError if the disk refuses."""
+    write_once(attempt.folder / OVER / str(task), json.dumps(asdict(said)) + "\n")
+
+
+def read_said(attempt: Attempt) -> Said:
+    """What the programs of all tasks printed."""
+    said = [read_json(path) for path in sorted((attempt.folder / OVER).glob("[0-9]*"))]
+    failed = next((each["failed"] for each in said if isinstance(each.get("failed"), dict)), None)
+    return Said(
+        max((int(each.get("planned") or 0) for each in said), default=0),
+        next((str(each["limit"]) for each in said if each.get("limit")), ""),
+        None if failed is None else End(str(failed.get("ended")), str(failed.get("cause"))),
+    )
+
+
+def end_by_steps(attempt: Attempt, planned: int, said: Said) -> End:
+    """The end of programs that exited with 0 and that nobody asked to end, by the steps of all tasks."""
+    steps = logged_steps(attempt)
+    spacing = steps[-1] - steps[-2] if len(steps) > 1 else 0
+    return end_of_exit_0(steps[-1], planned or said.planned, spacing, said.limit, said.failed)
+
+
+def logged_steps(attempt: Attempt) -> list[int]:
+    """The step after which an attempt began, and those of its log."""
+    resumed = int(attempt.trainer().get("resumed_step") or 0)
+    return [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
+
+
+def end_of_exit_0(step: int, planned: int, spacing: int, limit: str = "", failed: End | None = None) -> End:
+    """The end of a program that exited with 0 and that nobody asked to end, after `step` of `planned` steps; 0 if it is
+    not known how many there are.
+
+    Its log has a line every `spacing` steps, so the last ones may have none. `failed`: its log ends with a failure, as
+    what ran last need not be what failed. `limit` says that a time limit was why it ended. Else the chain starts it
+    once more: a program that then gets no further has no more to do, or cannot.
+    """
+    if planned and step and step + spacing >= planned:
+        return End("done", f"{max(step, planned):,} of {planned:,} steps")
+    if failed is not None:
+        return replace(failed, cause=f"{EXIT_0_BUT}{failed.cause}")
+    if not planned:
+        made = f"after step {step:,}" if step else "its log has no lines of steps"
+        return End("done", f"exit code 0, {made}; how many steps it is to make is not known (train.steps)")
+    if limit:
+        return End("walltime", f"{limit}, at {step:,} of {planned:,} steps")
+    return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
+
+
+def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) -> End:
+    """The end of an attempt that got SIGTERM at epoch second `at`: cancelled, preempted or requeued.
+
+    `shown`: the job as `scontrol show job` printed it then; empty if Slurm did not answer, or without Slurm.
+
+    A cancel, a preemption and a late signal look the same to a rank. A late signal was meant for the attempt before
+    this one: slurmctld repeats a signal that got no answer, and a requeued job has a step of the same number by then.
+    So SIGTERM means `requeued`, and the chain continues, if `hpc-gpt cancel` has not marked the job, Slurm shows it as
+    exactly RUNNING and not preempted, and the attempt before, of the same job, ended less than LATE_SIGNAL_S earlier.
+    `scancel --signal=TERM` by a user so soon after a requeue looks the same and is taken for a late signal; `scancel`
+    alone and `hpc-gpt cancel` are not. Without an answer it is a cancel: to restart what a user has ended is the worse
+    error.
+    """
+    if is_cancelled(run, attempt):
+        return End("cancelled", "SIGTERM")
+    state, since = shown_as(shown, "JobState"), shown_as(shown, "PreemptTime")
+    if state in SLURM_RUNS and since not in ("", "None", "N/A", "Unknown", "(null)"):
+        return End("preempted", "SIGTERM, and Slurm says the job is being preempted")
+    before = _attempt_before(run, attempt)
+    if state == "RUNNING" and before is not None:
+        after_s = at - float(before.ended().get("time") or 0.0)
+        if abs(after_s) < LATE_SIGNAL_S:  # another node's clock
+            when = f"{max(0.0, after_s):.0f} s after attempt {before.number} of the same job"
+            return End("requeued", f"SIGTERM {when}, which it was meant for")
+    return End("cancelled", "SIGTERM")
+
+
+def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
+    """The attempt before this one, if it was of the same job."""
+    before = run.before(attempt)[-1:]
+    return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
+
+
+# --- whether the job requeues
+
+
+def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
+    """Why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for it, which
+    a machine without Slurm does whatever its `chain` is."""
+    by_hand = requeue and resolved.cluster.scheduler == "local"
+    if not by_hand and (why := requeue_of(resolved.cluster).why_not(resolved.cluster)):
+        return why
+    return "" if can_resume(resolved.engine) else "what is offloaded to NVMe is in no checkpoint"
+
+
+def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
+    """Whether an attempt that ends so asks for another one: the key `requeue` of its ended.json, and nothing else."""
+    why = cannot_continue(run.resolved(), end.ended == "requeued")
+    return end.requeue and not why and not is_cancelled(run, attempt)
+
+
+def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
+    """Whether `hpc-gpt cancel` has marked the attempt's job."""
+    return run.is_cancelled(attempt.job_id or os.environ.get("SLURM_JOB_ID"))
+
+
+# --- how the job ended by what Slurm and job.sh say
+
+# Messages of slurmstepd and srun in an attempt's log.
+_NODE_FAILED = re.compile(rb"Node failure on")
+_RANK_FAILED = re.compile(
+    rb"((?:[^ \n]+: )?tasks? [\d,-]+: (?:Exited with exit code \d+|Killed|Aborted|Segmentation fault|Bus error).*)"
+)
+_PREEMPTED = re.compile(rb"CANCELLED AT .* DUE TO PREEMPTION")
+
+
+def end_by_script(
+    run: RunFolder, attempt: Attempt, code: int, message: str, shown: str, put_back: bool
+) -> tuple[str, str]:
+    """(class, cause) of an attempt by the facts that job.sh states after its ranks have ended. The first that applies
+    counts.
+
+    `code`: srun's exit code, or that of the rank which `message`, srun's own, names. `shown`: the job as `scontrol show
+    job` prints it, empty if Slurm did not answer. `put_back`: Slurm starts the same job again.
+    """
+    exit_text = message or f"exit code {code}"
+    state = shown_as(shown, "JobState")
+    log = _end_of(attempt)
+    if is_cancelled(run, attempt):
+        return "cancelled", f"hpc-gpt cancel, {exit_text}"
+    if _NODE_FAILED.search(log):
+        return "node_failure", f"a node of the job died, {exit_text}"
+    if not state or state in SLURM_RUNS:
+        # srun names no rank that failed first: the signal ended all of them, before they could handle it or because
+        # their program does not.
+        if code == 128 + signal.SIGTERM and not message:
+            end = class_of_sigterm(run, attempt, shown, time.time())
+            if end.requeue:
+                return end.ended, f"{end.cause}, {exit_text}"
+        return "error", exit_text
+    if _PREEMPTED.search(log):
+        return "preempted", f"preempted before it had ended, {exit_text}"
+    if shown_as(shown, "Reason") == "TimeLimit":
+        return "walltime", f"the time limit ended it, {exit_text}"
+    if put_back:
+        return "requeued", "put back to the queue by Slurm or by hand"
+    return "cancelled", f"{state}, {exit_text}"
+
+
+def first_failure(attempt: Attempt) -> str:
+    """srun's message on the first rank that failed, empty without one. srun then ends the others and returns 143."""
+    found = _RANK_FAILED.search(_end_of(attempt))
+    return found[1].decode(errors="replace") if found else ""
+
+
+def exit_code(message: str, code: int) -> int:
+    """The exit code of the rank that srun's message names, else `code`.
+
+    >>> exit_code("n3: task 1: Exited with exit code 7", 143), exit_code("n3: task 1: Killed", 137)
+    (7, 137)
+    """
+    found = re.search(r"exit code (\d+)", message)
+    return int(found[1]) if found else code
+
+
+def is_put_back(attempt: Attempt, shown: str) -> bool:
+    """Whether Slurm has requeued the job: by hand, after a preemption that did not wait, or after a node died."""
+    restarts = shown_as(shown, "Restarts")
+    return restarts.isdecimal() and int(restarts) > (attempt.started().get("restart") or 0)
+
+
+def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, str]:
+    """(class, cause) of an attempt that was killed with its script, by Slurm's state of that start of the job, empty if
+    it is not known. `again`: the job has started again."""
+    ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
+    if not meaning(ended).lost or ended == "unknown" or (again and ended == "cancelled"):
+        ended = "requeued" if again else "unknown"
+    return ended, meaning(ended).lost
+
+
+def shown_as(shown: str, key: str) -> str:
+    """The value of a key in what `scontrol show job` prints; empty without one.
+
+    >>> shown_as("JobId=7 JobState=RUNNING Reason=None", "Reason"), shown_as("", "JobState")
+    ('None', '')
+    """
+    found = re.search(rf"(?:^|\s){key}=(\S*)", shown)
+    return found[1] if found else ""
+
+
+def _end_of(attempt: Attempt) -> bytes:
+    """The last 32 MiB of each log: many ranks may print tracebacks after Slurm's message."""
+    found = b""
+    for path in attempt.logs:
+        with contextlib.suppress(OSError), open_regular(path) as log:
+            log.seek(max(0, log.seek(0, 2) - (32 << 20)))
+            found += log.read()
+    return found

@@ -1,0 +1,162 @@
+"""Decides whether a run is retried, when, and why: a pure function of its past attempts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.core.ends.failures import MOST_UNSEEN, QUICK_S, RETRIES
+from hpc_gpt.core.ends.state import ends_by_itself, is_mistake, pause_s
+
+
+@dataclass(frozen=True)
+class EndedAttempt:
+    """One attempt that has ended, with a class of failures.ENDED; `node` is at fault, if one is.
+
+    `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
+    without one. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`: its job
+    script exited with an error within seconds, before a step. It had its GPUs for
+    `gpu_seconds` together, and ended at `over` (epoch seconds). `stopped`: its verdict ended the run, so that what came
+    after it was started by hand: attempts and failures are counted anew.
+    """
+
+    number: int
+    ended: str
+    cause: str | None = None
+    node: str | None = None
+    job_id: str | None = None
+    saved: int = 0
+    resumed: int = 0
+    gpu_seconds: float = 0.0
+    over: float = 0.0
+    unseen: bool = False
+    quick: bool = False
+    stopped: bool = False
+
+    @property
+    def progressed(self) -> bool:
+        return self.saved > self.resumed
+
+    @property
+    def most(self) -> int:
+        """So many attempts like it in a row without a newer checkpoint end the run; 0 if it does not count."""
+        return MOST_UNSEEN if self.unseen else RETRIES[self.ended].most
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpu_seconds / 3600
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The run's settings for the judge. `cannot_continue` says why no job can follow another; empty if one can."""
+
+    cannot_continue: str = ""
+    retry_pause_s: float = 30.0
+    max_gpu_hours: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the run continues (`go_on`), its class `ended` after an attempt that ended as `attempt_ended`, and why.
+
+    The next attempt waits for `pause_s`. `retries` counts the failures in a row.
+    """
+
+    go_on: bool
+    ended: str
+    attempt_ended: str
+    why: str
+    pause_s: float = 0.0
+    retries: int = 0
+
+
+def gpu_hours(past: Sequence[EndedAttempt]) -> float:
+    """GPU-hours of all attempts, refused ones too."""
+    return sum(each.gpu_hours for each in past)
+
+
+def budget_left(
+    past: Sequence[EndedAttempt], max_gpu_hours: float | None, gpus: int, lead_s: int | None
+) -> tuple[float | None, str]:
+    """(seconds that the budget leaves to an attempt on `gpus` GPUs, None without a budget; why none may start, if so).
+
+    `lead_s` is what a save may take.
+    """
+    if max_gpu_hours is None:
+        return None, ""
+    spent = gpu_hours(past)
+    left_s = 3600 * (max_gpu_hours - spent) / gpus
+    why = f"{spent:.3g} GPU-hours of {max_gpu_hours:g} are spent, and what is left is less than a save may take"
+    return left_s, "" if left_s > (lead_s or 0) else why
+
+
+def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict:
+    """The verdict after the last attempt of `past`, which is not empty.
+
+    `wish`: the user wants the run to end as `cancelled` or `stopped`, even if its attempt did not notice.
+    """
+    last = past[-1]
+    # The attempts since a start by hand, which is after one that ended the run.
+    row = past[max((index + 1 for index, each in enumerate(past[:-1]) if each.stopped), default=0) :]
+    cause = last.cause or last.ended
+
+    def stop(ended: str, why: str) -> Verdict:
+        return Verdict(False, ended, last.ended, why)
+
+    if not RETRIES[last.ended].continues:
+        return stop(last.ended, cause)
+    if wish:
+        return stop(wish, cause)
+    if last.ended == "error" and is_mistake(last.cause):
+        return stop("error", f"{cause}; started again, the program would say the same")
+    if last.ended == "error" and not last.progressed and all(each.quick for each in row if each.most):
+        words = f"it exited within {QUICK_S} s, before a step or a checkpoint"
+        return stop("error", f"{cause}; {words}: started again, it would do the same")
+    if rules.cannot_continue:
+        return stop(last.ended, f"{cause}; {rules.cannot_continue}")
+    spent = gpu_hours(past)
+    if rules.max_gpu_hours is not None and spent >= rules.max_gpu_hours:
+        return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {cause}")
+    counted = [each for each in row if each.most][-2:]
+    if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
+        return stop("no_progress", f"{cause}, as the attempt before, which left no older checkpoint")
+    idle = without_progress(row)
+    if is_too_much(idle):
+        if last.unseen:
+            why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
+            return stop("no_progress", f"{why}; the last end was {cause}")
+        where = f"the newest checkpoint is still that of step {last.saved}" if last.saved else "there is no checkpoint"
+        return stop(
+            "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {cause}"
+        )
+    failures = failures_in_row(row) if RETRIES[last.ended].fails else 0
+    return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
+
+
+def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
+    """The last attempts, newest first, without a newer checkpoint; not those ended early by others."""
+    idle = []
+    for each in reversed(past):
+        if not each.most:
+            continue
+        if each.progressed:
+            break
+        idle.append(each)
+    return idle
+
+
+def is_too_much(idle: Sequence[EndedAttempt]) -> bool:
+    """Whether attempts without progress end the run. Each has a limit, and counts for larger limits, too."""
+    limits = {each.most for each in idle}
+    return any(sum(each.most <= limit for each in idle) >= limit for limit in limits)
+
+
+def failures_in_row(past: Sequence[EndedAttempt]) -> int:
+    """The number of failures since the last attempt that left a newer checkpoint."""
+    count = 0
+    for each in reversed(past):
+        if not each.most:
+            continue
+        count += RETRIES[each.ended].fails
+        if each.progressed:
+            break
+    return count

@@ -1,0 +1,271 @@
+"""`python -m hpc_gpt.launcher.chain.before RUN ATTEMPT LEFT JOBS`: job.sh asks whether an attempt may start.
+
+Stdin has what Slurm says of JOBS, one on a line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
+first. LEFT counts how often the script still asks. Classifies and judges the attempts that have ended, and prints:
+
+    hpc-gpt-next ask JOBS          what does Slurm say of these jobs of earlier attempts? Ask again with its words
+    hpc-gpt-next wait              another job of the run is about to end: ask again
+    hpc-gpt-next go STOP_AT PORT   it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none;
+                                   nobody listens on PORT of this host
+    hpc-gpt-next stop CODE JOBS    it does not; the script ends with that exit code and cancels the chain's waiting JOBS
+
+Scripts of earlier versions ask without LEFT and JOBS: they bring what Slurm says at once, and their `go` has no PORT.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hpc_gpt.core.ends.decisions import (
+    NEXT_MARK,
+    ReadCause,
+    ShownJob,
+    classify,
+    conclude,
+    disk_that_may_be_full,
+    forget_stop,
+    other_jobs,
+    read_history,
+    write_verdict,
+)
+from hpc_gpt.core.ends.end_policy import End, end_by_accounting
+from hpc_gpt.core.ends.failures import GOOD
+from hpc_gpt.core.ends.judge import EndedAttempt, Verdict, budget_left
+from hpc_gpt.core.ends.run_state import submitted_after
+from hpc_gpt.core.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.network import check_open_files, free_port
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.slurm.clients import REVOKED
+from hpc_gpt.core.slurm.hosts import first_host
+from hpc_gpt.core.words import class_and_cause
+
+# The script asks so often, every 3 s. Another start may have made its folder but not yet its attempt.json: it counts as
+# lost after so many. (How old the folder is cannot be said by the clocks of two machines.)
+_ASKS, _JUST_MADE = 40, 7
+
+
+@dataclass(frozen=True)
+class SlurmStates:
+    """`queue`: {job id: state} by squeue. `starts`: {job id: states of its starts, oldest first} by sacct."""
+
+    queue: dict[str, str] = field(default_factory=dict)
+    starts: dict[str, list[str]] = field(default_factory=dict)
+
+
+def read_slurm(lines: Iterable[str]) -> SlurmStates:
+    """The states in the lines of stdin; other lines are skipped.
+
+    >>> read_slurm(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
+    {'5': ['NODE_FAIL', 'CANCELLED']}
+    """
+    states = SlurmStates()
+    for line in lines:
+        match line.split():
+            case [_, _, state, *_] if state == REVOKED:
+                continue
+            case ["squeue", job_id, state, *_]:
+                states.queue[job_id] = state
+            case ["sacct", job_id, state, *_]:
+                states.starts.setdefault(job_id, []).append(state.rstrip("+"))
+    return states
+
+
+def may_start(
+    run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, read_cause: ReadCause, left: int = _ASKS
+) -> str:
+    """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
+
+    `left`: how often the script can still ask, this time included.
+    """
+    resolved = run.resolved()
+    own_job = attempt.job_id
+    earlier = run.before(attempt)
+
+    def refuse(ended: str, why: str, code: int) -> str:
+        return _refuse(run, attempt, resolved, Verdict(False, ended, ended, why), now, code)
+
+    for other in not_judged(run, attempt):
+        job_id = other.job_id
+        state = slurm.queue.get(job_id, "")
+        if job_id == own_job:
+            _conclude_lost(run, other, resolved, slurm, now, read_cause, again=True)
+        elif (
+            slurm_is_leaving(state)
+            or (slurm_has_ranks(state) and other.ended())  # its script is about to end
+            or (not job_id and left > _ASKS - _JUST_MADE)
+        ):
+            if left > 1:
+                return f"{NEXT_MARK} wait"
+            return refuse("refused", "another job of the run is active and does not end", 1)
+        elif slurm_has_ranks(state):
+            return refuse("refused", f"job {job_id} runs this run already, as attempt {other.number}", 1)
+        elif slurm_state(state) != "pending":
+            _conclude_lost(run, other, resolved, slurm, now, read_cause, again=False)
+    past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
+    if (ended := _ended_before(run, earlier, past, own_job, now)) is not None:
+        if ended.ended == "done":
+            return _leave(run, attempt, ended.why)
+        return _refuse(run, attempt, resolved, ended, now, 0 if ended.ended in GOOD else 1)
+    if asked := run.asked_to_end(own_job):
+        line = refuse(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'} while it waited", 0)
+        forget_stop(run, attempt)
+        return line
+    gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
+    left_s, why = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)
+    if why:
+        return refuse("budget", why, 0)
+    if not runs_program(resolved):
+        try:
+            check_open_files(resolved.gpus)
+        except ConfigError as fault:
+            return refuse("user_error", f"{fault}: {fault.hint}", 1)
+    if why := _held(run, own_job, slurm):
+        return refuse("refused", why, 1)
+    return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
+
+
+def _held(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
+    """Takes the run's lock for a job; why it cannot be had, empty if it is taken. A full disk is no reason."""
+
+    def is_gone(other: lock.Holder) -> bool | None:
+        if other.slurm_job is None:
+            return other.is_gone()
+        return other.slurm_job == own_job or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
+
+    try:
+        if own_job and "HPC_GPT_START" not in os.environ:  # the command that started it in an allocation has it
+            lock.take(run, lock.job_holder(own_job), is_gone)
+    except lock.RunLocked as fault:
+        job_id = (holder := lock.holder(run)) and holder.slurm_job
+        return f"job {job_id} runs this run already" if job_id else f"{fault}: {fault.hint}"
+    except UserError as fault:
+        print(f"not locked: {fault}", file=sys.stderr)
+    return ""
+
+
+def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
+    """The earlier attempts of a run without a verdict."""
+    return [each for each in run.before(attempt) if not each.verdict()]
+
+
+def _ended_before(
+    run: RunFolder, earlier: Sequence[Attempt], past: Sequence[EndedAttempt], own_job: str, now: float
+) -> Verdict | None:
+    """The verdict of a run that has already ended, unless this job was submitted after that."""
+    counted = [each for each in past if each.ended != "refused"]
+    if not counted:
+        return None
+    last = counted[-1]
+    if last.ended == "done":
+        return Verdict(False, "done", "done", f"attempt {last.number} has finished the training")
+    attempt = next(each for each in earlier if each.number == last.number)
+    verdict = attempt.verdict()
+    if verdict.get("go_on") is not False:
+        return None
+    lines = [line for line in run.submissions() if str(line.get("job_id")) == own_job]
+    left_over = last.job_id == own_job and verdict.get("put_back") is True
+    left_over |= last.job_id != own_job and bool(lines) and not submitted_after(lines[-1], attempt, last.over)
+    if not left_over:
+        return None
+    ended, why = str(verdict.get("ended")), str(verdict.get("why"))
+    return Verdict(
+        False, ended, "refused", f"the chain ended with attempt {last.number}: {class_and_cause(ended, why)}"
+    )
+
+
+def _conclude_lost(
+    run: RunFolder,
+    lost: Attempt,
+    resolved: Resolved,
+    slurm: SlurmStates,
+    now: float,
+    read_cause: ReadCause,
+    again: bool,
+) -> None:
+    """Concludes an attempt that was killed with its script. `again`: its job has started again."""
+    job_id = lost.job_id
+    states = slurm.starts.get(job_id, [])
+    # If the job has started again, its last start is this one.
+    state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
+    ended, cause = end_by_accounting(lost, state, again)
+    moment = None
+    with contextlib.suppress(OSError):
+        moment = run.cancelled_mark(job_id).stat().st_mtime if job_id else None
+    if moment is not None and not again:
+        # It ended when it was cancelled, so that a job that was submitted since then may start.
+        cause, now = "hpc-gpt cancel", min(now, moment)
+    end = classify(lost, ended, cause, read_cause, again, moment is not None)
+    if end.ended == "node_failure" and end.node is None:
+        end = replace(end, node=first_host(lost.started().get("node_list")))
+    over = None if lost.ended() else lost.number
+    conclude(run, lost, resolved, end, now, over, ShownJob(put_back=again))
+
+
+def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
+    with disk_that_may_be_full():  # without an answer the ranks would start
+        attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
+        past = read_history(run, gpus_of(resolved), now)
+        write_verdict(attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+    print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
+    jobs = [] if verdict.ended == "refused" else other_jobs(run, attempt.job_id)
+    return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"
+
+
+def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
+    """The line for a job of a run that is done. Its attempt, which trained nothing, is removed."""
+    job_id = attempt.job_id
+    print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
+    output = run.path / f"slurm-{job_id}.out"
+    with contextlib.suppress(OSError):
+        if output.is_file():
+            with output.open("a") as file:
+                file.write(f"not started: {why}\n")
+    # First rename it, so that it is no attempt: on NFS an open log outlives its removal.
+    aside = attempt.folder.with_name(f".{attempt.number}.{job_id}")
+    with contextlib.suppress(OSError):
+        attempt.folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, job_id)) or '-'}"
+
+
+def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
+    folder, number, *more = arguments
+    run = RunFolder(Path(folder))
+    attempt = run.attempt(int(number))
+    try:
+        ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := each.job_id))
+        if (holder := lock.holder(run)) and holder.slurm_job not in (None, attempt.job_id):
+            ids[str(holder.slurm_job)] = None
+        if more and ids and not more[1]:
+            answer = f"{NEXT_MARK} ask {','.join(ids)}"
+        else:
+            answer = may_start(
+                run,
+                attempt,
+                read_slurm(sys.stdin),
+                time.time(),
+                read_cause,
+                int(more[0]) if more else _ASKS - _JUST_MADE,
+            )
+            if more and answer.startswith(f"{NEXT_MARK} go "):
+                # It follows from the job's id, in an allocation from job and process of submit --here, so that two on a
+                # host differ; and each start of the job has another one, in case that of the start before was taken.
+                start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
+                begins = sum(map(int, re.findall(r"\d+", start)))
+                answer += f" {free_port(begins, attempt.started().get('restart') or 0)}"
+        print(answer, flush=True)
+    except UserError as fault:
+        print(f"not judged before it starts: {fault}", file=sys.stderr)
+        return 1
+    return 0

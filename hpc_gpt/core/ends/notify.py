@@ -1,0 +1,235 @@
+"""`[notify]`: sends a run's events to the user's command, each once, as a line of JSON on its standard input.
+
+    python -m hpc_gpt.core.ends.notify RUN ATTEMPT beside   beside the ranks: what was not sent before, the first step
+    python -m hpc_gpt.core.ends.notify RUN ATTEMPT after    it is judged; a job that goes on is back in the queue
+    python -m hpc_gpt.core.ends.notify RUN ATTEMPT refused  the attempt did not start
+
+Nothing waits for the command: a requeue comes first, and what the pause before the next start has no time for is sent
+beside the ranks of that start. Whatever fails is a line of the attempt's log.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.ends.decisions import read_history
+from hpc_gpt.core.ends.failures import RETRIES
+from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
+from hpc_gpt.core.ends.state import class_of
+from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.record import finite
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored_lines
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.words import cut, plain
+
+# A shorter pause before the next start has no time for a command that takes all of its own: a job that is back in the
+# queue does not start before its script has ended.
+_SPARE_S = 10.0
+_POLL_S = 0.2
+# More than `tail` needs to write the end of what the command printed.
+_KEEPER_S = 2.0
+# The last lines of metrics.jsonl, for the median time of a step.
+_LAST_BYTES = 64 << 10
+_BY_USER = ("stopped", "cancelled")
+
+
+def ended_as(run: RunFolder, attempt: Attempt) -> str:
+    """How an attempt ended; empty if it may run. If its process was killed on this machine, no file says it."""
+    said = attempt.verdict().get("ended") or attempt.ended().get("ended")
+    if said or not is_lost_here(run, attempt):
+        return str(said or "")
+    cancelled = run.is_cancelled(attempt.job_id)
+    return class_of(replace(read_end(attempt).facts, cancelled=cancelled, alive=False)) or ""
+
+
+def event_of(run: RunFolder, attempt: Attempt) -> str | None:
+    """The event that the end of an attempt is; None if it is none: it goes on without a fault, or is not over."""
+    verdict = attempt.verdict()
+    if verdict.get("go_on"):
+        retry = RETRIES.get(str(verdict.get("attempt_ended")))
+        return "retried" if retry and retry.fails else None
+    ended = ended_as(run, attempt)
+    if not ended or ended == "refused":
+        return None
+    return "ended" if ended == "done" else "stopped" if ended in _BY_USER else "failed"
+
+
+def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
+    """Whether the next start sends the attempt's end, as the pause before it is too short for the command."""
+    verdict = attempt.verdict()
+    return verdict.get("go_on") is True and float(verdict.get("pause_s") or 0.0) < timeout_s + _SPARE_S
+
+
+def event_keys(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str) -> dict[str, Any]:
+    """The keys of an event, None if unknown. `gpu_hours` are of all attempts, `hours_left` of training."""
+    verdict, end = ({}, {}) if event == "first_step" else (attempt.verdict(), attempt.ended())
+    last = attempt.last_metrics()
+    step, steps = last.get("step", end.get("step")), resolved.train.steps or None
+    times = [line["step_s"] for line in read_stored_lines(attempt.metrics, _LAST_BYTES) if line.get("step_s")]
+    left = None if step is None or steps is None else max(0, steps - step)
+    if event == "ended":
+        left = 0
+    hours_left = 0.0 if left == 0 else left * statistics.median(times) / 3600 if left and times else None
+    spent = verdict.get("gpu_hours")
+    if spent is None:
+        newest = attempt.number if _newest(run) == attempt.number else None
+        spent = gpu_hours(read_history(run, gpus_of(resolved), time.time(), newest))
+    ended = verdict.get("ended") or end.get("ended")
+    cause = verdict.get("cause") or end.get("cause")
+    if event != "first_step" and not ended:
+        ended = ended_as(run, attempt)
+        cause = cause_of_attempt(run, attempt, ended) or GONE
+    return {
+        "event": event,
+        "run": run.run_id,
+        "name": resolved.name,
+        "folder": str(run.path),
+        "attempt": attempt.number,
+        "job": attempt.job_id or None,
+        "ended": ended,
+        "cause": hide_secrets(str(cause)) if cause else None,
+        "node": verdict.get("node") or end.get("node"),
+        "step": step,
+        "steps": steps,
+        "loss": last.get("loss"),
+        "gpu_hours": round(spent, 4),
+        "hours_left": None if hours_left is None else round(hours_left, 4),
+        "next": _next(run, attempt, verdict, event),
+    }
+
+
+def _newest(run: RunFolder) -> int:
+    return run.attempts()[-1].number
+
+
+def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
+    """The decision in words."""
+    if event == "first_step":
+        return "it trains"
+    if verdict.get("go_on"):
+        return f"attempt {attempt.number + 1} in {float(verdict.get('pause_s') or 0.0):.0f} s"
+    if (newest := _newest(run)) > attempt.number:
+        return f"attempt {newest} has begun"
+    why = hide_secrets(str(verdict.get("why") or ""))
+    return "no other attempt" + (f": {why}" if why else "")
+
+
+def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
+    """Sends the end of an attempt, after its first step if it was too short for the process beside the ranks."""
+    if attempt.last_metrics().get("step") is not None:
+        send_event(run, resolved, attempt, "first_step")
+    send_event(run, resolved, attempt, event_of(run, attempt))
+
+
+def send_event(run: RunFolder, resolved: Resolved, attempt: Attempt, event: str | None) -> None:
+    """Sends an event to the user's command, if it asks for it and has not got it. A fault is a printed line."""
+    notify = resolved.notify
+    if event not in notify.on or not notify.is_asked or not _claim(attempt, event):
+        return
+    # A loss that is not finite is null: JSON has no NaN.
+    line = json.dumps(finite(event_keys(run, resolved, attempt, event))) + "\n"
+    try:
+        fault = _run_command(notify.argv, line, notify.timeout_s)
+    except OSError as refused:  # of the program, or of a full disk for temporary files
+        fault = f"{notify.argv[0]} cannot be started: {refused.strerror}"
+    if fault:
+        print(f"notify: {event}: {fault}", flush=True)
+
+
+def _claim(attempt: Attempt, event: str) -> bool:
+    """Whether the event was not sent, and nobody else sends it from now on. A full disk hides no event."""
+    mark = attempt.notified / event
+    try:
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError as fault:
+        print(f"notify: {event}: {fault.strerror}, so it may be sent twice", flush=True)
+    return True
+
+
+def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
+    """Runs the command in a process group of its own, and kills that at the limit; what failed, empty if nothing did.
+
+    Of what it prints `tail` keeps the end, also of a process that it leaves behind: that one keeps the pipe open.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+        given.write(line.encode())
+        given.seek(0)
+        keeper = subprocess.Popen(
+            ["tail", "-c", "4096"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert keeper.stdin is not None
+        with keeper.stdin as pipe:
+            process = subprocess.Popen(argv, stdin=given, stdout=pipe, stderr=pipe, start_new_session=True)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"the command had not ended after {timeout_s:g} s and was killed"
+        if not code:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            keeper.wait(_KEEPER_S)
+        output.seek(0)
+        lines = output.read().decode(errors="replace").split("\n")
+        last = next((plain(text, " ") for text in reversed(lines) if text.strip()), "")
+        return f"the command ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}" + (
+            f": {cut(hide_secrets(last), 200)}" if last else ""
+        )
+
+
+def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
+    """Sends what the attempts before this one could not, then its first step. Ends with the ranks, or its parent."""
+    parent = os.getppid()
+    here = resolved.cluster.scheduler == "local"  # no script of theirs is left to send it
+    started = float(attempt.started().get("started") or time.time())
+    for before in run.before(attempt):
+        verdict = before.verdict()
+        judged_here = float(verdict.get("time") or 0.0) >= started  # it was lost with its script
+        if here or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
+            send_events(run, resolved, before)
+    while "first_step" in resolved.notify.on and os.getppid() == parent:
+        if attempt.last_metrics().get("step") is not None:
+            send_event(run, resolved, attempt, "first_step")
+            return
+        if attempt.ended() or attempt.verdict():
+            return
+        time.sleep(_POLL_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, when = arguments
+    run = RunFolder(Path(folder))
+    attempt, resolved = run.attempt(int(number)), run.resolved()
+    if when == "beside":
+        send_beside(run, resolved, attempt)
+    elif when == "after" and not leaves_to_next(attempt, resolved.notify.timeout_s):
+        send_events(run, resolved, attempt)
+    elif when == "refused" and (event := event_of(run, attempt)) != "stopped":  # that was while it waited
+        send_event(run, resolved, attempt, event)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

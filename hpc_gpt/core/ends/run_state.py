@@ -1,0 +1,392 @@
+"""The state of a run: which job and which attempt decide it, the facts of them in the run folder, the state as text.
+
+`ends.state` decides. Callers pass what Slurm says; the facts in the run folder are gathered here for all of them.
+"""
+
+import contextlib
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.ends.failures import LIVE, RETRIES
+from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
+from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.words import clock, some
+
+# A run that has written nothing for this long may no longer run.
+SILENT_S = 600.0
+# The cause of an attempt of a process on this machine that was killed.
+GONE = "its process is gone and wrote no end"
+# The cause of a run that waited on this machine for a process that was killed.
+ENDED_BEFORE = "what was to start it ended before its turn"
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """What an attempt's files say of its end: the facts, the `cause` of that end, and `why` the run is in its state.
+
+    The two differ if the judge ended the run: after an attempt that ended as `hang` a run can end as `no_progress`.
+    """
+
+    facts: Facts
+    cause: str | None
+    why: str | None
+    judged_at: float  # epoch seconds, 0 if it is not judged
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the trainer, the script or the judge has said how it ended."""
+        return bool(self.facts.judged or self.facts.said)
+
+
+def read_end(attempt: Attempt) -> AttemptEnd:
+    """What ended.json and next.json say of an attempt; its facts have no class if both are missing."""
+    verdict, end = attempt.verdict(), attempt.ended()
+    said = end.get("ended") or ("unknown" if end else "")
+    asks = bool(verdict.get("go_on", end.get("requeue")))
+    refusal = attempt.requeue_refused() if asks else ""
+    facts = Facts(
+        said=said,
+        judged=verdict.get("attempt_ended") or said or "unknown" if verdict else "",
+        verdict=verdict.get("ended") or "",
+        retried=asks and not refusal,
+    )
+    cause = verdict.get("cause") or end.get("cause")
+    why = None if facts.retried or verdict.get("why") == facts.judged else verdict.get("why")
+    if refusal:
+        own = f"{cause}; " if cause else ""
+        why = f'{own}Slurm refuses the requeue ({refusal}): chain = "singleton" in the profile needs none'
+    return AttemptEnd(facts, cause, why or cause, verdict.get("time") or 0.0)
+
+
+def deciding(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts up to the one that decides the run's state: without refused ones at the end, unless all were
+    refused."""
+    counted = list(attempts)
+    while len(counted) > 1 and str(counted[-1].ended().get("ended")) == "refused":
+        counted.pop()
+    return counted
+
+
+def done_by(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that has finished the training; None if the run is not done."""
+    last = next(reversed(deciding(attempts)), None)
+    return last if last is not None and _is_done(read_end(last)) else None
+
+
+def _is_done(end: AttemptEnd) -> bool:
+    return end.is_over and state_of(end.facts).ended == "done"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run, and what decided it.
+
+    `line`: the line of submissions.jsonl of the deciding job, made up for a job that plain sbatch started; `job_id`:
+    its id. `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that was not refused, whether
+    its job decides or not. `moved_from`: where the run folder was when that job was submitted, None if it is there.
+    """
+
+    state: State
+    facts: Facts
+    line: Mapping[str, Any]
+    job_id: str | None
+    waits: bool
+    attempt: Attempt | None
+    end: AttemptEnd | None
+    moved_from: Path | None = None
+
+
+def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | None = None) -> RunState:
+    """The state of a run. A healthy run may write nothing for `log_every` steps.
+
+    `slurm`: {job id: long state name} of the jobs that Slurm knows; None if it was not asked or did not answer.
+    """
+    attempts = run.attempts()
+    chain = newest_chain(run)
+    attempt = next(reversed(deciding(attempts)), None)
+    end = read_end(attempt) if attempt is not None else None
+    waits = _waits(chain, attempts, end)
+    live = _live_job(chain, slurm or {})
+    if live is None and waits:
+        live = chain[0]
+    job_id = live.get("job_id") if live is not None else (attempt.job_id or None) if attempt is not None else None
+    line = live if live is not None else _line_of(run, chain, job_id)
+    facts = end.facts if end is not None and not waits else Facts()
+    facts = replace(
+        facts,
+        submitted=bool(chain),
+        refused=bool(line.get("refused")),
+        lost=bool(line.get("lost")),
+        queued=waits and bool(line.get("queue")),
+        began=attempt is not None and not waits,
+        cancelled=run.is_cancelled(mark_of(line) or job_id),
+        slurm=slurm_state(slurm.get(job_id or "", "")) if slurm is not None and is_of_slurm(line) else None,
+        alive=_is_alive(line),
+        moved=(moved := moved_from(run, line)) is not None,
+    )
+    if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
+        facts = replace(facts, recent=silent_s(attempt) <= _longest_silence_s(attempts, log_every))
+    return RunState(state_of(facts), facts, line, job_id, waits, attempt, end, moved)
+
+
+def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], run_state: RunState) -> list[str]:
+    """How each attempt of a run ended, first to last; for one that may still run, the state of the run."""
+    jobs = [attempt.job_id for attempt in attempts]
+    ends = [read_end(attempt) for attempt in attempts]
+    classes = []
+    for index, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
+        if attempt == run_state.attempt and run_state.facts.began:
+            ended = class_of(run_state.facts) or run_state.state.ended
+        else:
+            again = bool(jobs[index]) and jobs[index] in jobs[index + 1 :]
+            facts = replace(end.facts, again=again, followed=True, cancelled=run.is_cancelled(jobs[index]))
+            ended = class_of(facts) or "unknown"
+        classes.append(ended)
+    return classes
+
+
+def open_jobs(run: RunFolder) -> list[str]:
+    """The Slurm jobs whose state in Slurm may decide the run's: those of the newest job chain, without jobs that have
+    ended for good by the folder."""
+    attempts = run.attempts()
+    ends = {attempt.job_id: read_end(attempt) for attempt in attempts}
+    jobs = [line.get("job_id") for line in newest_chain(run) if is_of_slurm(line)]
+    return [job_id for job_id in jobs if job_id and (job_id not in ends or _is_open(ends[job_id]))]
+
+
+def _is_open(end: AttemptEnd) -> bool:
+    """Whether Slurm can change the class of the job's last attempt, or is to start the job again."""
+    facts = end.facts
+    return not end.is_over or facts.retried or class_of(replace(facts, slurm="node_failure")) != class_of(facts)
+
+
+def is_of_slurm(line: Mapping[str, Any]) -> bool:
+    """Whether a line of submissions.jsonl is of a Slurm job."""
+    return line.get("scheduler") == "slurm"
+
+
+def mark_of(line: Mapping[str, Any]) -> str | None:
+    """What `hpc-gpt cancel` marks of the job of a line; None if the line names no job."""
+    return str(job_id) if (job_id := line.get("job_id")) else IN_QUEUE if line.get("queue") else None
+
+
+def other_host(line: Mapping[str, Any]) -> str | None:
+    """The machine of a local run; None if it is this one."""
+    host = line.get("host")
+    return str(host) if line.get("scheduler") == "local" and host not in (None, platform.node()) else None
+
+
+def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end: AttemptEnd | None) -> bool:
+    """Whether no job of the newest job chain has made an attempt, but one may still do so: the run is not done, and the
+    chain was not submitted before the run ended."""
+    jobs = {line.get("job_id") for line in chain} - {None}
+    if not chain or not jobs.isdisjoint(attempt.job_id for attempt in attempts):
+        return False
+    if end is None or not end.is_over or end.facts.retried:
+        return True
+    return not _is_done(end) and submitted_after(chain[0], attempts[-1], end.judged_at)
+
+
+def submitted_after(line: Mapping[str, Any], attempt: Attempt, moment: float) -> bool:
+    """Whether a job was submitted after an attempt, by the number of attempts that were there; of a line of an earlier
+    version by its time, after `moment` on another machine's clock."""
+    before = line.get("attempts_before")
+    return int(before) >= attempt.number if before is not None else float(line.get("time") or 0.0) > moment
+
+
+def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """The job of a job chain that runs by Slurm's answer, else the first that waits."""
+    for wanted in reversed(LIVE):
+        for line in chain:
+            if slurm_state(slurm.get(str(line.get("job_id")), "")) == wanted:
+                return line
+    return None
+
+
+def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | None) -> Mapping[str, Any]:
+    """The last line of submissions.jsonl for a job, made up for one that plain sbatch started."""
+    lines = [line for line in (*run.submissions(), *chain) if line.get("job_id") == job_id]
+    if lines and job_id is not None:
+        return lines[-1]
+    return {"scheduler": "slurm", "job_id": job_id} if job_id is not None else {}
+
+
+def moved_from(run: RunFolder, line: Mapping[str, Any]) -> Path | None:
+    """Where the run folder was at the submission of `line`, None if it is there: ranks that make it anew write no
+    resolved.json."""
+    given = Path(line.get("folder") or run.path)
+    return given if given != run.path and not (given / "resolved.json").exists() else None
+
+
+def _is_alive(line: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a local job runs; None if that is not visible from here."""
+    process = line.get("queue") or line
+    if line.get("scheduler") != "local" or other_host(line) or process.get("pid") is None:
+        return None
+    return is_alive(process["pid"], process.get("pid_start"))
+
+
+def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
+    """Whether an attempt was of a process on this machine that is gone."""
+    job_id = attempt.job_id or None
+    lines = [line for line in run.submissions() if line.get("job_id") == job_id and line.get("scheduler") == "local"]
+    return bool(lines) and _is_alive(lines[-1]) is False
+
+
+def silent_s(attempt: Attempt) -> float:
+    """Seconds since the attempt's folder or its files last changed."""
+    newest = 0.0
+    for path in (attempt.folder, *attempt.logs, attempt.metrics):
+        try:
+            newest = max(newest, path.stat().st_mtime)
+        except OSError:
+            continue
+    return time.time() - newest
+
+
+def _longest_silence_s(attempts: Sequence[Attempt], log_every: int) -> float:
+    """Seconds for which a healthy run may write nothing: it writes every `log_every` steps."""
+    metrics = next((found for attempt in reversed(attempts) if (found := attempt.last_metrics())), {})
+    step_s = metrics.get("step_s")
+    return max(SILENT_S, max(10, 3 * log_every) * (step_s or 0.0))
+
+
+# --- the newest job
+
+
+def newest_submission(run: RunFolder) -> dict[str, Any]:
+    """The line of submissions.jsonl for the run's newest job.
+
+    It is the last line, or that of an older job whose attempt is newer; a line is made for a job that plain sbatch
+    started. A refused submission counts only before the first attempt.
+    """
+    lines, attempts = run.submissions(), run.attempts()
+    if aside := _stepped_aside(attempts):  # the other jobs decide the run's state
+        attempts = [attempt for attempt in attempts if attempt.job_id not in aside]
+        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
+    start = attempts[-1].started() if attempts else {}
+    job_id = str(start.get("job_id") or "")
+    if job_id:
+        lines = [line for line in lines if not line.get("refused")]
+    last = lines[-1] if lines else {}
+    # A `submit --resume` after that attempt is newer, even if it has not started.
+    resumed = bool(attempts) and submitted_after(last, attempts[-1], start.get("started") or 0.0)
+    if not job_id or resumed or job_id == str(last.get("job_id")):
+        return last
+    own = [line for line in lines if str(line.get("job_id")) == job_id]
+    return own[-1] if own else {"scheduler": "slurm", "job_id": job_id, "refused": None}
+
+
+def _stepped_aside(attempts: list[Attempt]) -> set[str]:
+    """The newest jobs that refused to start, because another job of the run ran or its chain had ended; empty if all
+    jobs did."""
+    jobs: set[str] = set()
+    for attempt in reversed(attempts):
+        if attempt.ended().get("ended") != "refused":
+            return jobs
+        jobs.add(attempt.job_id)
+    return set()
+
+
+def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of the job chain that the newest job is in, first to last, without refused ones; that job's line if it
+    is in no chain."""
+    newest, lines = newest_submission(run), run.submissions()
+    if newest not in lines:
+        return [newest] if newest else []
+    # A job that the last job of a chain submitted has its id in `chained_to`.
+    begins = [n for n, line in enumerate(lines) if not line.get("chained_to") and line.get("link") in (None, 1)]
+    place = len(lines) - 1 - lines[::-1].index(newest)
+    begin = max((n for n in begins if n <= place), default=0)
+    end = min((n for n in begins if n > place), default=len(lines))
+    return [line for line in lines[begin:end] if line.get("job_id") and not line.get("refused")] or [newest]
+
+
+# --- as text
+
+
+def cancel_cause(run: RunFolder, run_state: RunState) -> str | None:
+    """Who cancelled a run, and when, by the mark of `hpc-gpt cancel`; None if it is not cancelled, or has no mark."""
+    job_id = mark_of(run_state.line) or run_state.job_id
+    if run_state.state.ended != "cancelled" or job_id is None or not run.is_cancelled(job_id):
+        return None
+    words = _cancelled_by(run, job_id)
+    return f"{words}, while it waited" if run_state.waits or run_state.facts.retried else words
+
+
+def _cancelled_by(run: RunFolder, job_id: str) -> str:
+    mark = run.cancelled_mark(job_id)
+    note = read_stored(mark)
+    moment = note.get("time")
+    if not moment:  # of an earlier version
+        with contextlib.suppress(OSError):
+            moment = mark.stat().st_mtime
+    when = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(moment))
+    user = note.get("user")
+    return f"{user} cancelled it {when}" if user else f"hpc-gpt cancel {when}"
+
+
+def cause_of_attempt(run: RunFolder, attempt: Attempt, ended: str) -> str | None:
+    """Why an attempt ended, with a class of ENDED: who cancelled it, else what its files say."""
+    if ended == "cancelled" and run.is_cancelled(attempt.job_id):
+        return _cancelled_by(run, attempt.job_id)
+    return read_end(attempt).cause
+
+
+def moved_note(run_state: RunState) -> str:
+    """That the run folder was moved, and what follows; empty if it was not, or only after the run had ended."""
+    over = run_state.end is not None and run_state.end.is_over and not run_state.facts.retried and not run_state.waits
+    if run_state.moved_from is None or over:
+        return ""
+    moved = f"its folder was moved from {run_state.moved_from}"
+    if run_state.state.ended == "pending":
+        return f"{moved}, where its job will look for it"
+    if run_state.state.ended == "running":
+        return f"{moved}, where its ranks write"
+    return f"{moved} while it ran" if run_state.facts.began else f"{moved} before it began"
+
+
+def failure_note(attempt: Attempt) -> str | None:
+    """Why an attempt that another one follows has failed; None if it did not fail."""
+    end = read_end(attempt)
+    ended = class_of(end.facts)
+    failed = ended is not None and RETRIES[ended].fails
+    return f"attempt {attempt.number} ended as {ended}" + (f": {end.cause}" if end.cause else "") if failed else None
+
+
+def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) -> str | None:
+    """What a run waits for after an attempt that another one follows; None if none does, or it is not judged.
+
+    `why`: after a failure, with its cause.
+    """
+    verdict = attempt.verdict()
+    if verdict.get("go_on") is not True or attempt.requeue_refused():
+        return None
+    failure = failure_note(attempt) if why else None
+    parts = [f"{failure}; continues" if failure else f"continues after {verdict.get('attempt_ended')}"]
+    begin = verdict.get("begin")
+    current = time.time() if now is None else now
+    if begin is not None and verdict.get("pause_s") and begin > current:
+        parts.append(f"at {clock(begin, current)}")
+    left_out = verdict.get("exclude") or []
+    if left_out:
+        parts.append(f"without {some(left_out, 8)}")
+    row = verdict.get("retries") or 0
+    tail = f"; {ordinal(row)} failure in a row" if row > 1 else ""
+    return ", ".join(parts) + tail
+
+
+def ordinal(number: int) -> str:
+    """A number with its ending.
+
+    >>> [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 112)]
+    ['1st', '2nd', '3rd', '4th', '11th', '12th', '21st', '112th']
+    """
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"

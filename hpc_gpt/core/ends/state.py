@@ -1,0 +1,261 @@
+"""How an attempt ended, the state of its run, and whether it is retried. Pure functions; only they decide.
+
+Other modules gather facts (`ends.run_state` from the run folder, `watch.status` from Slurm, `chain` from job.sh) or
+show the answer. `ends.failures` has every class of end and what follows from it. `Facts` holds everything that the
+answer depends on. `class_of` is how an attempt ended, `state_of` the state of its run.
+"""
+
+import re
+from dataclasses import dataclass
+
+from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
+
+# --- Slurm's states
+
+# The long state names of squeue and sacct. COMPLETED means an exit code of 0, which a training also has that was
+# stopped or must be requeued: only the trainer can say `done`.
+SLURM_STATES = {
+    state: ended
+    for ended, states in {
+        "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+        "running": "RUNNING COMPLETING SUSPENDED SIGNALING STAGE_OUT RESIZING STOPPED",
+        "unknown": "COMPLETED",
+        "cancelled": "CANCELLED",
+        "walltime": "TIMEOUT DEADLINE",
+        "preempted": "PREEMPTED",
+        "node_failure": "NODE_FAIL BOOT_FAIL",
+        "host_memory": "OUT_OF_MEMORY",
+        "error": "FAILED",
+    }.items()
+    for state in states.split()
+}
+# Slurm has stopped the job's processes, and keeps its nodes for it or not.
+SLURM_SUSPENDS = ("SUSPENDED", "STOPPED")
+# The states of a job whose end Slurm has not begun. A signal that has not reached all nodes yet makes it SIGNALING.
+SLURM_RUNS = ("RUNNING", "SIGNALING")
+
+
+def slurm_state(word: str) -> str:
+    """The class of ENDED for Slurm's state of a job: `unknown` for an unknown state, empty for an empty one.
+
+    >>> slurm_state("NODE_FAIL"), slurm_state("RUNNING"), slurm_state("REVOKED"), slurm_state("")
+    ('node_failure', 'running', 'unknown', '')
+    """
+    return SLURM_STATES.get(word, "unknown") if word else ""
+
+
+def start_class(word: str) -> str:
+    """The class for one ended start of a job, as sacct lists it: REQUEUED is `requeued`, not pending."""
+    return "requeued" if word == "REQUEUED" else slurm_state(word)
+
+
+def job_state(word: str) -> str:
+    """The class for Slurm's state of a job that is not a training of ours: its exit code says whether it is done.
+
+    >>> job_state("COMPLETED"), job_state("TIMEOUT")
+    ('done', 'walltime')
+    """
+    return "done" if word == "COMPLETED" else slurm_state(word)
+
+
+def slurm_has_ranks(word: str) -> bool:
+    """Whether ranks of a job in this state may be on its nodes."""
+    return word == "CONFIGURING" or (slurm_state(word) == "running" and not slurm_is_leaving(word))
+
+
+def slurm_is_leaving(word: str) -> bool:
+    """Whether the job's script is about to end."""
+    return word in ("COMPLETING", "STAGE_OUT")
+
+
+# --- one answer
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the job that decides a run's state, and of its last attempt. None means not looked at.
+
+    The job. `submitted`: there is one. `refused`: sbatch refused it. `lost`: sbatch got no answer. `queued`: it waits
+    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel`
+    has marked it. `slurm`: the class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm
+    was not asked or did not answer. `alive`: whether the process runs that supervises the local ranks, or that will
+    start the row.
+
+    The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
+    `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
+    `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files were written to
+    lately. `logs`: the class that its logs show, if they are trusted. `moved`: the run folder was moved since the
+    submission, so ranks and script do not find it.
+    """
+
+    submitted: bool = True
+    refused: bool = False
+    lost: bool = False
+    queued: bool = False
+    began: bool = True
+    cancelled: bool = False
+    slurm: str | None = None
+    alive: bool | None = None
+    said: str = ""
+    judged: str = ""
+    verdict: str = ""
+    retried: bool = False
+    again: bool = False
+    followed: bool = False
+    recent: bool | None = None
+    logs: str = ""
+    moved: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """`ended`: a class of ENDED. `by`: the fact that decided it.
+
+    `by` is one of submission, slurm, process, mark, next, ended, queue, recent; `not_retried`: the job that was to
+    start again has ended in Slurm; `forgotten`: Slurm no longer knows the job; `nothing`: no fact is known.
+    """
+
+    ended: str
+    by: str
+
+
+def class_of(facts: Facts) -> str | None:
+    """How an attempt ended; None if no fact says that it has.
+
+    The judge's class counts, else the trainer's, unless the trainer only saw the effect of what Slurm did; `hpc-gpt
+    cancel` counts as Slurm's act. `cancelled` in a job that started again means requeued: both send the same signal.
+    An attempt whose folder was moved could write no end: the user's error, unless Slurm knows more.
+
+    >>> class_of(Facts(said="cancelled", slurm="preempted")), class_of(Facts(said="nan", slurm="error"))
+    ('preempted', 'nan')
+    >>> class_of(Facts(said="cancelled", again=True)), class_of(Facts(slurm="running"))
+    ('requeued', None)
+    >>> class_of(Facts(moved=True, slurm="error")), class_of(Facts(moved=True, alive=True))
+    ('user_error', None)
+    """
+    slurm = facts.slurm
+    if slurm in LIVE or facts.alive:
+        slurm = None
+    elif facts.cancelled and not facts.again:
+        slurm = "cancelled"
+    ended = facts.judged or facts.said or _unsaid(facts, slurm)
+    if not ended:
+        return None
+    if not facts.judged and ended in meaning(slurm).replaces:
+        ended = slurm or ended
+    if ended in VAGUE and facts.logs:
+        ended = facts.logs
+    if ended == "cancelled" and facts.again:
+        ended = "requeued"
+    return ended if ended in RETRIES else "unknown"
+
+
+def _unsaid(facts: Facts, slurm: str | None) -> str:
+    """How an attempt ended without a class from judge or trainer; empty if it may be running."""
+    is_over = slurm is not None or facts.alive is False or facts.recent is False
+    if facts.moved and is_over and slurm in (None, "", *VAGUE) and not (facts.again or facts.followed):
+        return "user_error"
+    if slurm and slurm != "unknown":
+        return slurm
+    if facts.again:
+        return "requeued"
+    if facts.followed or slurm == "unknown":
+        return "unknown"
+    return "error" if facts.alive is False else ""
+
+
+def state_of(facts: Facts) -> State:
+    """The state of a run by its deciding job and attempt. A live job comes before one that has ended."""
+    slurm = facts.slurm
+    if facts.refused:
+        return State("refused", "submission")
+    if facts.lost:
+        return State("unknown", "submission")
+    if not facts.submitted and not facts.began:
+        return State("unknown", "nothing")
+    # A job whose run is judged as done may still be removing an environment, or ending what ran beside the ranks.
+    is_leaving = slurm == "running" and facts.began and facts.judged == "done" and not facts.retried
+    if slurm in LIVE and not is_leaving:
+        return State(str(slurm), "slurm")
+    # Its mark alone cancels a waiting row: the process that runs the sweep skips it.
+    if facts.alive and not facts.judged and not facts.said and not (facts.queued and facts.cancelled):
+        return State("pending" if facts.queued else "running", "process")
+    if not facts.began:
+        return _state_before_an_attempt(facts)
+    ended = class_of(facts)
+    if facts.judged or facts.said:
+        by = "next" if facts.judged else "ended"
+        if facts.retried:
+            return _state_between_attempts(facts, ended or "unknown", by)
+        if not facts.judged and ended not in (facts.said, "unknown"):
+            by = "mark" if facts.cancelled else "slurm"
+        return State(facts.verdict if facts.verdict in RETRIES else ended or "unknown", by)
+    if ended is not None:
+        if facts.cancelled:
+            return State(ended, "mark")
+        return State(ended, "slurm" if slurm else "process")
+    if slurm == "":
+        return State("unknown", "forgotten")
+    return State("running", "recent") if facts.recent else State("unknown", "nothing")
+
+
+def _state_before_an_attempt(facts: Facts) -> State:
+    """The state of a run whose newest job has made no attempt."""
+    if facts.cancelled:
+        return State("cancelled", "mark")
+    if facts.alive is False:
+        return State("cancelled" if facts.queued else "error", "process")
+    if facts.slurm is None:
+        return State("pending", "queue")
+    return State(facts.slurm, "slurm") if facts.slurm else State("unknown", "forgotten")
+
+
+def _state_between_attempts(facts: Facts, ended: str, by: str) -> State:
+    """The state of a run whose last attempt has ended, and another is to follow."""
+    if facts.slurm == "cancelled":
+        return State("cancelled", "slurm")
+    if facts.cancelled:
+        return State("cancelled", "mark")
+    if facts.alive is False:
+        return State("cancelled", "process")
+    if facts.slurm is None:
+        return State("pending", by)
+    return State(ended, "not_retried") if facts.slurm else State("unknown", "forgotten")
+
+
+# --- what a class means for a retry
+
+# Exceptions for a mistake in the program: started again, it would raise them again.
+_RAISED = re.compile(
+    r"(?:^|[\s:;.])(ImportError|ModuleNotFoundError|NameError|UnboundLocalError|TypeError|AttributeError|SyntaxError"
+    r"|IndentationError|TabError|NotImplementedError|ZeroDivisionError)(?::|$|\s)"
+)
+
+
+def is_mistake(cause: str | None) -> bool:
+    """Whether the cause of an `error` names an exception that a rank raised for a mistake in the program.
+
+    >>> is_mistake("rank 2: NameError: name 'x' is not defined"), is_mistake("rank 2: RuntimeError: CUDA error")
+    (True, False)
+    """
+    return bool(cause) and _RAISED.search(cause or "") is not None
+
+
+# How the cause of an `error` begins whose program exited with 0 before its last step.
+BY_ITSELF = "ends by itself at "
+
+
+def ends_by_itself(cause: str | None) -> bool:
+    """Whether the cause of an `error` is that the program exited with 0 before its last step."""
+    return bool(cause) and BY_ITSELF in (cause or "")
+
+
+def pause_s(first_s: float, failures: int) -> float:
+    """Seconds to wait before a retry, after so many failures in a row.
+
+    >>> [pause_s(30, failures) for failures in (0, 1, 2, 3, 20, 9999)]
+    [0.0, 30.0, 60.0, 120.0, 3600.0, 3600.0]
+    """
+    if failures < 1:
+        return 0.0
+    return float(min(LONGEST_PAUSE_S, max(0.0, first_s) * 2 ** min(failures - 1, 30)))

@@ -1,0 +1,180 @@
+"""What the engines that run DeepSpeed have in common: ZeRO's stages, states, buckets, and what offloading takes.
+
+Read from DeepSpeed 0.19.8 and measured with torch's profiler on a CPU: all allocations of a step, 19M parameters, at
+one and two ranks, in bf16 and fp32 (tests/plan/test_held_bytes.py does it at one rank). fp16 is only read: DeepSpeed
+does not train in it on a CPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hpc_gpt.core.engines.base.ds_config import (
+    DS_CONFIG,
+    LIVE_ELEMENTS,
+    PREFETCH_ELEMENTS,
+    SUB_GROUP_ELEMENTS,
+    deepspeed_config,
+    longest_bucket,
+    stage_that_runs,
+    takes_bf16_optimizer,
+)
+from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.core.engines.base.training import StateBytes, Training, zero_states
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.shape_split import layer_params, outer_params
+
+OFFLOAD = frozenset({"offload", "offload_path", "offload_ratio"})
+ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
+# Elements of a gradient whose norm DeepSpeed takes at once.
+NORM_ELEMENTS = 2.5e8
+
+
+class DeepspeedFacts(EngineFacts):
+    """An engine that runs DeepSpeed."""
+
+    alternatives = {"sharded_optimizer": "engine.zero_stage = 1 shards the optimizer"}
+    trains_fp16_on_cpu = False
+    saves_weights_again = True
+    buckets_a_reduction: ClassVar[int] = 1
+
+    def stage_that_runs(self, stage: int, dtype: str) -> int:
+        return stage_that_runs(stage, dtype)
+
+    def offload_faults(self, engine: Engine) -> Iterator[Fault]:
+        stage = engine.zero_stage or 0
+        if stage == 0:
+            yield Fault("ZeRO-0 keeps every state on its GPU and offloads none", "use --zero-stage 1")
+        elif engine.offload == "full" and stage != 3:
+            yield Fault(f"engine.offload = full moves parameters, which only ZeRO-3 can; engine.zero_stage is {stage}",
+                        'use --zero-stage 3, or engine.offload = "optimizer"')  # fmt: skip
+        if engine.offload_path is not None and stage != 3:
+            yield Fault(f"engine.offload_path offloads to NVMe, which only ZeRO-3 can; engine.zero_stage is {stage}",
+                        "use --zero-stage 3, or leave the path out to offload to the host's memory")  # fmt: skip
+
+    def config_files(self, resolved: Resolved) -> dict[str, Any]:
+        return {DS_CONFIG: self.config(resolved)}
+
+    def config(self, resolved: Resolved) -> dict[str, Any]:
+        """What `deepspeed.initialize` is given."""
+        return deepspeed_config(resolved)
+
+    # --- states
+
+    def rule(self, training: Training) -> str:
+        if training.dtype in ("fp32", "fp16"):
+            return "fp32" if training.dtype == "fp32" else "deepspeed-fp16"
+        return "bf16-optimizer-immediate" if self._takes_bf16_optimizer(training) else "deepspeed-bf16"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        """fp16 as DeepSpeed has it: 2 + 2 + 12 by ZeRO's stages. bf16: the same with gradients summed in fp32
+        (data_types.grad_accum_dtype), 4 each and no copy in the step; ZeRO-1 in BF16_Optimizer 2 + 4 + 12/dp, as a
+        16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 8, and master weights
+        from ZeRO-1 on, 4 more.
+
+        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer). With offload the host
+        has master weights, moments and fp32 gradients, 16; under ZeRO-1 and -2 also a copy of the weights that is sent
+        back and the sums of a step, under ZeRO-3 in fp16 the sums twice (stage_1_and_2.py, stage3.py; for bf16 and fp32
+        train/engines/zero_step.py). With an `offload_ratio` below 1, the ZeRO-3 groups that stay on the GPU have master
+        weights, moments and the optimizer's fp32 gradients there (stage3.py, subgroup_to_device).
+        """
+        stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
+        if self._takes_bf16_optimizer(training):
+            return StateBytes(2, 4, 12 / dp, 4, 0)
+        weight = 4 if dtype == "fp32" else 2
+        gradient = 4 if dtype == "bf16" else weight
+        states = zero_states(training, weight, gradient, 0 if dtype == "fp32" and not stage else 4)
+        if training.offload != "none" and stage in (1, 2):
+            sums = gradient if training.micro_batches > 1 or gradient != weight else 0
+            return replace(states, host=states.host + (weight + sums) / dp)
+        if training.offload != "none" and stage == 3:
+            stays = (1 - training.offload_ratio) * 16 / dp
+            sums = gradient if gradient == 2 else 0
+            return replace(states, host=states.host + sums / dp - stays, optimizer=states.optimizer + stays)
+        if stage == 3:
+            return replace(states, renewed=states.renewed - states.gradients)
+        return states
+
+    def _takes_bf16_optimizer(self, training: Training) -> bool:
+        stage = stage_that_runs(training.zero_stage, training.dtype)
+        return takes_bf16_optimizer(training.dtype, stage, training.offload)
+
+    def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
+        """A tensor is a rank's flat share of all parameters with the same weight decay, so the loop has one tensor and
+        needs twice as much as foreach (ZeRO-1 in bf16, measured: 18 fused, 22 foreach, 26 for-loop).
+
+        ZeRO-3's update reads its sums (train/engines/zero_step.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and
+        free the parameters' own before the update; in bf16 the sums are flat already.
+        """
+        stage, dtype = training.zero_stage, training.dtype
+        if training.offload != "none" or stage == 0:
+            return super().update_bytes(training, params, matrix, table)
+        own = params / training.data_ranks
+        if stage == 3:
+            own = min(SUB_GROUP_ELEMENTS, own)
+        made = {"foreach": 4.0, "for-loop": 8.0}.get(training.optimizer_mode, 0.0)
+        if stage == 3 or dtype == "bf16":
+            return own * made
+        return own * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2))
+
+    # --- buffers
+
+    def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
+        """Under ZeRO-3 in the passes: the layers that are gathered, and the gradients of one; in the loss: embeddings
+        and head with theirs. stage3_max_live_parameters stay gathered (1e9 by DeepSpeed's default as well); a single
+        rank of ours owns all weights and gathers only those on the host."""
+        owns_all = training.data_ranks == 1 and training.program_states is None and training.offload != "full"
+        if training.zero_stage != 3 or owns_all:
+            return 0.0, 0.0
+        shape, width = training.shape, 4 if training.dtype == "fp32" else 2
+        layer = layer_params(shape, training.tp)
+        outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
+        live = max(layer, min(LIVE_ELEMENTS, shape.layers * layer + outer))
+        if not gradients:
+            return width * live, width * max(live, layer + outer)
+        return width * (live + layer), width * (max(live, layer + outer) + outer)
+
+    def buckets(self, training: Training, params: float) -> float:
+        """Buckets, the copies that are sent, and what else a reduction needs, in our configuration (ds_config.py). A
+        gradient longer than a bucket is reduced by itself; DeepSpeed allocates a whole bucket of the configured
+        length."""
+        stage, ranks = training.zero_stage, training.data_ranks
+        width = 4 if training.dtype == "fp32" else 2
+        sent = 2 if training.dtype == "fp16" else 4  # data_types.grad_accum_dtype, communication_data_type
+        bucket = self.bucket_elements(training)
+        filled, norm = min(bucket, params), 0.0
+        if ranks == 1:
+            # The embedding's gradient is longer than these smaller buckets, and offloading takes its norm in fp64.
+            table = training.shape.padded_vocab / training.tp * training.shape.hidden
+            filled = min(max(bucket, table), params)
+            norm = 8 * min(table, NORM_ELEMENTS) if training.offload != "none" else 0.0
+        if self.rule(training) == "bf16-optimizer-immediate":
+            # runtime/engine.py, allreduce_no_retain: the fp32 gradients are one tensor, flattened in one piece.
+            return 4 * params if ranks > 1 else 0.0
+        if stage == 0:
+            return width * filled if ranks > 1 else 0.0
+        if stage == 1:
+            return sent * bucket * self.buckets_a_reduction
+        if stage == 2:
+            # From two ranks on there are two: one is filled while the other is sent (overlap_comm).
+            count = 2 if ranks > 1 and training.offload == "none" else 1
+            # The flattened gradients, and their fp32 copy that is sent.
+            copies = width + sent if width != sent else width if ranks > 1 else 0
+            # If the sums are no wider, the gradients of a further micro-batch are kept apart from them until its end.
+            further = ranks == 1 and width == sent and training.micro_batches > 1 and training.offload == "none"
+            return width * bucket * count + copies * filled + (width * params if further else 0.0) + norm
+        # reduce_scatter_coalesced: the bucket's gradients concatenated, and this rank's share of them.
+        prefetched = width * min(PREFETCH_ELEMENTS, params) if ranks > 1 else 0.0
+        return sent * bucket + sent * filled * (1 + 1 / ranks) + prefetched + norm
+
+    def lasting_bucket(self, training: Training) -> float:
+        """ZeRO-3 keeps its bucket."""
+        if training.zero_stage != 3:
+            return 0.0
+        return self.bucket_elements(training) * (2 if training.dtype == "fp16" else 4)
+
+    def bucket_elements(self, training: Training) -> int:
+        """Elements of a bucket in our configuration."""
+        return longest_bucket(training.data_ranks, training.shape.params)

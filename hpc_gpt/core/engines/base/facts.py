@@ -1,0 +1,343 @@
+"""What others ask of an engine, each question with the answer of the plainest one: PyTorch, every rank the whole model.
+
+An engine's module is a subclass that gives the answers in which it differs. `train/engines/` has a module of the same
+name, which trains; if it has none, the engine is another program, which the job starts.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hpc_gpt.core.engines.base.training import StateBytes, States, Training, plain_states
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
+from hpc_gpt.core.settings.key_rules import key_rules
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
+from hpc_gpt.core.settings.sized import Sized
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+# Switches of the model: every engine that trains our own model takes them.
+OUR_MODEL = frozenset(
+    {
+        "recompute",
+        "attention",
+        "compile",
+        "compile_backend",
+        "keep_residuals",
+        "activation_offload",
+        "loss_chunks",
+        "one_pass_loss",
+        "fused_bias_gradients",
+        "cp_exchange",
+    }
+)
+
+
+# Where fast settings were measured, in this order (docs/models-and-engines.md).
+MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that cannot run, and the nearest that can."""
+
+    message: str
+    hint: str
+    of_layout: bool = False
+
+
+class EngineFacts(States):
+    """An engine, without torch."""
+
+    # --- what it is
+    order: ClassVar[int] = 100  # its place in lists
+    plan_order: ClassVar[int] = 100  # the plan takes the first of engines that are equally fast
+    package: ClassVar[tuple[str, str] | None] = None  # a package that it needs, and the extra that installs it
+    trains_our_model: ClassVar[bool] = True  # else its model, or its loss, is another program's
+    is_program: ClassVar[bool] = False  # whether the job starts another program instead of our trainer
+    takes_command: ClassVar[bool] = False  # any program: the one that [command] says
+
+    # --- what it splits, and its switches in [engine]
+    axes: ClassVar[frozenset[str]] = frozenset()  # beside dp
+    cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
+    zero_stages: ClassVar[tuple[int, ...]] = (0,)
+    default_stage: ClassVar[int] = 0
+    switches: ClassVar[frozenset[str]] = OUR_MODEL
+    alternatives: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
+    recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
+    compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
+    compiles_update: ClassVar[bool] = False
+    # {a fast setting (`settings.engines`): speed with it over speed without, compiled by block, on each of MEASURED_ON;
+    # None if it was not measured there}
+    fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
+    matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})  # formats of the layers' products that it trains with
+    trains_fp16_on_cpu: ClassVar[bool] = True
+    least_steps_after_warmup: ClassVar[int] = 0
+    fixed_train: ClassVar[Mapping[str, Any]] = {}  # keys of [train] that have one value alone
+    no_save: ClassVar[str] = ""  # why it cannot save on request, and what to do instead
+
+    # Keys of a config.json that decide a training alone, and that it does not follow: `submit` and `doctor` name them.
+    unfollowed: ClassVar[frozenset[str]] = frozenset({"resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"})
+
+    # --- its checkpoints
+    converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
+    loads_checkpoints_of: ClassVar[frozenset[str]] = frozenset()  # other engines
+    saves_weights_again: ClassVar[bool] = False  # beside the fp32 master weights
+
+    # --- memory and time
+    counts_evaluation: ClassVar[bool] = True  # whether an evaluation is predicted as our loop does it
+    has_dropout: ClassVar[bool] = False
+    has_fused_kernels: ClassVar[bool] = False  # kernels of its own for norms, activations and residuals
+    has_fused_gate: ClassVar[bool] = False  # the gate and its product in one kernel
+    has_composed_gelu: ClassVar[bool] = False  # GELU of products and a tanh, each of which keeps what it needs
+    selects_operators: ClassVar[bool] = False  # selective recomputation by operator, as torchtitan has it
+    scatters_outputs: ClassVar[bool] = False  # each tensor-parallel rank sends its part to the next stage
+    keeps_partitioned_outputs: ClassVar[bool] = False  # outputs that wait for their gradients are divided by tp
+    gathers_one_by_one: ClassVar[bool] = False  # ZeRO-3 gathers each parameter by itself
+    overlaps_reduction: ClassVar[bool] = False  # gradients are reduced beside the backward pass
+    has_chunks: ClassVar[bool] = False  # interleaved chunks of a pipeline stage
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether it shards by a ZeRO stage."""
+        return len(self.zero_stages) > 1
+
+    @property
+    def trainer(self) -> str:
+        """The module that trains; of a program, that of a rank which starts it, and needs no torch."""
+        return f"hpc_gpt.trainer.train.engines.{self.name.replace('-', '_')}"
+
+    @property
+    def writes_metrics(self) -> bool:
+        """Whether our loop writes the metrics, a loss in each line; those of another program are read from its log."""
+        return not self.is_program
+
+    @property
+    def sets_allocator(self) -> bool:
+        """Whether its job sets PyTorch's allocator, unless the profile does."""
+        return not self.is_program
+
+    def splits(self, axis: str) -> bool:
+        """Whether it splits the model over `axis` (tp, pp or cp)."""
+        return axis in self.axes
+
+    @property
+    def splits_unasked(self) -> bool:
+        """Whether a model is split over tp if no layout is given."""
+        return self.splits("pp") and not self.takes_command
+
+    def follows(self, key: str) -> bool:
+        """Whether it follows a key of [train], which may be our loop's alone."""
+        return not (self.is_program and key_rules(Train)[key].of_our_loop)
+
+    def starts_script(self, command: Command) -> bool:
+        """Whether `[command]` names a job script, and it starts that."""
+        return self.takes_command and command.script is not None
+
+    def starts_command(self, command: Command) -> bool:
+        """Whether it starts the command of `[command]`, which is no job script."""
+        return self.takes_command and command.script is None
+
+    # --- rules
+
+    def program_of(self, command: Command) -> Command | None:
+        """`[command]` if it starts that, else None. ConfigError for its faults, and for one that nothing starts."""
+        if command != Command():
+            raise ConfigError(
+                f"the table [command] is given, but engine {self.name} starts no program of yours",
+                'set engine.name = "command", or leave [command] out',
+            )
+        return None
+
+    def check_plan(self, plan: Plan) -> None:
+        """ConfigError if `[plan]` says what its keys say already."""
+        if plan != Plan():
+            raise ConfigError(
+                f"the table [plan] is given, but of engine {self.name} plan knows what it does",
+                "leave [plan] out, which is of engine command: its keys say it, of Megatron-LM engine.megatron_args",
+            )
+
+    def planned_as(self, plan: Plan) -> str | None:
+        """The engine as which a program of the user's own is planned; None if it starts none. ConfigError if `[plan]`
+        does not say it."""
+        return None
+
+    def refuse_program(self, why: str, hint: str) -> None:
+        """ConfigError if it starts a program of the user's own; `why`: what cannot be done with it."""
+        if self.takes_command:
+            raise ConfigError(f"engine {self.name} starts a program of your own: {why}", hint)
+
+    def check_export(self) -> None:
+        """ConfigError if its checkpoints are in a format of another program's."""
+        if self.is_program:
+            raise ConfigError(
+                f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
+                "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
+            )
+
+    def check_branch(self, run: str) -> None:
+        """ConfigError if no other run can begin from a checkpoint of `run`."""
+        if self.is_program:
+            raise ConfigError(
+                f"run {run} is of engine {self.name}: its checkpoints are its program's own, and stay with their run",
+                "submit a new run, with the program's own option to load one",
+            )
+
+    def stage_that_runs(self, stage: int, dtype: str) -> int:
+        """The ZeRO stage that runs if `stage` is requested."""
+        return stage
+
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        """What it alone cannot run."""
+        return iter(())
+
+    def shape_fault(self, shape: ModelShape) -> str | None:
+        """Why it cannot train a model of this shape; None if it can."""
+        return "it has a norm after the embedding" if shape.embedding_norm else None
+
+    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+        """Why it cannot divide the samples of such a model over cp; None if it can."""
+        return context_obstacle(shape, layout, engine.cp_exchange, engine.sequence_parallel)
+
+    def offload_faults(self, engine: Engine) -> Iterator[Fault]:
+        """Why it cannot offload as asked; asked only of an engine with the switch."""
+        return iter(())
+
+    def data_of(self, data: Data) -> Data:
+        """`[data]` as it reads it. Raises ConfigError for a source that it cannot read."""
+        return data
+
+    def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+        """Refuses what its program would refuse after hours in the queue. Raises LayoutError, ConfigError."""
+
+    def check_sized(self, resolved: Sized) -> None:
+        """Refuses settings that contradict each other only once all are known. Raises ConfigError."""
+
+    def config_files(self, resolved: Resolved) -> dict[str, Any]:
+        """Files for the run folder that say what a library is given: {name: JSON values}."""
+        return {}
+
+    def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
+        """Refuses a run whose program is not where the job will look for it, by the submitter's `environment`."""
+
+    def why_not(self, verb: str, resolved: Resolved) -> str:
+        """Why a run cannot be asked to `save`, `stop` or `requeue`; empty if it can."""
+        return self.no_save if verb == "save" else ""
+
+    # --- as the planner sees it
+
+    def is_searched(self, profile: ClusterProfile | None) -> bool:
+        """Whether a plan for the cluster profile tries it unasked; without a profile, for any."""
+        return self.trains_our_model
+
+    def keeps_scores(self, engine: Engine, device: str | None) -> bool:
+        """Whether attention keeps its matrix of scores: of PyTorch's kernels only `math` does."""
+        return engine.attention == "math"
+
+    def splits_edges(self, layers: int, pp: int) -> bool:
+        """Whether embedding and head each take a layer's place in the split over stages."""
+        return False
+
+    def chunks(self, engine: Engine, layers: int, pp: int) -> int:
+        """Interleaved chunks of a pipeline stage."""
+        return 1
+
+    def stated_traits(self, engine: Engine) -> dict[str, Any]:
+        """Fields of a Training that its own arguments in `[engine]` state."""
+        return {}
+
+    def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """(arguments that hide communication and leave the arithmetic as it is, the fields of a Training that they
+        change): what a plan shows beside the best layout, as the program may lack them."""
+        return (), {}
+
+    def with_chunks(self, engine: Engine, training: Training) -> Engine:
+        """`[engine]` with the training's chunks."""
+        return engine
+
+    def rule(self, training: Training) -> str:
+        return "fp32"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        return plain_states(training)
+
+    def sharding(self, training: Training) -> int:
+        """What is sharded over dp, as a ZeRO stage."""
+        return training.zero_stage
+
+    def optimizer_ranks(self, training: Training) -> int:
+        """Over how many ranks the optimizer's states are divided."""
+        return training.data_ranks if self.sharding(training) >= 1 or training.sharded_optimizer else 1
+
+    def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
+        """torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything in registers. foreach computes the
+        square roots of all second moments at once, 4 bytes each. for-loop does so one tensor at a time, twice (root and
+        quotient), while the tensor before still has its own; the sharded optimizer distributes whole parameters.
+
+        Measured with torch's profiler on a CPU to within 1 % of a parameter's bytes: ddp in bf16 18 fused, 22 foreach.
+        """
+        if training.offload != "none":
+            return 0.0
+        if training.optimizer_mode == "foreach":
+            return 4 * params / (training.data_ranks if training.sharded_optimizer else 1)
+        if training.optimizer_mode == "for-loop":
+            return 4 * max(3 * matrix, 2 * table)
+        return 0.0
+
+    def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
+        """(bytes in the layers' passes, bytes in the loss) of unsharded weights and, with `gradients`, of theirs."""
+        return 0.0, 0.0
+
+    def overwrites_logits(self, training: Training) -> bool:
+        """Whether the gradient of the logits overwrites them: in one pass, and compiled with the head, as a piece of a
+        chunked loss is. With tp the loss has a backward pass of its own, which compiles to the same code."""
+        with_head = training.compiled_head or (training.compiled_loss and training.loss_chunks > 1)
+        return training.one_pass_loss or (with_head and training.tp == 1)
+
+    def logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak of a backward pass (counted: tests/plan/test_held_bytes.py).
+
+        In fp32 the log-softmax, its gradient and that of the logits, 4 each, whatever the dtype. Over tp the softmax
+        and the gradient, and the latter's copy in 16 bits. Compiled, the logits and their gradient.
+        """
+        width = 4.0 if training.dtype == "fp32" else 2.0
+        if self.overwrites_logits(training):
+            return width
+        if training.tp > 1:
+            return 8.0 if training.dtype == "fp32" else 10.0
+        return 2 * width if training.compiled_loss else 12.0
+
+    def evaluated_logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak of an evaluation (counted like `logit_bytes`).
+
+        The logits, their fp32 copy, and the log-softmax, which overwrites the copy over tp. A vocabulary in fp32 is
+        copied without its padding. Compiled, and in one pass, the logits alone are there.
+        """
+        width = 4.0 if training.dtype == "fp32" else 2.0
+        if training.one_pass_loss or training.compiled_loss:
+            return width
+        if training.tp > 1:
+            return width + 4
+        has_copy = training.dtype != "fp32" or training.shape.padded_vocab > training.shape.vocab
+        return width + (8.0 if has_copy else 4.0)
+
+    # --- communication
+
+    def reduced_bytes(self, training: Training) -> float:
+        """Bytes a parameter in which gradients are reduced over dp and cp."""
+        return 4.0 if training.grad_sum == "fp32" else 2.0
+
+    # --- other programs of its kind
+
+    pads_vocabulary: ClassVar[bool] = True  # and so trains a model like GPT-2's, if its log says nothing else
+    any_model: ClassVar[bool] = False  # of a library
+
+    def engine_with_deepspeed(self, has_stages: bool) -> str | None:
+        """The engine of a log of its program in which DeepSpeed prints, too; `has_stages`: it has a pipeline."""
+        return None

@@ -1,0 +1,227 @@
+"""The program of Megatron-LM, pretrain_gpt.py: its arguments for a run, and the checkout that the run uses.
+
+Source of the options: megatron/training/arguments.py and megatron/training/config/ of NVIDIA/Megatron-LM (main of
+August 2026), megatron/arguments.py before March 2024. Those used here have had these names since 2023.
+
+A checkout's parser is read, never run: importing it would take a GPU build of torch and minutes.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.schedule import decay_steps_of
+from hpc_gpt.core.settings.sized import Sized
+
+VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
+# The parser since March 2024, and before.
+_PARSERS = ("megatron/training/arguments.py", "megatron/arguments.py")
+_OPTION = re.compile(r"""["'](--\w[\w-]*)["']""")
+_FIELD = re.compile(r"^    (\w+): ", re.MULTILINE)
+# Its names of the shapes of a WSD; minus_sqrt since core_v0.13 (2025).
+_WSD_STYLES = {"linear": "linear", "1-sqrt": "minus_sqrt"}
+# {engine.cp_exchange: --cp-comm-type}. The parser takes any text; these are the ones that Transformer Engine compares
+# (its help names one of them otherwise; megatron/core/transformer/transformer_config.py, cp_comm_type).
+_CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
+INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
+
+
+def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] | None) -> list[str]:
+    """The arguments of pretrain_gpt.py. `checkpoints` is the folder that it saves in and resumes from; `data` is the
+    path before .bin and .idx, of a mixture a weight and such a path for each source, None for mock data.
+
+    The embedding gets as many rows as in our engines. NullTokenizer's `--vocab-size` does not count the end-of-document
+    token in versions before 2026, and counts it since then; one less than our vocabulary gives these rows in both.
+    """
+    arguments: dict[str, object] = {
+        **_sizes(resolved),
+        **_schedule(resolved, checkpoints),
+        **_architecture(resolved.model),
+        "--data-path": data,
+        **_arithmetic(resolved),
+        "--mock-data": data is None,
+        **_switches(resolved),
+    }
+    argv = []
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            argv += [name, *map(str, value if isinstance(value, list) else [value] if value is not True else [])]
+    return [*argv, *resolved.engine.megatron_args]
+
+
+def _sizes(resolved: Sized) -> dict[str, object]:
+    """{option: its value}, True for one without a value, None or False for none: here of shape and layout."""
+    model, layout = resolved.model, resolved.layout
+    return {
+        "--tensor-model-parallel-size": layout.tp,
+        "--pipeline-model-parallel-size": layout.pp,
+        "--context-parallel-size": layout.cp if layout.cp > 1 else None,
+        "--cp-comm-type": _CP_COMM_TYPES[resolved.engine.cp_exchange] if layout.cp > 1 else None,
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.mlp_width,
+        "--num-attention-heads": model.heads,
+        "--seq-length": model.seq,
+        "--max-position-embeddings": model.seq,
+        "--attention-dropout": 0.0,
+        "--hidden-dropout": 0.0,
+        "--init-method-std": 0.02,
+        "--tokenizer-type": "NullTokenizer",
+        "--vocab-size": model.vocab - 1,
+        "--make-vocab-size-divisible-by": model.padded_vocab // layout.tp,
+    }
+
+
+def _schedule(resolved: Sized, checkpoints: str) -> dict[str, object]:
+    """Batch, steps, learning rate, and when it logs, evaluates and saves."""
+    batch, train = resolved.batch, resolved.train
+    evaluation = round(1000 * resolved.data.eval_fraction)
+    return {
+        "--micro-batch-size": batch.micro_batch,
+        "--global-batch-size": batch.global_batch,
+        "--train-iters": train.steps,
+        "--seed": train.seed,
+        "--clip-grad": train.clip,
+        "--weight-decay": train.weight_decay,
+        "--lr": train.lr,
+        "--min-lr": train.min_lr,
+        "--lr-decay-style": "WSD" if train.decay == "wsd" else train.decay,
+        "--lr-decay-iters": train.steps,
+        "--lr-wsd-decay-style": train.decay == "wsd" and _WSD_STYLES[train.decay_shape],
+        "--lr-wsd-decay-iters": train.decay == "wsd" and decay_steps_of(train),
+        "--lr-warmup-iters": train.warmup_steps,
+        "--log-interval": train.log_every,
+        "--eval-interval": train.eval_every or train.steps,
+        "--eval-iters": train.eval_batches if train.eval_every else 0,
+        "--save": checkpoints,
+        "--load": checkpoints,
+        "--save-interval": train.save_every or train.steps,  # --save requires it; the last step is always saved
+        "--split": f"{1000 - evaluation},{evaluation},0",  # thousandths for training, validation and test
+    }
+
+
+def _architecture(model: ModelShape) -> dict[str, object]:
+    """What is another than GPT-2's."""
+    options: dict[str, object] = {}
+    if not model.is_gpt2:
+        norm = "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"
+        options |= {"--kv-channels": model.head_width, "--normalization": norm, "--norm-epsilon": model.norm_eps}
+    if model.is_grouped:
+        options["--num-query-groups"] = model.key_heads
+    if model.positions == "rope":
+        options |= {"--position-embedding-type": "rope", "--rotary-base": int(model.rope_theta)}
+    if model.rope_scaling is not None:
+        options["--rope-scaling-factor"] = model.rope_scaling.factor
+    return options | {"--no-rope-freq": model.nope_every}
+
+
+def _arithmetic(resolved: Sized) -> dict[str, object]:
+    """Optimizer, loss scale and recomputation."""
+    train, recompute = resolved.train, resolved.engine.recompute
+    options: dict[str, object] = {"--optimizer": train.optimizer}
+    if train.optimizer == "sgd":
+        options["--sgd-momentum"] = 0.0
+    else:
+        options |= {
+            "--optimizer": "adam", "--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps
+        }  # fmt: skip
+    if train.dtype == "fp16":
+        # The loss scale of our own engines (ds_config).
+        options |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
+    if recompute != "none":
+        options["--recompute-granularity"] = recompute
+    if recompute == "full":
+        options |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
+    return options
+
+
+def _switches(resolved: Sized) -> dict[str, object]:
+    """Options without a value."""
+    model, layout, train, engine = resolved.model, resolved.layout, resolved.train, resolved.engine
+    return {
+        "--fp16": train.dtype == "fp16",
+        "--bf16": train.dtype == "bf16",
+        "--untie-embeddings-and-output-weights": not model.tied,
+        "--sequence-parallel": engine.sequence_parallel,
+        "--use-distributed-optimizer": engine.sharded_optimizer,
+        "--deterministic-mode": train.deterministic,
+        "--swiglu": model.is_gated,
+        "--disable-bias-linear": model.bias != "all",
+        "--add-qkv-bias": model.bias == "qkv",
+        "--group-query-attention": model.is_grouped,
+        "--qk-layernorm": model.qk_norm,
+        "--use-rope-scaling": model.rope_scaling is not None,
+        "--account-for-embedding-in-pipeline-split": splits_edges(model.layers, layout.pp),
+        "--account-for-loss-in-pipeline-split": splits_edges(model.layers, layout.pp),
+        # After SIGTERM all ranks save and end together after the current iteration.
+        "--exit-signal-handler": True,
+    }
+
+
+def splits_edges(layers: int, pp: int) -> bool:
+    """Whether embedding and head each take a layer's place in the split over stages: if only so it is even, as of
+    Llama 3.1's 126 layers over 16 (Grattafiori et al. 2024, arXiv:2407.21783, 3.3.2)."""
+    return pp > 1 and layers % pp > 0 and (layers + 2) % pp == 0
+
+
+def option_names(arguments: Sequence[str]) -> list[str]:
+    """The names of the options in a command line."""
+    return [word.split("=")[0] for word in arguments if word.startswith("--")]
+
+
+def checkout_of(resolved: Sized, environment: Mapping[str, str]) -> Path:
+    """The checkout that a run uses, as its job finds it: $MEGATRON_LM, else the cluster profile's megatron_lm.
+
+    ConfigError if neither names one, or if its path is not absolute.
+    """
+    profile = resolved.cluster
+    named = profile.environment.get(VARIABLE) or environment.get(VARIABLE) or profile.megatron_lm
+    if not named:
+        raise ConfigError(
+            f"engine megatron-lm runs a checkout of Megatron-LM, but neither {VARIABLE} nor profile {profile.name} "
+            "names one",
+            f'export {VARIABLE}=/path/to/Megatron-LM, or megatron_lm = "/path/to/Megatron-LM" in the cluster profile',
+        )
+    checkout = Path(named).expanduser()
+    if not checkout.is_absolute():
+        raise ConfigError(
+            f"the checkout of Megatron-LM is {named}, but a job starts in another folder", "give an absolute path"
+        )
+    return checkout
+
+
+def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
+    """ConfigError unless it is a checkout whose argument parser has the options; similar names are in the message."""
+    parser = next((checkout / name for name in _PARSERS if (checkout / name).is_file()), checkout / _PARSERS[0])
+    for needed in (checkout / PROGRAM, *([parser] if options else [])):
+        if not needed.is_file():
+            raise ConfigError(
+                f"{checkout} is no Megatron-LM checkout: there is no {needed.relative_to(checkout)} in it",
+                "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
+            )
+    known = known_options(parser, checkout / "megatron") if options else set()
+    faults = {}
+    for option in options:
+        # `name: bool = True` has the options --no-name and --disable-name.
+        if option not in known and re.sub(r"^--(no|disable)-", "--", option) not in known:
+            close = difflib.get_close_matches(option, sorted(known), n=2)
+            message = f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else "")
+            faults[message] = "use a checkout of 2023 or later: git -C … checkout core_v0.12.0"
+    raise_faults(faults)
+
+
+def known_options(parser: Path, package: Path) -> set[str]:
+    """The options of a checkout's argument parser, read from its source.
+
+    Some are written there, as "--name". Since 2025 others are the fields of dataclasses of the `package` that are
+    passed to `ArgumentGroupFactory(Class, …)`; every field in the package counts as known.
+    """
+    source = parser.read_text(encoding="utf-8", errors="replace")
+    options = set(_OPTION.findall(source))
+    for path in package.rglob("*.py") if "ArgumentGroupFactory(" in source else ():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        options |= {f"--{field.replace('_', '-')}" for field in _FIELD.findall(text)} | set(_OPTION.findall(text))
+    return options

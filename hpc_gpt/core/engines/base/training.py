@@ -1,0 +1,271 @@
+"""A model's shape, its layout, and how it is trained, by us or by others: the input of every prediction;
+and the bytes a parameter that a program holds: weights, gradients and optimizer states."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
+
+from hpc_gpt.core.errors import ConfigError, LayoutError, check_sizes
+from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.settings.experiment import CpExchange, Matmul
+from hpc_gpt.core.settings.layout import AXES, Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import AttentionKernel, GradSum, HeldAs, Loss
+
+Offload = Literal["none", "optimizer", "full"]
+OptimizerMode = Literal["fused", "foreach", "for-loop", "compiled"]
+# Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
+LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
+_SIZES = (*AXES, "vp", "micro_batch", "micro_batches", "loss_chunks")
+_LISTED = {
+    name: get_args(values)
+    for name, values in {
+        "cp_exchange": CpExchange, "matmul": Matmul, "attention": AttentionKernel, "grad_sum": GradSum,
+        "fused_loss": Loss, "states": HeldAs,
+    }.items()
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Training:
+    """A shape, its layout, and everything else that memory or time depends on. `engine` is a name of an experiment's.
+
+    `program_states` (a `States`) says how another program of the engine's kind holds its states; None means
+    our engine. Raises LayoutError for a layout that splits nothing evenly, ConfigError for a value that is not listed.
+    """
+
+    shape: ModelShape
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    vp: int = 1  # interleaved chunks a stage
+    micro_batch: int = 1
+    micro_batches: int = 1
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    dtype: str = "bf16"
+    flash: bool = False  # the attention kernel keeps no matrix of scores
+    engine: str = "megatron-lm"
+    program_states: Any = None
+    sharded_optimizer: bool = False
+    offload: Offload = "none"
+    offload_ratio: float = 1.0  # share of the optimizer states and their gradients that goes to the host
+    stage_layers: tuple[int, ...] | None = None  # None: as even as possible
+    compiled: bool = False  # torch.compile fuses the passes over activations
+    compiled_loss: bool = False  # our own loss is compiled, too
+    compiled_head: bool = False  # with the head in one piece, so that the gradient of the logits overwrites them
+    document_mask: bool = False  # seq x seq numbers of each sample that attention adds to its scores
+    activations_on_host: bool = False  # those kept for the backward pass are in the host's memory
+    on_nvme: bool = False  # what is offloaded is on NVMe, not in the host's memory
+    optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
+    loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
+    one_pass_loss: bool = False  # our loss with its gradients in one pass: nothing is recomputed
+    keep_residuals: bool = False  # compiled, the residual after attention is kept in place of what it is the sum of
+    fused_bias_gradients: bool = False  # those of QKV and GELU are not read again for the gradients of their biases
+    # How it runs, as the layout does not show it.
+    cp_exchange: CpExchange = "heads"
+    matmul: Matmul = "none"
+    attention: AttentionKernel = "te"  # the kernel, if `flash`; te: as is best on the device
+    grad_sum: GradSum | None = None  # format of gradients summed, kept and reduced; None: as the engine does
+    dp_overlap: bool = False  # gradients are reduced, and sharded parameters gathered, beside the passes
+    gathers_wait: bool = False  # but for those gathers
+    tp_overlap: bool = False  # communication of tensor parallelism beside the products that it serves
+    fused_loss: Loss | None = None  # None: as the engine does
+    edges_as_layers: bool = False  # embedding and head each take a layer's place in the split over stages and chunks
+    states: HeldAs | None = None  # of a parameter: 2 + 12 bytes, 4 + 8, or 2 + 4; None: as the engine does
+    offloaded_layers: int = 0  # whose activations are copied to the host
+    whole_gradients: bool = False  # ZeRO-2 and -3 reduce after the last micro-batch alone
+    whole_logits: bool = False  # every tensor-parallel rank gathers all logits
+
+    def __post_init__(self) -> None:
+        check_sizes({name: getattr(self, name) for name in _SIZES})
+        for name, values in _LISTED.items():
+            if (value := getattr(self, name)) is not None and value not in values:
+                raise ConfigError(f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(values)}")
+        if self.cp > 1:
+            self._check_context()
+        if self.shape.heads % self.tp:
+            raise LayoutError(
+                f"tp {self.tp} does not divide the {self.shape.heads} heads",
+                f"use a tp that divides {self.shape.heads}",
+            )
+        if self.pp * self.vp > self.shape.layers + (2 if self.edges_as_layers else 0):
+            raise LayoutError(
+                f"pp {self.pp} x vp {self.vp} needs as many layers, but the model has {self.shape.layers}",
+                f"use a pp x vp of {self.shape.layers} or fewer",
+            )
+
+    def _check_context(self) -> None:
+        if self.shape.seq % self.cp:
+            raise LayoutError(
+                f"cp {self.cp} does not divide the {self.shape.seq} tokens of a sequence",
+                f"use a cp that divides {self.shape.seq}",
+            )
+        heads = self.shape.heads // self.tp
+        if self.cp_exchange == "heads" and heads % self.cp:
+            raise LayoutError(
+                f"cp {self.cp} does not divide the {heads} heads of a rank, which it exchanges for tokens",
+                f"use a cp that divides {heads}",
+            )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tp, self.pp, self.dp, self.cp)
+
+    @property
+    def gpus(self) -> int:
+        return self.layout.gpus
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that share gradients, optimizer and, where they are sharded, weights: cp x dp."""
+        return self.cp * self.dp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank."""
+        return self.micro_batch * self.shape.seq // self.cp
+
+    @property
+    def key_copies(self) -> float:
+        """Copies of each head of keys on the ranks of cp: more than one if they exchange heads, and there are fewer."""
+        keys = max(1, self.shape.key_heads // self.tp)
+        return max(1.0, self.cp / keys) if self.cp_exchange == "heads" else 1.0
+
+    @property
+    def global_batch(self) -> int:
+        return self.micro_batch * self.micro_batches * self.dp
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes a parameter on one GPU.
+
+    `gradients`: in the passes; `step_gradients`: in the optimizer step. `renewed`: freed and allocated again in every
+    step, which leaves holes. `host`: offloaded to the host.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    step_gradients: float
+    renewed: float
+    host: float = 0.0
+
+
+class States:
+    """How a program holds its states. The answers here are those of one that reduces without buckets."""
+
+    name: ClassVar[str]
+    # Whether layers of GPT-2's kind keep dropout masks.
+    has_dropout: ClassVar[bool] = True
+    # Whether a layer's operators are apart, for want of kernels of its own; None: as in the engine.
+    is_unfused: ClassVar[bool | None] = None
+    synchronizations: ClassVar[float] = 1.0  # of a step, as a share of DeepSpeed's as its documentation sets it up
+    scales_first: ClassVar[bool] = False  # products in FP8: each cast finds its scale, in a pass before
+    # PyTorch's FSDP, whose hooks gather, and its context_parallel: a ring of every head's keys, added up by operators.
+    is_pytorchs: ClassVar[bool] = False
+    splits_by_dtensor: ClassVar[bool] = False  # over tp: PyTorch's parallel styles, which dispatch each operator anew
+
+    def __init_subclass__(cls) -> None:
+        """Its name is its module's."""
+        cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
+
+    def rule(self, training: Training) -> str:
+        """The name of the way in which the states are held, as `plan --explain` prints it."""
+        return self.name
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        """Bytes a parameter that the training holds."""
+        raise NotImplementedError
+
+    def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
+        """Bytes of the update's temporaries, in addition to StateBytes's; `params`: parameters of one GPU of the stage.
+
+        `matrix`: parameters of a layer's largest matrix, of which two are updated in a row. `table`: parameters of the
+        embedding, 0 if the stage has none.
+        """
+        return 0.0
+
+    def buckets(self, training: Training, params: float) -> float:
+        """Bytes of the buckets through which gradients are reduced; `params`: parameters of one GPU of the stage."""
+        return 0.0
+
+    def copies_by_layer(self, training: Training) -> bool:
+        """Whether 16-bit gradients are copied a whole layer at a time, not a matrix."""
+        return False
+
+    def keeps_logits(self, training: Training) -> bool:
+        """Whether logits are kept until the step."""
+        return False
+
+    def logit_bytes(self, training: Training) -> float:
+        """Bytes of one logit at the peak of a backward pass."""
+        raise NotImplementedError
+
+    def lasting_bucket(self, training: Training) -> float:
+        """Bytes of a bucket that is kept from step to step."""
+        return 0.0
+
+
+def zero_states(training: Training, weight: int, gradient: int, master: int) -> StateBytes:
+    """ZeRO's stages, for so many bytes a parameter: optimizer over dp from stage 1 on, gradients from 2, weights in 3.
+
+    The optimizer works on fp32 copies of its share of the gradients, which are allocated in the step and freed after
+    it (Rajbhandari et al. 2020, section 5).
+    """
+    stage, dp = training.zero_stage, training.data_ranks
+    parameters = weight / dp if stage == 3 else float(weight)
+    gradients = gradient / dp if stage >= 2 else float(gradient)
+    optimizer = (master + 8) / (dp if stage >= 1 or training.sharded_optimizer else 1)
+    copy = (4 / dp if stage >= 1 or training.sharded_optimizer else 4.0) if gradient == 2 else 0.0
+    host = 0.0
+    if training.offload != "none" and stage >= 1:
+        # The host has master weights, moments and fp32 gradients; under ZeRO-2 and -3 each gradient is sent at once.
+        host, optimizer, copy = optimizer + 4 / dp, 0.0, 0.0
+        gradients = 0.0 if stage >= 2 else gradients
+        if training.offload == "full":
+            host, parameters = host + parameters, 0.0
+    return StateBytes(parameters, gradients, optimizer, gradients + copy, gradients + copy, host)
+
+
+# Bytes a parameter of `Training.states`: the weight, and what the optimizer has of it without its moments, which are 8.
+_HELD = {"mixed": (2, 4), "fp32": (4, 0), "bf16": (2, -4)}
+
+
+def stated_states(training: Training, own: StateBytes, sharding: int) -> StateBytes:
+    """The states as the training states them; `own` are those of its program, `sharding` is as a ZeRO stage.
+
+    Gradients that are summed in a buffer leave no holes; the optimizer copies 16-bit ones to fp32. Without sharding of
+    the sums, weights stay gathered in 16 bits too (FSDP2 in a pipeline).
+    """
+    ranks, states = training.data_ranks, own
+    width = 4 if training.grad_sum == "fp32" else 2
+    if training.states is not None or (training.grad_sum is not None and sharding < 3):
+        weight, master = _HELD[training.states or "mixed"]
+        if training.grad_sum is None:
+            width = 2 if training.states == "bf16" else 4
+        staged = replace(training, zero_stage=sharding)
+        states = zero_states(staged, weight, width, master)
+        if training.states == "fp32" and sharding in (1, 2):
+            states = replace(states, parameters=states.parameters / ranks + 2)
+        copied = (
+            0.0
+            if training.states is not None and training.states != "mixed"
+            else states.step_gradients - states.gradients
+        )
+        states = replace(
+            states, step_gradients=states.gradients + copied, renewed=copied if sharding < 2 else states.renewed
+        )
+    if training.whole_gradients and ranks > 1 and training.micro_batches > 1:
+        if training.pp > 1:  # weights stay gathered; torchtitan's rows hold the shards of the gradients beside them
+            states = replace(states, parameters=states.parameters + 2.0, gradients=states.gradients + width)
+        else:  # shards take the place of the whole gradients as these are reduced, and leave no holes
+            states = replace(states, gradients=float(width), renewed=0.0)
+    return states
+
+
+def plain_states(training: Training) -> StateBytes:
+    """fp32 without anything shared but the optimizer: 4 + 4 + 8."""
+    return zero_states(training, weight=4, gradient=4, master=0)

@@ -1,0 +1,63 @@
+"""PyTorch DDP: every rank has the whole model. bf16 and fp16 have fp32 master weights of our own."""
+
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, EngineFacts
+from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_states
+
+
+class Ddp(EngineFacts):
+    order, plan_order = 40, 20
+    axes = frozenset({"cp"})
+    switches = OUR_MODEL | {"sharded_optimizer"}
+    alternatives = {
+        "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
+        "offload": "use --engine deepspeed-zero",
+    }
+    compiles_update = True
+    fast_ratios = {
+        "compile": (1.012, 1.003, 1.003),  # edges
+        "one_pass_loss": (1.062, 1.005, 1.058),
+        "keep_residuals": (1.012, 1.009, 1.010),
+        "fused_bias_gradients": (1.013, 1.012, 1.010),
+    }
+    matmuls = frozenset({"none", "fp8-tensor"})
+    scales_first = True
+    converts = frozenset({"layout.cp", "layout.dp"})
+    overlaps_reduction = True
+    synchronizations = 0.1  # one H200: 3 ms of a bare loop's step are in no kernel of its passes
+    pads_vocabulary = False
+
+    def rule(self, training: Training) -> str:
+        return "fp32" if training.dtype == "fp32" else "masters"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        """Master weights 2 + 4 + 4 + 8, the moments over dp if sharded, and DDP's 16-bit buckets 2 more
+        (train/engines/master_weights.py); with the compiled update and one gradient a step 2 + 2 + 4 + 8, as it stays
+        in 16 bits."""
+        if training.dtype == "fp32":
+            return plain_states(training)
+        if sums_in_half(training):
+            return StateBytes(2, 2, 12, 2, 2)
+        dp = training.data_ranks
+        bucket = 2 if dp > 1 else 0
+        return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
+
+    def buckets(self, training: Training, params: float) -> float:
+        return self.lasting_bucket(training)
+
+    def lasting_bucket(self, training: Training) -> float:
+        """The FP8 copies of the layers' weights, a byte a number each (model/fp8.py: WeightsOnce)."""
+        return 2.0 * training.shape.layer_weights * training.shape.layers if training.matmul != "none" else 0.0
+
+    def copies_by_layer(self, training: Training) -> bool:
+        """As train/engines/master_weights.py copies them. With more ranks the last micro-batch's are in
+        DistributedDataParallel's buckets instead."""
+        return training.dtype != "fp32" and (training.data_ranks == 1 or training.micro_batches > 1)
+
+
+def sums_in_half(training: Training) -> bool:
+    """Whether the compiled update gets its gradients in 16 bits, as a step has one of each (train/engines/ddp.py)."""
+    compiled = training.optimizer_mode == "compiled" and training.dtype != "fp32"
+    return compiled and training.micro_batches == training.data_ranks == 1
+
+
+ENGINE = Ddp()

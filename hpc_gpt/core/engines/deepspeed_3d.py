@@ -1,0 +1,35 @@
+"""DeepSpeed's pipeline with tensor parallelism of our own: tp x pp x dp, ZeRO 0 and 1."""
+
+from typing import Any
+
+from hpc_gpt.core.engines.base.deepspeed import ANY_LAYOUT, DeepspeedFacts
+from hpc_gpt.core.engines.base.facts import OUR_MODEL
+from hpc_gpt.core.settings.resolved import Resolved
+
+
+class Deepspeed3d(DeepspeedFacts):
+    order, plan_order = 10, 10
+    axes = frozenset({"tp", "pp", "cp"})
+    zero_stages, default_stage = (0, 1), 1
+    switches = OUR_MODEL | {"sequence_parallel", "partition"}
+    alternatives = DeepspeedFacts.alternatives | {"offload": "use --engine deepspeed-zero with --pp 1"}
+    compiles_edges = False
+    converts = ANY_LAYOUT
+    loads_checkpoints_of = frozenset({"deepspeed-zero"})
+    has_fused_kernels = True
+    keeps_partitioned_outputs = True  # pipe/engine.py, PartitionedTensor
+    buckets_a_reduction = 2  # the pipeline engine allocates one for its reduction, too (reduce_gradients)
+
+    def config(self, resolved: Resolved) -> dict[str, Any]:
+        return super().config(resolved) | {
+            "pipeline": {
+                # The model itself recomputes (`Block.recompute`), in every engine alike.
+                "activation_checkpoint_interval": 0,
+                "use_reentrant": False,
+                "pipe_partitioned": False,
+                "grad_partitioned": False,
+            }
+        }
+
+
+ENGINE = Deepspeed3d()

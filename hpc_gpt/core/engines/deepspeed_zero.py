@@ -1,0 +1,26 @@
+"""DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host or to NVMe."""
+
+from hpc_gpt.core.engines.base.deepspeed import ANY_LAYOUT, OFFLOAD, DeepspeedFacts
+from hpc_gpt.core.engines.base.facts import OUR_MODEL
+
+
+class DeepspeedZero(DeepspeedFacts):
+    order, plan_order = 20, 30
+    axes = frozenset({"tp", "cp"})
+    zero_stages, default_stage = (0, 1, 2, 3), 1
+    switches = OUR_MODEL | OFFLOAD | {"sequence_parallel", "tiles"}
+    converts = ANY_LAYOUT
+    loads_checkpoints_of = frozenset({"deepspeed-3d"})
+    has_fused_kernels = True
+    gathers_one_by_one = True
+    # Without timers, overflow checks and reductions over one rank: as fast as a bare loop (one H200).
+    synchronizations = 0.1
+    fast_ratios = {  # ZeRO-1
+        "compile": (None, None, 1.009),  # edges
+        "one_pass_loss": (None, None, 1.054),
+        "keep_residuals": (None, None, 1.018),
+        "fused_bias_gradients": (None, None, 1.018),
+    }
+
+
+ENGINE = DeepspeedZero()

@@ -1,0 +1,37 @@
+"""transformers' own model under ZeRO 1 to 3."""
+
+from collections.abc import Iterator
+
+from hpc_gpt.core.engines.base.deepspeed import OFFLOAD, DeepspeedFacts
+from hpc_gpt.core.engines.base.facts import Fault
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+
+
+class HfDeepspeed(DeepspeedFacts):
+    order, plan_order = 50, 60
+    package = ("transformers", "hf")
+    trains_our_model = False
+    zero_stages, default_stage = (1, 2, 3), 3
+    switches = OFFLOAD | {"recompute", "attention", "compile", "compile_backend"}
+    recomputes = ("none", "full")
+    compiles_edges = False
+    converts = frozenset({"layout.dp", "engine.zero_stage"})
+    gathers_one_by_one = True
+    has_composed_gelu = True  # "gelu_new", of GPT-2's configs
+    any_model = True
+
+    def shape_fault(self, shape: ModelShape) -> str | None:
+        return None if architecture_of(shape) else "transformers has no class of its shape"
+
+    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+        if engine.recompute not in self.recomputes:
+            yield Fault(f"engine.recompute is {engine.recompute}, which transformers' model does not have",
+                        "use full or none")  # fmt: skip
+        if engine.attention not in ("auto", "math"):
+            yield Fault(f"engine.attention is {engine.attention}, which engine hf-deepspeed does not have",
+                        "use auto (torch chooses) or math")  # fmt: skip
+
+
+ENGINE = HfDeepspeed()

@@ -1,0 +1,263 @@
+"""Megatron-LM: its rules, its states and what it sends; `base.megatron_program` has the arguments and the checkout."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.engines.base.megatron_program import (
+    INTERLEAVED,
+    check_checkout,
+    checkout_of,
+    megatron_arguments,
+    option_names,
+    splits_edges,
+)
+from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Engine, RopeScaling, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
+from hpc_gpt.core.settings.sized import Sized
+
+
+class MegatronLm(EngineFacts):
+    order, plan_order = 60, 50
+    trains_our_model = False
+    is_program = True
+    axes = frozenset({"tp", "pp", "cp"})
+    cp_exchanges = ("heads", "keys", "ring")
+    no_save = "Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it"
+    least_steps_after_warmup = 1
+    fixed_train = {"save_last": True, "matmul_rate": False}
+    counts_evaluation = False
+    switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "cp_exchange", "megatron_args"})
+    alternatives = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
+    compiles_edges = False
+    has_dropout = True
+    has_fused_kernels = True
+    has_fused_gate = True
+    scatters_outputs = True  # each rank sends its part and gathers them inside the node (Narayanan et al. 2021, 4.1)
+    has_chunks = True
+    saves_weights_again = True
+    unfollowed = EngineFacts.unfollowed | {"pad_token_id"}
+
+    def data_of(self, data: Data) -> Data:
+        """Megatron's own token files, by default of the standard library, their mixture by weights, or mock data."""
+        if data.mix is not None:
+            if others := [name for name in sorted(data.mix) if data.mix[name].source != "megatron"]:
+                raise ConfigError(
+                    f"data.mix.{others[0]}.source is {data.mix[others[0]].source}, but Megatron-LM reads only its own "
+                    "token files",
+                    f"make one: hpc-gpt data SOURCE -o PREFIX --format megatron, then data.mix.{others[0]}.source = "
+                    '"megatron"',
+                )
+            if data.phases:
+                raise ConfigError(
+                    "data.phases is given, but Megatron-LM has one set of weights for a run",
+                    "leave data.phases out, or use another engine",
+                )
+            return data
+        if data.source in ("megatron", "random"):
+            return data
+        if data.source == "stdlib":
+            return replace(data, source="megatron", path="stdlib")
+        raise ConfigError(
+            f"data.source is {data.source}, but Megatron-LM reads only its own token files",
+            'set data.source = "megatron" and data.path to the path before .bin and .idx, or data.path = "stdlib"',
+        )
+
+    def shape_fault(self, shape: ModelShape) -> str | None:
+        """Its options have the other figures of Llama 3.1's rotation fixed, and a whole number as its base
+        (megatron/core/models/common/embeddings/rotary_pos_embedding.py)."""
+        if shape.embedding_norm:
+            return "it has a norm after the embedding"
+        if shape.rope_theta != int(shape.rope_theta):
+            return f"model.rope_theta is {shape.rope_theta:g}, and --rotary-base takes a whole number"
+        scaling = shape.rope_scaling
+        if scaling is not None and replace(scaling, factor=8.0) != RopeScaling("llama3", 8.0, 1.0, 4.0, 8192):
+            return "it scales a rotation by low 1, high 4 and 8192 positions alone"
+        return None
+
+    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+        """It splits a sample into two chunks a rank whatever is exchanged (megatron/training/arguments.py), and repeats
+        no heads of keys."""
+        cp, keys = layout.cp, max(1, shape.key_heads // layout.tp)
+        if (obstacle := super().context_obstacle(shape, layout, engine)) is not None:
+            return obstacle
+        if engine.cp_exchange == "heads" and keys % cp:
+            others = f"use --cp {math.gcd(keys, cp)}, " if math.gcd(keys, cp) > 1 else ""
+            return Obstacle(
+                "Megatron-LM repeats no keys over cp",
+                f"cp {cp} does not divide {shape.key_heads} kv_heads / tp {layout.tp} = {keys}, and Megatron-LM's a2a "
+                "repeats none",
+                f'{others or "use "}{"or " if others else ""}engine.cp_exchange = "ring" or "keys"',
+            )
+        return context_obstacle(shape, layout, "ring", engine.sequence_parallel)
+
+    def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+        if layout.tp > shape.key_heads:
+            raise LayoutError(
+                f"tp {layout.tp} is more than the {shape.key_heads} kv_heads, which Megatron-LM does not divide",
+                f"use --tp {shape.key_heads} or less, or engine deepspeed-3d",
+            )
+        if shape.layers % layout.pp and not splits_edges(shape.layers, layout.pp):
+            raise LayoutError(
+                f"pp {layout.pp} does not divide the {shape.layers} layers: Megatron-LM needs stages of equal depth",
+                f"use --pp {max(pp for pp in range(1, layout.pp) if shape.layers % pp == 0)}, or "
+                f"model.layers = {-(-shape.layers // layout.pp) * layout.pp}",
+            )
+        if train.warmup_steps >= train.steps:
+            raise ConfigError(
+                f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM needs fewer",
+                f"use train.warmup_steps = {train.steps - 1} or less",
+            )
+        for key, given, why in (
+            ("save_last", not train.save_last and "false", "saves whenever it ends"),
+            ("matmul_rate", train.matmul_rate and "true", "runs none of our code"),
+            ("until_loss", train.until_loss is not None and f"{train.until_loss:g}", "stops at a step, not at a loss"),
+        ):
+            if given:
+                raise ConfigError(f"train.{key} is {given}, but Megatron-LM {why}", "leave it out")
+
+    def check_sized(self, resolved: Sized) -> None:
+        """ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
+        attention that does not run under cp."""
+        own = resolved.engine.megatron_args
+        if resolved.layout.cp > 1 and "--transformer-impl local" in " ".join(own).replace("=", " "):
+            raise ConfigError(
+                f"cp is {resolved.layout.cp}, but engine.megatron_args has --transformer-impl local, whose attention "
+                "has no context parallelism",
+                "leave it out, or use --cp 1",
+            )
+        words = megatron_arguments(resolved, "checkpoints", "prefix")
+        twice = sorted(set(option_names(words[: len(words) - len(own)])).intersection(option_names(own)))
+        if twice:
+            raise ConfigError(
+                f"engine.megatron_args holds {', '.join(twice)}, which follows from the experiment's other keys",
+                "set those keys (hpc-gpt help keys), so that the record says what ran",
+            )
+
+    def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
+        """ConfigError unless the run's folder is a checkout whose parser knows every option of the run.
+
+        A checkout in a container's image cannot be read from outside and is not checked.
+        """
+        checkout = checkout_of(resolved, environment)
+        if resolved.cluster.container is None:
+            check_checkout(checkout, option_names(megatron_arguments(resolved, "checkpoints", "prefix")))
+
+    # --- as the planner sees it
+
+    def is_searched(self, profile: ClusterProfile | None) -> bool:
+        """It needs a checkout."""
+        return profile is not None and profile.megatron_lm is not None
+
+    def keeps_scores(self, engine: Engine, device: str | None) -> bool:
+        """Its kernels that keep none need an Ampere or newer device."""
+        return (device or "").startswith("v100")
+
+    def splits_edges(self, layers: int, pp: int) -> bool:
+        return splits_edges(layers, pp)
+
+    def chunks(self, engine: Engine, layers: int, pp: int) -> int:
+        """By its own arguments."""
+        layers += 2 * splits_edges(layers, pp)
+        arguments = words_of(engine.megatron_args)
+        if INTERLEAVED not in arguments[:-1]:
+            return 1
+        deep = arguments[arguments.index(INTERLEAVED) + 1]
+        return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
+
+    def stated_traits(self, engine: Engine) -> dict[str, Any]:
+        """By its own arguments (megatron/training/arguments.py)."""
+        given = dict(zip(words := words_of(engine.megatron_args), [*words[1:], ""], strict=False))
+        traits: dict[str, Any] = {}
+        if "--overlap-grad-reduce" in given:  # without which it refuses the other
+            traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in given}
+        if "--tp-comm-overlap" in given:
+            traits["tp_overlap"] = True
+        if "--grad-reduce-in-bf16" in given:
+            traits["grad_sum"] = "bf16"
+        if "--cross-entropy-loss-fusion" in given:
+            traits["fused_loss"] = "kernel" if given.get("--cross-entropy-fusion-impl") == "te" else "jit"
+        backend = given.get("--attention-backend")
+        if backend in ("unfused", "local") or given.get("--transformer-impl") == "local":
+            traits |= {"flash": False, "attention": "unfused"}
+        elif backend in ("flash", "fused"):
+            traits["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
+        if (layers := given.get("--cpu-offloading-num-layers", "")).isdigit():
+            traits["offloaded_layers"] = int(layers)
+        return traits
+
+    def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
+        arguments: list[str] = []
+        changed = {}
+        if training.data_ranks > 1 and not training.dp_overlap:
+            arguments.append("--overlap-grad-reduce")
+        waits = training.gathers_wait or not training.dp_overlap
+        if training.data_ranks > 1 and training.sharded_optimizer and waits:
+            arguments.append("--overlap-param-gather")
+        if arguments:
+            changed = {"dp_overlap": True, "gathers_wait": False}
+        if training.tp > 1 and training.sequence_parallel and not training.tp_overlap:
+            arguments.append("--tp-comm-overlap")
+            changed["tp_overlap"] = True
+        return tuple(arguments), changed
+
+    def with_chunks(self, engine: Engine, training: Training) -> Engine:
+        """Its own arguments with the training's chunks instead of any given before."""
+        arguments = engine.megatron_args
+        kept = [
+            argument
+            for before, argument in zip(("", *arguments), arguments, strict=False)
+            if INTERLEAVED not in (before, argument.partition("=")[0])
+        ]
+        if training.vp > 1:
+            places = training.shape.layers + 2 * splits_edges(training.shape.layers, training.pp)
+            kept += [INTERLEAVED, str(places // (training.pp * training.vp))]
+        return replace(engine, megatron_args=tuple(kept))
+
+    def rule(self, training: Training) -> str:
+        return "fp32" if training.dtype == "fp32" else "megatron"
+
+    def state_bytes(self, training: Training) -> StateBytes:
+        return plain_states(training) if training.dtype == "fp32" else one_gradient_buffer(training)
+
+    def logit_bytes(self, training: Training) -> float:
+        """2 + 4 + 4 for 16 bits, fp32, softmax (planner README, closed form 4)."""
+        if training.fused_loss in LOGIT_BYTES:
+            return LOGIT_BYTES[training.fused_loss]
+        return 16.0 if training.dtype == "fp32" else 10.0
+
+    def reduced_bytes(self, training: Training) -> float:
+        summed = training.grad_sum or ("fp32" if training.dtype == "bf16" else "fp16")
+        return 4.0 if summed == "fp32" else 2.0
+
+    def engine_with_deepspeed(self, has_stages: bool) -> str | None:
+        return "deepspeed-3d" if has_stages else "deepspeed-zero"
+
+
+ENGINE = MegatronLm()
+
+
+def words_of(arguments: Sequence[str]) -> list[str]:
+    """Each option and its value apart.
+
+    >>> words_of(["--seq-length=128", "--bf16"])
+    ['--seq-length', '128', '--bf16']
+    """
+    return [part for argument in arguments for part in argument.split("=", 1)]
+
+
+def one_gradient_buffer(training: Training) -> StateBytes:
+    """2 + 4 + 12, one fp32 gradient buffer; with the distributed optimizer 6 + 12/dp (Megatron-LM, docs of
+    dist_optimizer)."""
+    return StateBytes(2, 4, 12 / training.data_ranks if training.sharded_optimizer else 12, 4, 0)
+
+
+# --- the checkout

@@ -1,0 +1,341 @@
+"""Where files are, and small files of text and JSON.
+
+Templates, cluster profiles and experiments are inside the package in a wheel. In a checkout or an editable install they
+are next to it, at the top of the tree. Small files are read even if damaged; written once, replaced as a whole, or
+appended to by line.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, TypeVar
+
+from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+# More than any small file of a run has. Of a larger one nothing is read: a sparse one of 20 GB would take all memory.
+MOST_BYTES = 64 << 20
+# For what is read of a run that another host serves.
+ANSWER_S = 10.0
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file, to be read in bytes. OSError if it is none: a pipe would block, a device would never end."""
+    return os.fdopen(_number_of(path), "rb")
+
+
+def _number_of(path: Path | str) -> int:
+    # Another may have replaced it since a check: opening a pipe so does not wait for a writer.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return number
+
+
+def read_start(path: Path | str, most: int) -> bytes:
+    """The first bytes of a small file, at half the cost of a file object. OSError as `open_regular`."""
+    number = _number_of(path)
+    try:
+        return os.read(number, most)
+    finally:
+        os.close(number)
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file. OSError if it is no file, or is larger than `most`."""
+    with open_regular(path) as file:
+        found = b"" if os.fstat(file.fileno()).st_size > most else file.read(most + 1)
+        if len(found) > most or os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB, and none of ours is", str(path))
+    return found
+
+
+def read_text(path: Path, errors: str = "replace", most: int = MOST_BYTES) -> str:
+    """The text of a file; `errors` is what becomes of bytes that are no UTF-8. OSError as `read_bytes`."""
+    return read_bytes(path, most).decode("utf-8", errors).replace("\r\n", "\n")
+
+
+def within_time(work: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found | None]:
+    """`work` of each item, done on a thread; None for one that takes longer: it waits for a file of a host that no
+    longer answers, for ever. The thread is left to wait. What `work` raises is raised."""
+    results: list[_Found | None] = []
+    limit_s = ANSWER_S
+    while len(results) < len(items):
+        done: list[_Found] = []
+        faults: list[BaseException] = []
+        thread = threading.Thread(target=_do, args=(work, items[len(results) :], done, faults), daemon=True)
+        thread.start()
+        before = -1
+        while thread.is_alive() and len(done) > before:
+            before = len(done)
+            thread.join(limit_s)
+        is_stuck, count = thread.is_alive(), len(done)
+        if faults:
+            raise faults[0]
+        results += [*done[:count], *([None] if is_stuck else [])]
+        limit_s = min(limit_s, 1.0) if is_stuck else limit_s  # it is the same host, most likely
+    return results
+
+
+def _do(work: Callable[[_Item], _Found], items: Sequence[_Item], done: list[_Found], faults: list[Any]) -> None:
+    try:
+        for item in items:
+            done.append(work(item))
+    except BaseException as fault:
+        faults.append(fault)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file is missing, damaged, or no object."""
+    try:
+        found = json_in(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
+    """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped."""
+    return [found for line in _lines(path, last_bytes, first_bytes) if (found := json_object(line)) is not None]
+
+
+def last_json_line(path: Path) -> dict[str, Any]:
+    """The last JSON object in such a file; empty if there is none. Only the end of the file is read, in blocks."""
+    try:
+        with open_regular(path) as file:
+            objects = (json_object(line.decode(errors="replace")) for line in _lines_from_end(file))
+            return next((found for found in objects if found is not None), {})
+    except OSError:
+        return {}
+
+
+def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(place, content) of a file's blocks, the last one first: of 8 KiB, then up to 64."""
+    end, size = file.seek(0, os.SEEK_END), 1 << 13
+    while end > 0:
+        begin = max(0, end - size)
+        file.seek(begin)
+        yield begin, file.read(end - begin)
+        end, size = begin, min(2 * size, 1 << 16)
+
+
+def _lines_from_end(file: IO[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []  # of the line whose begin is not read yet, its end first
+    for _, block in blocks_from_end(file):
+        if len(rest) > MOST_BYTES >> 16:
+            return  # no line of ours is as long
+        first, *others = block.split(b"\n")
+        for part in reversed(others):
+            yield b"".join(reversed([*rest, part]))
+            rest = []
+        rest.append(first)
+    yield b"".join(reversed(rest))
+
+
+def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[str]:
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if last_bytes is not None:
+                file.seek(max(0, size - last_bytes))
+            elif first_bytes < 0 and size > MOST_BYTES:
+                return []
+            return file.read(first_bytes).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def json_object(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a text; None if it has none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def json_in(path: Path) -> Any:
+    """The JSON in a file. OSError if it cannot be read, ValueError if it is no JSON, or nested too deep."""
+    try:
+        return json.loads(read_bytes(path).decode("utf-8-sig"))
+    except RecursionError as fault:
+        raise ValueError(str(fault)) from None
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, of a file or a folder. At the end what is there is removed."""
+    own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield own
+    finally:
+        if own.is_dir() and not own.is_symlink():
+            shutil.rmtree(own, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                own.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write_once(path: Path, text: str) -> None:
+    """Writes a file completely or not at all, never over an existing one. RunFolderError if the disk refuses.
+
+    Its folder is made, but nothing above it: a run folder that was moved away is not made again.
+    """
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on):
+        path.parent.mkdir(exist_ok=True)
+        with aside(path) as own, contextlib.suppress(FileExistsError):
+            own.write_text(text, encoding="utf-8")
+            give_name(own, path)
+
+
+def check_new(paths: Iterable[Path]) -> None:
+    """ConfigError if one of the files that are to be written exists."""
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise ConfigError(f"{path} exists, and nothing is overwritten", "give another name, or move it away")
+
+
+def write_new(texts: Mapping[Path, str]) -> None:
+    """Writes files of the user's own, all or none of them. ConfigError if one exists; RunFolderError if the disk
+    refuses."""
+    check_new(texts)
+    written: list[Path] = []
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except OSError as fault:
+        for begun in written:
+            begun.unlink(missing_ok=True)
+        if isinstance(fault, FileExistsError):
+            raise ConfigError(f"{fault.filename} exists, and nothing is overwritten", "give another name") from None
+        raise RunFolderError(f"cannot write {path}: {fault.strerror}", "is the disk full or read-only?") from None
+
+
+def give_name(written: Path, path: Path) -> None:
+    """Gives a finished file its name. FileExistsError if the name is taken. `written` may remain as a second name."""
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        raise
+    except OSError as fault:
+        # Some file systems have no hard links. A rename would replace the file, so look first.
+        if fault.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "there already", str(path)) from None
+        written.rename(path)
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Replaces a file atomically: a reader sees the old text or the new one. RunFolderError if the disk refuses."""
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), aside(path) as own:
+        own.write_text(text, encoding="utf-8")
+        own.replace(path)
+
+
+def try_folder(folder: Path) -> None:
+    """OSError unless files can be made in `folder`, or in a folder of that name that is yet to be made.
+
+    A folder is made in the nearest parent that exists, and removed: /proc, a full quota and a read-only disk refuse it
+    whatever the permissions say.
+    """
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    trial = place / f".hpc-gpt-{os.urandom(4).hex()}"
+    trial.mkdir()
+    trial.rmdir()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends a line in one write, after ending a line that was cut off. RunFolderError if the disk refuses."""
+    with OsErrorAs(RunFolderError, f"cannot write {path}", hint_on), open(path, "ab+") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END) or True) and file.read(1) != b"\n":
+            line = "\n" + line
+        file.write(line.encode() + b"\n")
+
+
+def hint_on(fault: OSError) -> str:
+    """The hint for a file of a run that exists and cannot be written."""
+    if isinstance(fault, FileNotFoundError):
+        return "its folder is not there any more: leave a run folder in its place until the run has ended"
+    return "is the disk full or read-only?"
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _beside_or_inside(name: str) -> Path:
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def templates_dir() -> Path:
+    """The folder of the Jinja templates."""
+    return _beside_or_inside("templates")
+
+
+def clusters_dir() -> Path:
+    """The folder of the shipped cluster profiles."""
+    return templates_dir() / "clusters"
+
+
+def experiments_dir() -> Path:
+    """The folder of the shipped experiments."""
+    return _beside_or_inside("experiments")
+
+
+def schemas_dir() -> Path:
+    """The folder of the JSON schemas of what the verbs print with --json."""
+    inside = _PACKAGE / "schemas"
+    return inside if inside.is_dir() else _PACKAGE.parent / "docs" / "schemas"
+
+
+def config_dir() -> Path:
+    """The user's own folder: `$HPC_GPT_CONFIG`, else `hpc-gpt` under `$XDG_CONFIG_HOME` or `~/.config`."""
+    return _user_folder("HPC_GPT_CONFIG", "XDG_CONFIG_HOME", ".config")
+
+
+def data_dir() -> Path:
+    """The folder of token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
+    return _user_folder("HPC_GPT_DATA", "XDG_CACHE_HOME", ".cache", "hpc-gpt/data")
+
+
+def state_dir() -> Path:
+    """The folder of notes on clusters, such as bad nodes: `$HPC_GPT_STATE`, else `hpc-gpt` under `$XDG_STATE_HOME` or
+    `~/.local/state`."""
+    return _user_folder("HPC_GPT_STATE", "XDG_STATE_HOME", ".local/state")
+
+
+def _user_folder(variable: str, xdg: str, below_home: str, name: str = "hpc-gpt") -> Path:
+    if own := os.environ.get(variable):
+        return Path(own)
+    return Path(os.environ.get(xdg) or Path.home() / below_home) / name
+
+
+def logs_dir() -> Path:
+    """The folder of the runs: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
+    return Path(os.environ.get("HPC_GPT_LOGS") or "logs")
+
+
+def logs_folder() -> Path:
+    """`logs_dir`, absolute."""
+    return Path(os.path.abspath(logs_dir()))

@@ -1,0 +1,92 @@
+"""The keys of a table that users write or read: name, default, type as text, and the meaning, which is the string under
+the field in the table's source."""
+
+import ast
+import functools
+import inspect
+import sys
+from dataclasses import MISSING, fields
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from hpc_gpt.core.typed_tables import table_in
+
+
+class Key(NamedTuple):
+    """A key by its dotted name; `means` is empty if its source has no string under it."""
+
+    name: str
+    default: Any
+    type: str
+    means: str
+
+
+def keys_of(kind: Any, prefix: str = "") -> list[Key]:
+    """Every key of a dataclass, with those of the tables in it; of tables by a name of the user's as `NAME`.
+
+    It reads the source, so only help calls it.
+    """
+    return list(_keys_of(kind, prefix))
+
+
+@functools.cache
+def _keys_of(kind: Any, prefix: str) -> tuple[Key, ...]:
+    rows: list[Key] = []
+    hints, means = get_type_hints(kind), _strings_under_fields(kind.__module__)[kind.__qualname__]
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        table, is_named = table_in(hint)
+        if table is not None:
+            rows += keys_of(table, f"{prefix}{entry.name}.{'NAME.' * is_named}")
+        else:
+            default = None if entry.default is MISSING else entry.default
+            rows.append(Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, "")))
+    return tuple(rows)
+
+
+def names_of(kind: Any) -> list[str]:
+    """The dotted names of `keys_of`."""
+    return [key.name for key in keys_of(kind)]
+
+
+def choices_of(kind: Any, name: str) -> tuple[str, ...]:
+    """The words that the key of a dotted name can have; none if it has any text, or a number."""
+    for part in name.split("."):
+        kind = get_type_hints(kind)[part]
+    return _literals(kind)
+
+
+def _literals(hint: Any) -> tuple[str, ...]:
+    if get_origin(hint) is Literal:
+        return tuple(str(choice) for choice in get_args(hint))
+    return tuple(word for option in get_args(hint) for word in _literals(option))
+
+
+@functools.cache
+def _strings_under_fields(module: str) -> dict[str, dict[str, str]]:
+    """{class: {field: the string under it}} of a module, whose source is read once for all of its tables."""
+    found: dict[str, dict[str, str]] = {}
+    for definition in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(definition, ast.ClassDef):
+            strings = found[definition.name] = {}
+            for above, below in zip(definition.body, definition.body[1:], strict=False):
+                match above, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        strings[name] = text
+    return found
+
+
+def _type_words(hint: Any) -> str:
+    """A type as text for the user."""
+    if get_origin(hint) is Literal:
+        return " | ".join(str(choice) for choice in get_args(hint))
+    if get_origin(hint) in (tuple, list):
+        of = get_args(hint)[0]
+        return f"list of {_type_words(of)}{'' if get_origin(of) is Literal else 's'}"
+    if get_origin(hint) is dict:
+        return f"table of {_type_words(get_args(hint)[1])}s"
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if options:
+        return " | ".join(_type_words(option) for option in options)
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
+        getattr(hint, "__name__", ""), "value"
+    )

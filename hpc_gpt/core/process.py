@@ -1,0 +1,148 @@
+"""Processes by pid and start time: a pid that the system reuses is never mistaken for the old process."""
+
+import contextlib
+import ctypes
+import gc
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpc_gpt.core.errors import ConfigError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """The state of a process, its parent, its group and so on, as /proc has them (proc(5), `stat`, from field 3 on).
+    OSError if there is no such process."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def start_time(pid: int) -> str | None:
+    """When a process started, in the system's own unit; None if there is no such process, or it is a zombie."""
+    try:
+        fields = stat_of(pid)
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return done.stdout.strip() or None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def host_clock() -> tuple[str, float]:
+    """(the boot of this host, seconds since then): a clock that nobody sets, the same for all processes of the host."""
+    boot = platform.node()
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return boot, time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def seconds_given(variable: str, default: str, example: str) -> float:
+    """The seconds in a variable of the environment, above 0 and at most a day; ConfigError with an `example` if it has
+    something else."""
+    given = os.environ.get(variable) or default
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86400:
+        raise ConfigError(f"{variable} is {given!r}, and no number of seconds", f"{default} unless set; {example}")
+    return seconds
+
+
+def raise_file_limit() -> None:
+    """Lets this process, and those that it starts, open as many files as its hard limit allows. The soft limit is often
+    1,024, and Slurm takes it over from the shell of whoever submits a job."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses what it shows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def is_alive(pid: int | None, started: str | None) -> bool:
+    """Whether the process that started at `started` still runs; a zombie does not."""
+    return pid is not None and started is not None and start_time(pid) == started
+
+
+def send(pid: int | None, started: str | None, what: int) -> bool:
+    """Signals a process if it is still the one that started at `started`; returns whether it was. With 0 it only tries
+    to. PermissionError for another user's."""
+    if not is_alive(pid, started):
+        return False
+    assert pid is not None
+    try:
+        os.kill(pid, what)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """{pid: start time} of the processes that a process has started, and those that they have; no zombies. Linux."""
+    children: dict[int, list[int]] = {}
+    started: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = stat_of(entry.name)
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            if fields[0] not in "ZX":
+                started[int(entry.name)] = fields[19]
+    found: dict[int, str] = {}
+    left = children.get(pid, [])
+    while left:
+        child = left.pop()
+        left += children.get(child, [])
+        if child in started:
+            found[child] = started[child]
+    return found
+
+
+def die_with_parent() -> None:
+    """Runs between fork and exec: the new process gets SIGKILL if its parent dies first (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Delays Ctrl-C, SIGTERM and SIGHUP until the end of the block.
+
+    A process that is started in the block is noted by then, so that whoever handles the signal can end it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no signal is handled there
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    kept = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in kept:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        for arrived in dict.fromkeys(came):
+            signal.raise_signal(arrived)
+
+
+@contextlib.contextmanager
+def large_imports() -> Iterator[None]:
+    """A block of imports. Nobody looks for garbage in it, which is a fifth of the time that torch's takes.
+
+    It freezes nothing: what is there already, such as an engine, is collected later as ever.
+    """
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()

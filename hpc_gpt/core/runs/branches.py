@@ -1,0 +1,173 @@
+"""The checkpoint that a branch begins from is kept, whatever its run's keep_last says, until the branch has its own.
+
+`branches/branch.<run id>.json` in the folder of the run that has the checkpoint says which run begins after which step,
+and that run's retention reads it. The code of a run made by an earlier version does not: its checkpoint is then in the
+branch's own folder, too, as hard links. A resumption as a new run leaves the same note, for `hpc-gpt clean`.
+`branches/reader.<host>.<pid>.json` is of a process that reads the checkpoints, or submits a run that is to read them:
+as long as it lives none is removed.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.checkpoints import (
+    COMPLETE,
+    DELETING,
+    checkpoint_folder_name,
+    has_all_bytes,
+    list_complete,
+    set_aside,
+)
+from hpc_gpt.core.runs.lock import holder_in, process_holder, text_of
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.snapshot import read_archive
+from hpc_gpt.core.runs.stored import read_stored
+
+BRANCHES = "branches"
+_OWN_NAMES = {"hpc_gpt/core/runs/branches.py", "hpc_gpt/runs/branches.py"}  # today, and before
+# A reader on a host that cannot be asked counts for so long: no export takes a day.
+_READS_S = 86400.0
+_TO_DELETE = re.compile(rf"{re.escape(DELETING)}(step-(\d+))-\d+")
+
+
+def reserved_steps(run: Path) -> frozenset[int]:
+    """The steps of a run's checkpoints that branches without a checkpoint of their own begin from."""
+    notes = [read_stored(path) for path in run.glob(f"{BRANCHES}/branch.*.json")]
+    return frozenset(note["step"] for note in notes if note.get("path") and "step" in note and _waits(note["path"]))
+
+
+@contextlib.contextmanager
+def reading(run: RunFolder) -> Iterator[None]:
+    """Keeps every checkpoint of a run in the block. In a folder that cannot be written nothing is noted."""
+    own = process_holder(os.getpid())
+    note = run.path / BRANCHES / f"reader.{own.host}.{own.pid}.json"
+    with contextlib.suppress(RunFolderError):
+        write_once(note, text_of(own))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            note.unlink(missing_ok=True)
+
+
+def is_read(run: Path) -> bool:
+    """Whether a process reads a run's checkpoints, or may: one of a host that cannot be asked."""
+    for note in run.glob(f"{BRANCHES}/reader.*.json"):
+        reader = holder_in(note)
+        gone = reader.is_gone() if reader is not None else None
+        with contextlib.suppress(OSError):  # it has just ended
+            if gone is False or (gone is None and time.time() - note.stat().st_mtime < _READS_S):
+                return True
+    return False
+
+
+def _waits(branch: str) -> bool:
+    """Whether a branch still needs the checkpoint; one in a folder that this host does not see may need it."""
+    folder = Path(branch)
+    return waits_for_parent(RunFolder(folder)) if folder.is_dir() else not folder.parent.is_dir()
+
+
+def waits_for_parent(run: RunFolder) -> bool:
+    """Whether a run that begins from another's checkpoint needs that: it has none. One that Slurm refused does not, as
+    its retry is another run."""
+    if any(line.get("refused") for line in run.submissions()[-1:]) and not run.attempts():
+        return False
+    return not any(has_all_bytes(path) for path in list_complete(run.checkpoints))
+
+
+def set_aside_to_delete(checkpoint: Path) -> Path | None:
+    """Renames a checkpoint that is to be removed, and returns its new path; None if a branch has reserved it, which may
+    have been just now, or if it is read: then it has its name again. A branch that reserves it later finds it gone."""
+    aside = set_aside(checkpoint, DELETING)
+    return None if put_back(aside) else aside
+
+
+def put_back(aside: Path) -> bool:
+    """Gives what is about to be deleted its name again if it is a whole checkpoint that a branch has reserved, or that
+    is read; returns whether it did. Whoever deletes asks this last."""
+    found = _TO_DELETE.fullmatch(aside.name)
+    if not found or not has_all_bytes(aside):
+        return False
+    run = aside.parent.parent
+    if int(found[2]) not in reserved_steps(run) and not is_read(run):
+        return False
+    try:
+        aside.rename(aside.with_name(found[1]))
+    except OSError:  # the training has saved that step again, or another has removed it
+        return False
+    return True
+
+
+def knows_reservations(run: RunFolder) -> bool:
+    """Whether the code that a run was submitted with reads them."""
+    try:
+        return not _OWN_NAMES.isdisjoint(read_archive(run.path)[1])
+    except RunFolderError:
+        return False
+
+
+class CheckpointHold:
+    """Keeps the checkpoint of `step` of `run` for a branch. If it cannot, `is_live` says whether that run may remove
+    it."""
+
+    def __init__(self, run: RunFolder, step: int, is_live: Callable[[], bool]) -> None:
+        self._run, self._name, self._step, self._is_live = run, checkpoint_folder_name(step), step, is_live
+
+    def place(self, folder: Path) -> None:
+        """Keeps it for the branch that `folder` is made for. RunFolderError if it was removed, or may be."""
+        checkpoint = self._run.checkpoints / self._name
+        refusal = self._reserve(folder) if knows_reservations(self._run) else "its code is of an earlier version"
+        if refusal:
+            refusal = self._link(checkpoint, folder) and refusal
+        if not (checkpoint / COMPLETE).is_file():
+            raise RunFolderError(
+                f"checkpoint {self._name} of run {self._run.run_id} was removed just now", "branch from a later one"
+            )
+        if refusal and self._is_live():
+            raise RunFolderError(
+                f"run {self._run.run_id} trains and may remove its checkpoint {self._name}: {refusal}, and no hard "
+                "link can be made",
+                "branch once the run has ended, or set HPC_GPT_LOGS to a folder on the disk of that run",
+            )
+
+    def _reserve(self, folder: Path) -> str:
+        """Notes the branch beside the checkpoints; returns why it could not."""
+        note = {"path": str(folder.resolve()), "step": self._step}
+        try:
+            write_once(self._run.path / BRANCHES / f"branch.{folder.name}.json", json.dumps(note) + "\n")
+        except RunFolderError as fault:
+            return str(fault)
+        return ""
+
+    def _link(self, checkpoint: Path, folder: Path) -> str:
+        """Links the checkpoint's files into the branch's own folder; returns why it could not, with nothing left."""
+        target = RunFolder(folder).checkpoints / self._name
+        aside = target.with_name(f".writing-{self._name}")
+        try:
+            for path in sorted(checkpoint.rglob("*")):
+                place = aside / path.relative_to(checkpoint)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_file():
+                    os.link(path, place)
+            aside.rename(target)
+        except OSError as fault:
+            shutil.rmtree(aside, ignore_errors=True)
+            return str(fault.strerror)
+        return ""
+
+
+class ResumptionHold(CheckpointHold):
+    """Keeps it likewise for a new run that resumes from a run that has ended, which alone `hpc-gpt clean` might touch;
+    in a folder that cannot be written without a note."""
+
+    def place(self, folder: Path) -> None:
+        """Notes the new run."""
+        self._reserve(folder)

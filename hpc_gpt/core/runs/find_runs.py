@@ -1,0 +1,208 @@
+"""Finding runs: which runs are in a folder, and which run, or which runs, a name means."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hpc_gpt.core.errors import NoSuchRun, RunFolderError
+from hpc_gpt.core.files import within_time
+from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.words import some
+
+# Benches are in `logs/<experiment>-bench/<bench id>/`, each with the runs of its rounds.
+BENCHES = "-bench"
+
+
+def list_runs(logs: Path) -> list[RunFolder]:
+    """Every run under a logs folder, oldest first; the folder itself if it is a run.
+
+    For the folder of a sweep, or of several, the runs that are linked there.
+    """
+    (top,) = within_time(_look, [logs])
+    if top is None:
+        raise RunFolderError(f"{logs} does not answer", "is its file system mounted? HPC_GPT_LOGS names another folder")
+    if top.begun is not None:
+        return [RunFolder(top.place)]
+    runs: dict[Path, float] = {}
+    below = [logs / name for name in top.names]
+    for depth in range(3):
+        looked = within_time(_look, below)
+        for path, found in zip(below, looked, strict=True):
+            if found is None:  # it may be one
+                runs[path] = 0.0
+            elif found.begun is not None:
+                runs[found.place] = found.begun
+        if depth == 1 and runs:
+            break
+        below = [path / name for path, found in zip(below, looked, strict=True) if found for name in found.names]
+    return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
+
+
+def no_runs(logs: Path) -> str:
+    """That there is no run in the logs folder, and if HPC_GPT_LOGS names one that is not there."""
+    gone = os.environ.get("HPC_GPT_LOGS") and not logs.exists()
+    return f"no runs under {logs}" + (", the folder of HPC_GPT_LOGS, which is not there" if gone else "")
+
+
+class _Folder(NamedTuple):
+    """What a folder is: its real `place`, when it was made as a run, None if it is none, and the names in it."""
+
+    place: Path
+    begun: float | None
+    names: list[str]
+
+
+def _look(path: Path) -> _Folder:
+    try:
+        begun = (path / "resolved.json").stat().st_mtime
+    except OSError:
+        begun = None
+    try:
+        names = os.listdir(path) if begun is None else []
+    except OSError:
+        names = []
+    return _Folder(path.resolve() if begun is not None else path, begun, names)
+
+
+def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:
+    """The runs in the order in which they were made."""
+    return sorted(runs, key=lambda run: _begun(run.path))
+
+
+def _begun(path: Path) -> tuple[float, str]:
+    """When a run was made, as a sort key. Its name has no time if plain sbatch made it."""
+    try:
+        return (path / "resolved.json").stat().st_mtime, str(path)
+    except OSError:
+        return 0.0, str(path)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a name means: a run, or several `runs`, oldest first. `what`: which ones, such as "sweep 20261125-1042";
+    empty for one run. `benches`: the folders of the benches among them."""
+
+    runs: list[RunFolder]
+    what: str = ""
+    benches: tuple[Path, ...] = ()
+
+
+def find_named(name: str, logs: Path) -> Named:
+    """What a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench by its id; all
+    runs of the experiment, the sweep or the benches of that name, as `status` shows it or as its folder has it; the
+    begin or the end of an id.
+
+    Raises NoSuchRun if it means nothing, or several of these, with the candidates.
+    """
+    if not name:
+        raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
+    folder = Path(name)
+    if folder.is_dir() and (runs := list_runs(folder)):
+        benches = [
+            each for each in (folder.resolve(), *folder.resolve().iterdir()) if each.parent.name.endswith(BENCHES)
+        ]
+        is_run = (folder / "resolved.json").is_file()
+        return Named(runs) if is_run else Named(runs, name, tuple(sorted(benches)))
+    found = _meant(name, logs)
+    if len(found) == 1:
+        return found[0]
+    if folder.is_dir() and not found:
+        if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
+            return Named([], name)
+        raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")
+    raise _several(name, found, logs)
+
+
+def find_run(name: str, logs: Path) -> RunFolder:
+    """The one run that a name means, as in find_named. Raises NoSuchRun, also if the name means several."""
+    found = find_named(name, logs)
+    if len(found.runs) == 1:
+        return found.runs[0]
+    raise _several(name, [found], logs)
+
+
+def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
+    """All runs that the names mean, each once; without a name those of the logs folder. Raises as find_named."""
+    found = [run for name in names for run in find_named(name, logs).runs] if names else list_runs(logs)
+    return list({run.path: run for run in found}.values())
+
+
+def is_run_name(name: str, logs: Path) -> bool:
+    """Whether a name is one for find_named: no log, no folder elsewhere, no row of a bench, not standard input."""
+    elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
+    return not (elsewhere or "#" in name or name == "-" or Path(name).is_file())
+
+
+def is_sweep_folder(folder: Path) -> bool:
+    """Whether a folder is that of one `submit --sweep`, with links to its runs."""
+    return any(RunFolder(path.parent).sweep_id == folder.resolve().name for path in folder.glob("*/*/resolved.json"))
+
+
+def singles_out(name: str) -> bool:
+    """Whether a name means a run or a sweep, not a folder with any runs."""
+    folder = Path(name)
+    return not folder.is_dir() or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
+
+
+def _meant(name: str, logs: Path) -> list[Named]:
+    """Each thing that a name may mean, by the first way of matching that finds any."""
+    runs = list_runs(logs)
+    if found := [Named([run]) for run in runs if run.run_id == name]:
+        return found
+    benches = sorted(logs.glob(f"*{BENCHES}/[!.]*"))
+    sweeps: dict[str, list[RunFolder]] = {}
+    notes = [note or {} for note in within_time(RunFolder.sweep_note, runs)]
+    for run, note in zip(runs, notes, strict=True):
+        if note.get("id"):
+            sweeps.setdefault(note["id"], []).append(run)
+
+    def with_id(fits: Callable[[str], bool]) -> list[Named]:
+        found = [Named(of_sweep, f"sweep {own}") for own, of_sweep in sweeps.items() if fits(own)]
+        found += [Named(list_runs(bench), f"bench {bench.name}", (bench,)) for bench in benches if fits(bench.name)]
+        of_these = {run.path for each in found for run in each.runs}
+        return found + [Named([run]) for run in runs if fits(run.run_id) and run.path not in of_these]
+
+    # A whole id comes before a prefix: "2026" is a job, though every run id of that year begins with it.
+    if found := with_id(lambda own: own == name):
+        return found
+    jobs = [ids or [] for ids in within_time(job_ids, runs)]
+    if found := [Named([run]) for run, ids in zip(runs, jobs, strict=True) if name in ids]:
+        return found
+    arrays: dict[str, list[RunFolder]] = {}
+    for run, note, ids in zip(runs, notes, jobs, strict=True):
+        if any(job_id.startswith(f"{name}_") for job_id in ids):  # `4711_3` is an element of `4711`
+            arrays.setdefault(note.get("id") or run.run_id, []).append(run)
+    if arrays:
+        return [Named(of_array, f"array {name}") for of_array in arrays.values()]
+    slug = folder_name(name)
+    of_name = [
+        run
+        for run, note in zip(runs, notes, strict=True)
+        if slug == run.path.parent.name or ("name" in note and slug == folder_name(str(note["name"])))
+    ]
+    named = tuple(bench for bench in benches if bench.parent.name == slug)
+    if of_name or named:
+        return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
+    parts = [with_id(lambda own: own.startswith(name)), with_id(lambda own: own.endswith(name))]
+    return next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
+
+
+def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
+    """The error for a name that means no run, or several."""
+    if found := oldest_first(run for each in meant for run in each.runs):
+        ids = [f"{run.run_id} on cluster {on}" if (on := run.slurm_cluster()) else run.run_id for run in found]
+        named = some(ids, 5)
+        newest = f"give more of the id, or its end: {found[-1].run_id[-4:]} is the newest"
+        hint = f"name one of its runs: {found[-1].run_id} is the newest" if len(meant) == 1 else newest
+        if all(name in job_ids(run) for run in found):
+            hint = f"each has a job of that id: name the run, for example {found[-1].run_id}"
+        return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
+    runs = list_runs(logs)
+    folder = "" if Path(name).is_dir() else ", nor a folder of that name"
+    last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
+    return NoSuchRun(
+        f"no run {name!r} under {logs}{folder}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
+    )

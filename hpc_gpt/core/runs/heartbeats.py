@@ -1,0 +1,260 @@
+"""The heartbeats of an attempt's ranks: that a rank lives, what it does, how fast it computes. And, by these and the
+attempt's other files, how long it had its GPUs: one answer for status, report and the budget.
+
+The heartbeats of a node's ranks are lines of `attempts/<n>/beats/<its first rank>.json`, which that rank overwrites in
+place, with one small write that also succeeds on a full disk. A rank whose node's first one does not run, and each rank
+of earlier versions, has a file of its own. In `<rank>.txt` (earlier: after its line) the rank's watch in C writes the
+stacks of the threads, when Python itself cannot run. The next attempt makes one file, `all.jsonl`, of those of an
+attempt that is over: a site counts files.
+"""
+
+import contextlib
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import read_bytes, write_once
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_lines_as
+from hpc_gpt.core.settings.sized import Sized
+
+_PACKED = "all.jsonl"
+# Bytes of a line, with blanks and newline, and the most ranks of a node.
+LINE_BYTES = 1024
+_MOST_RANKS = 256
+# Shortest and longest pause between two heartbeats of a rank that makes its steps, and what a reader adds.
+_PERIOD_S = 1.0, 15.0
+_LATE_S = 3.0
+# A node that computes at less than this share of its peers' median rate is slow.
+SLOW = 0.85
+
+
+def period_s(hang_floor_s: float) -> float:
+    """Seconds between two heartbeats of a rank that makes its steps."""
+    return min(max(hang_floor_s / 20, _PERIOD_S[0]), _PERIOD_S[1])
+
+
+def silent_after_s(hang_floor_s: float) -> float:
+    """For any reader two heartbeats of a rank that can run are at most so many seconds apart."""
+    return 2 * period_s(hang_floor_s) + _LATE_S
+
+
+class GpuFigures(NamedTuple):
+    """What NVML shows of a GPU: utilisation in percent, memory in use and in all in GiB, power in W, temperature in
+    degrees Celsius. None for what the card does not have."""
+
+    util: float | None
+    memory_gib: float | None
+    total_gib: float | None
+    power_w: float | None
+    temperature_c: float | None
+
+
+@dataclass(frozen=True)
+class RankHeartbeat:
+    """One heartbeat of a rank.
+
+    `beat` counts up while the rank lives. `quiet_s`: seconds since its main thread began its step or phase; `limit_s`:
+    how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
+    `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
+    it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
+    the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
+    GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of
+    earlier versions.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    beat: int
+    step: int
+    phase: str
+    quiet_s: float
+    limit_s: float
+    time: float
+    dumped: bool = False
+    collective: str = ""
+    place: str = ""
+    probe_s: float | None = None
+    elapsed_s: float | None = None
+    gpus: tuple[tuple[float | None, ...], ...] | None = None
+
+    @property
+    def gpu_figures(self) -> list[GpuFigures]:
+        return [GpuFigures(*each) for each in self.gpus or () if len(each) == len(GpuFigures._fields)]
+
+    def path(self, folder: Path) -> Path:
+        return folder / f"{self.rank}.json"
+
+
+def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:
+    """Overwrites the rank's line, and after it those of `others`. OSError if the disk refuses."""
+    number = os.open(heartbeat.path(folder), os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.pwrite(number, b"".join([line_of(heartbeat), *others]), 0)
+    finally:  # over NFS other nodes see a file only after it is closed
+        os.close(number)
+
+
+def line_of(heartbeat: RankHeartbeat) -> bytes:
+    """The heartbeat as a line of LINE_BYTES."""
+    text = {key: _short(value) if isinstance(value, str) else value for key, value in asdict(heartbeat).items()}
+    line = json.dumps(text, separators=(",", ":")).encode()
+    if len(line) >= LINE_BYTES:  # that the rank lives comes before what its GPUs do
+        line = json.dumps({**text, "gpus": None}, separators=(",", ":")).encode()
+    return line[: LINE_BYTES - 1].ljust(LINE_BYTES - 1) + b"\n"
+
+
+def _short(text: str) -> str:
+    """The text cut and in ASCII, so that all texts fit in the line."""
+    return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in text[:120])
+
+
+def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
+    """{rank: heartbeat} of a folder, the last one of each, without those that are damaged or just being written."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    found: dict[int, RankHeartbeat] = {}
+    for name in names:
+        if name == _PACKED or name.removesuffix(".json").isdigit():
+            first_bytes = -1 if name == _PACKED else _MOST_RANKS * LINE_BYTES
+            for each in read_lines_as(RankHeartbeat, f"{folder}/{name}", first_bytes):
+                if each.rank not in found or found[each.rank].beat < each.beat:
+                    found[each.rank] = each
+    return found
+
+
+def pack_heartbeats(attempt: Attempt) -> None:
+    """Makes one file of the heartbeats of each attempt before this one that is over, but for those with stacks.
+
+    Errors of the disk are ignored.
+    """
+    for before in RunFolder(attempt.folder.parents[1]).before(attempt):
+        with contextlib.suppress(OSError, RunFolderError):
+            if before.ended() and not (before.heartbeats / _PACKED).exists():
+                lines = [json.dumps(asdict(each)) + "\n" for each in read_heartbeats(before.heartbeats).values()]
+                write_once(before.heartbeats / _PACKED, "".join(lines))
+                for path in before.heartbeats.glob("[0-9]*"):
+                    if not _stacks_in(path):
+                        path.unlink()
+
+
+def c_dump(folder: Path, rank: int) -> Path:
+    """The file in which a rank's watch in C writes its stacks."""
+    return folder / f"{rank}.txt"
+
+
+def read_c_dump(folder: Path, rank: int) -> str:
+    """The stacks that the rank's watch in C wrote; empty if there are none."""
+    return _stacks_in(c_dump(folder, rank)) or _stacks_in(folder / f"{rank}.json")
+
+
+def _stacks_in(path: Path) -> str:
+    """The stacks in one of the two files: what is after lines of heartbeats."""
+    with contextlib.suppress(OSError):
+        text = read_bytes(path)
+        while text.startswith(b"{"):
+            text = text[LINE_BYTES:]
+        return text.decode(errors="replace")
+    return ""
+
+
+def median_of_others(ordered: Sequence[float], own: float) -> float | None:
+    """The median of a sorted sequence without `own`, one of its values; None if that is the only one.
+
+    >>> median_of_others([1.0, 2.0, 4.0], 2.0)
+    2.5
+    """
+    middle, odd = divmod(len(ordered) - 1, 2)
+    if len(ordered) < 2:
+        return None
+    place = bisect_left(ordered, own)  # what comes after it is one place further to the front without it
+    low, high = (ordered[at + (at >= place)] for at in (middle - (not odd), middle))
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """A node whose `probe_s` is longer than that of its peers, whose median is `median_s`."""
+
+    node: str
+    probe_s: float
+    median_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.node} computes {1 - self.median_s / self.probe_s:.0%} less than the median of its peers "
+            f"({self.probe_s:.3g} s for {self.median_s:.3g} s)"
+        )
+
+
+def slow_nodes(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]) -> list[SlowNode]:
+    """The nodes whose rate is more than 15 % below the median of their peers, slowest first.
+
+    A node is as slow as its slowest device. A node without peers or without a probe never counts as slow.
+
+    >>> one = RankHeartbeat(0, "n1", 1, 1, 1, "training", 0.0, 0.0, 0.0, probe_s=0.010)
+    >>> from dataclasses import replace
+    >>> slow = replace(one, rank=2, host="n3", probe_s=0.012)
+    >>> [str(node) for node in slow_nodes([one, replace(one, rank=1, host="n2"), slow])]
+    ['n3 computes 17% less than the median of its peers (0.012 s for 0.01 s)']
+    """
+    nodes: dict[str, float] = {}
+    for one in heartbeats.values() if isinstance(heartbeats, Mapping) else heartbeats:
+        if one.probe_s:
+            nodes[one.host] = max(one.probe_s, nodes.get(one.host, 0.0))
+    ordered, found = sorted(nodes.values()), []
+    for node, probe_s in nodes.items():
+        median_s = median_of_others(ordered, probe_s)
+        if median_s is not None and median_s < SLOW * probe_s:
+            found.append(SlowNode(node, probe_s, median_s))
+    return sorted(found, key=lambda slow: slow.median_s / slow.probe_s)
+
+
+def gpus_of(resolved: Sized) -> int:
+    """The GPUs of a job of the run, with those of spare nodes."""
+    return resolved.gpus + (resolved.job.spare_nodes or 0) * resolved.ranks_per_node
+
+
+def end_time_of(attempt: Attempt) -> float | None:
+    """Epoch seconds of an attempt's end as its judge or a rank wrote it, else of the last sign of life of its ranks:
+    a heartbeat or a step, else a line of the log or the start of a rank. None without any."""
+    if written := attempt.verdict().get("time") or attempt.ended().get("time"):
+        return float(written)
+    signs = [each.time for each in read_heartbeats(attempt.heartbeats).values()]
+    signs.append(attempt.last_metrics().get("time") or 0.0)
+    if not any(signs):
+        for path in (*attempt.logs, *attempt.ranks.glob("*.json")):
+            with contextlib.suppress(OSError):
+                signs.append(path.stat().st_mtime)
+    return max(signs) or None
+
+
+def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
+    """What an attempt cost that is `over`; `gpus` unless it states its own. 0 if its start or its end is not known.
+
+    Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured of it. Only without these it is the
+    difference of two clocks, which may be those of two hosts, and may be set meanwhile. A CPU rank of a run on this
+    machine counts as a GPU: it is what the budget asks for.
+    """
+    start = attempt.started()
+    began = start.get("started")
+    if not began or not over:
+        return 0.0
+    span_s = _measured_s(attempt) if elapsed_s is None else elapsed_s
+    return max(0.0, over - began if span_s is None else span_s) * (start.get("gpus") or gpus)
+
+
+def _measured_s(attempt: Attempt) -> float | None:
+    found = attempt.verdict().get("elapsed_s", attempt.ended().get("elapsed_s"))
+    if found is None:
+        known = [each.elapsed_s for each in read_heartbeats(attempt.heartbeats).values() if each.elapsed_s is not None]
+        found = max(known, default=None)
+    return None if found is None else float(found)

@@ -1,0 +1,177 @@
+"""The lock of a run, `lock.json` in its folder: whoever starts an attempt takes it, so that no two train it at once.
+
+A local controller, a job.sh started by hand and Slurm's chain take it before their attempt and remove it at its end. A
+holder that died leaves it behind: of a process of this machine that shows by its pid and start time, of a Slurm job by
+its state. That of another machine cannot be asked, and is removed by hand.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import json_object, read_text, replace_whole, write_once
+from hpc_gpt.core.process import is_alive, start_time
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.typed_tables import from_tables
+
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who trains a run: a process of a `host`, by its pid and start time, or a Slurm job."""
+
+    host: str
+    pid: int | None = None
+    pid_start: str | None = None
+    slurm_job: str | None = None
+
+    def __str__(self) -> str:
+        return f"Slurm job {self.slurm_job}" if self.slurm_job else f"process {self.pid} on {self.host}"
+
+    def is_gone(self) -> bool | None:
+        """Whether the process has ended; None if it cannot be asked from here."""
+        if self.slurm_job or self.host != platform.node():
+            return None
+        return not is_alive(self.pid, self.pid_start)
+
+
+class RunLocked(RunFolderError):
+    """Another process trains the run, or may do so."""
+
+
+def process_holder(pid: int) -> Holder:
+    """A process of this machine as a holder."""
+    return Holder(platform.node(), pid, start_time(pid))
+
+
+def job_holder(job_id: str) -> Holder:
+    """A Slurm job as a holder; its process is on this machine."""
+    return Holder(platform.node(), slurm_job=job_id)
+
+
+def holder(run: RunFolder) -> Holder | None:
+    """Who has the lock of a run; None if nobody has, or the lock is damaged."""
+    return holder_in(lock_path(run))
+
+
+def holder_in(path: Path) -> Holder | None:
+    """The holder that a file names; None if there is no such file, or it is damaged."""
+    return _holder(_read(path))
+
+
+def lock_path(run: RunFolder) -> Path:
+    return run.path / "lock.json"
+
+
+def take(run: RunFolder, taker: Holder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> None:
+    """Takes the lock, even from one that is gone. RunLocked if another has it, RunFolderError if the disk refuses."""
+    _take(run, lock_path(run), taker, is_gone)
+
+
+def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder], bool | None]) -> None:
+    """Takes the lock in a file. That of one that is gone is replaced by whoever has the lock of its very text, which is
+    taken likewise: at no moment is there none, and nobody replaces another text than the one that was judged."""
+    text = text_of(taker)
+    for _ in range(_TRIES):
+        write_once(path, text)
+        held = _read(path)
+        if held == text:
+            return
+        if not held:
+            continue
+        other = _holder(held)
+        if other != taker and (other is None or not is_gone(other)):
+            raise _locked_by(run, other, path)
+        claim = path.with_name(f"{path.name}.{zlib.crc32(held.encode()):08x}")
+        _take(run, claim, taker, is_gone)
+        try:
+            if _read(path) == held:
+                replace_whole(path, text)
+                return
+        finally:
+            with contextlib.suppress(OSError):
+                claim.unlink()
+    raise RunLocked(f"{path} changes all the time", "does something start this run all the time?")
+
+
+def check_free(run: RunFolder) -> None:
+    """RunLocked if a process trains the run, or may do so; of a Slurm job its state says it."""
+    held = _read(lock_path(run))
+    other = _holder(held)
+    if held and (other is None or (not other.slurm_job and not other.is_gone())):
+        raise _locked_by(run, other, lock_path(run))
+
+
+@contextlib.contextmanager
+def locked(run: RunFolder, is_gone: Callable[[Holder], bool | None] = Holder.is_gone) -> Iterator[None]:
+    """Holds the lock in the block, and after it only if another process has got it meanwhile. Raises as `take`."""
+    own = process_holder(os.getpid())
+    take(run, own, is_gone)
+    try:
+        yield
+    finally:
+        release(run, own)
+
+
+def hand_over(run: RunFolder, taker: Holder) -> None:
+    """Makes another process the holder of the lock that this one has. RunFolderError if the disk refuses."""
+    replace_whole(lock_path(run), text_of(taker))
+
+
+def release(run: RunFolder, taker: Holder) -> None:
+    """Removes the lock, if it is the taker's."""
+    if holder(run) == taker:
+        with contextlib.suppress(OSError):
+            lock_path(run).unlink(missing_ok=True)
+
+
+def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
+    """The line of submissions.jsonl of a start that a process of this machine supervises, which has the lock."""
+    own = process_holder(pid)
+    line = {"scheduler": "local", "job_id": job_id, "cluster": cluster, "command": command, "refused": None}
+    # Unlike of earlier versions, which wrote no `locked`: without a lock nothing trains the run.
+    return {**line, "pid": pid, "pid_start": own.pid_start, "host": own.host, "locked": True}
+
+
+def text_of(taker: Holder) -> str:
+    """The text of a lock's file for its holder."""
+    return json.dumps({**asdict(taker), "time": time.time()}) + "\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError:
+        return ""
+
+
+def _holder(text: str) -> Holder | None:
+    """The holder in a lock; None if the text is damaged."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found: Holder = from_tables(Holder, json_object(text))
+        return found
+    return None
+
+
+def _locked_by(run: RunFolder, other: Holder | None, path: Path) -> RunLocked:
+    remove = f"rm {shlex.quote(str(path))}"
+    if other is None:
+        return RunLocked(
+            f"{path} is damaged, and does not say who trains run {run.run_id}", f"if nobody does: {remove}"
+        )
+    if other.is_gone() is False:
+        hint = f"hpc-gpt stop {run.run_id} first, or wait for its end"
+        return RunLocked(f"run {run.run_id} is being trained by {other}", hint)
+    where = "if squeue does not show the job" if other.slurm_job else f"start it on {other.host}; if it has ended there"
+    hint = f"{where}: {remove}"
+    return RunLocked(f"run {run.run_id} is held by {other}, which cannot be asked from here", hint)

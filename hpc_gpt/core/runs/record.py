@@ -1,0 +1,272 @@
+"""A record: the figures of one run, under the same keys whatever program ran it.
+
+A record always has all keys; a figure that was not measured is null. Keys are added, never removed. A key that ends in
+a unit is in that unit; 1 GiB is 2^30 bytes; a TFLOPs figure names its formula.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hpc_gpt.core.files import read_json, replace_whole
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.devices import units_of
+from hpc_gpt.core.typed_tables import from_tables
+
+SCHEMA = 1
+# The end of the source of `device` if it is null because no GPU was used.
+ON_CPU = "the ranks ran on CPU"
+
+
+class Flag(str):
+    """A text on what looks wrong, with its kind for those that others treat apart; "" for any other."""
+
+    __slots__ = ("kind",)
+    kind: str
+
+    def __new__(cls, text: str, kind: str = "") -> Flag:
+        """The flag of a text; one that has a kind keeps it, unless another is given."""
+        flag = super().__new__(cls, text)
+        flag.kind = kind or getattr(text, "kind", "")
+        return flag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Flag, (str(self), self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The figures of one run. Memory lists have a figure for each pipeline stage. Times are ISO 8601 in UTC."""
+
+    # which run
+    schema: int = SCHEMA
+    "Version of this set of keys."
+    run: str | None = None
+    "The run's id: the name of its folder or log."
+    name: str | None = None
+    "The experiment, or what the log calls it."
+    dialect: str | None = None
+    "The program whose log lines the figures are from."
+    engine: str | None = None
+    "What trained."
+    job_id: str | None = None
+    "The scheduler's number, 4711_3 in an array."
+    # what ran, on what
+    gpus: int | None = None
+    "GPUs, or ranks on a CPU."
+    nodes: int | None = None
+    "Nodes."
+    device: str | None = None
+    "The GPU's model."
+    tp: int | None = None
+    "Tensor parallel size."
+    pp: int | None = None
+    "Pipeline parallel size."
+    cp: int | None = None
+    "Context parallel size: ranks that share each sample."
+    dp: int | None = None
+    "Data parallel size: copies of the model."
+    zero_stage: int | None = None
+    "ZeRO stage."
+    micro_batch: int | None = None
+    "Samples in one pass of one rank."
+    micro_batches: int | None = None
+    "Passes in a step of one rank."
+    global_batch: int | None = None
+    "Samples in a step: micro_batch x micro_batches x dp."
+    seq: int | None = None
+    "Tokens in a sample."
+    hidden: int | None = None
+    "Width of the model."
+    layers: int | None = None
+    "Layers."
+    heads: int | None = None
+    "Attention heads."
+    vocab: int | None = None
+    "Vocabulary with its padding."
+    params: int | None = None
+    "Parameters, the tied embedding once."
+    recompute: str | None = None
+    "Activations recomputed: none, selective, full."
+    dtype: str | None = None
+    "Data type of the matrix products."
+    matmul: str | None = None
+    "Format of the layers' products, if it is not dtype's: train.matmul."
+    settings: dict[str, Any] = field(default_factory=dict)
+    "Every other switch; settings.engine.compile reaches inside."
+    started: str | None = None
+    "First start, UTC."
+    ended_at: str | None = None
+    "End, UTC."
+    # how fast
+    step_s: float | None = None
+    "Seconds of a step: the median of the steps after warm-up."
+    step_s_p10: float | None = None
+    "10th percentile of the same steps."
+    step_s_p90: float | None = None
+    "90th percentile."
+    steps_used: int | None = None
+    "How many steps these are from."
+    warmup_steps: int | None = None
+    "Steps left out as warm-up."
+    tokens_per_s: float | None = None
+    "Tokens per second, of all GPUs."
+    tokens_per_s_gpu: float | None = None
+    "Tokens per second of one GPU, as the program prints them if it does."
+    step_s_mean: float | None = None
+    "Seconds of a step: the mean of the same steps."
+    tokens_total: int | None = None
+    "Tokens trained."
+    tflops_seed: float | None = None
+    "TFLOP/s per GPU: (8 or 6) P s B, as Megatron-DeepSpeed's perf tables count."
+    tflops_hardware: float | None = None
+    "TFLOP/s per GPU: Narayanan et al. 2021, eq. 3."
+    tflops_model: float | None = None
+    "TFLOP/s per GPU: 6 N + 12 L h s a token, PaLM; N: weights that multiply a token."
+    tflops_printed: float | None = None
+    "TFLOP/s per GPU as the program printed it, by its own formula."
+    mfu_printed: float | None = None
+    "MFU as the program printed it, by its own formula and peak, 0 to 1."
+    mfu: float | None = None
+    "Share that tflops_model is of the device's dense peak, 0 to 1."
+    hfu: float | None = None
+    "Share that tflops_hardware is of the device's dense peak, 0 to 1."
+    # memory
+    memory_allocated_gib: list[float] | None = None
+    "Peak of a GPU that PyTorch allocated, one figure per pipeline stage."
+    memory_reserved_gib: list[float] | None = None
+    "Peak of a GPU that PyTorch reserved, one figure per pipeline stage."
+    predicted_memory_gib: list[float] | None = None
+    "Allocated peak of a GPU as predicted, one figure per pipeline stage."
+    memory_seed003_gib: float | None = None
+    "GiB of a GPU by (4 P + 2 activations) x 2 bytes, a formula in common use."
+    predicted_step_s: float | None = None
+    "Seconds of a step as predicted."
+    # the device during the run
+    gpu_util_mean: float | None = None
+    "GPU utilisation, percent, the mean over time and GPUs."
+    gpu_util_spread: float | None = None
+    "Standard deviation of gpu_util_mean."
+    allocator_retries: int | None = None
+    "Times the allocator had to free memory and retry."
+    attention_used: str | None = None
+    "Attention kernel."
+    start_s: float | None = None
+    "Seconds from the start of a job to the end of its first step, of the last attempt that trained one."
+    start_parts: dict[str, float] | None = None
+    "Seconds of start_s: script, staging, imports, rendezvous, build, first_step."
+    compile_s: float | None = None
+    "Seconds of compilation."
+    matmul_tflops_before: float | None = None
+    "The device's measured matrix product rate before the steps."
+    matmul_tflops_after: float | None = None
+    "The same after the steps."
+    sm_clock_mhz: float | None = None
+    "Clock of the GPU, MHz."
+    power_w: float | None = None
+    "Power of a GPU, W."
+    rounds: int | None = None
+    "Rounds of a benchmark."
+    tokens_per_s_spread: float | None = None
+    "Spread of tokens_per_s over the rounds."
+    # its result
+    loss_first: float | None = None
+    "Loss of the first step."
+    loss_last: float | None = None
+    "Loss of the last step."
+    loss_eval: float | None = None
+    "Loss of the last evaluation."
+    loss_eval_by: dict[str, float | None] | None = None
+    "Loss of the last evaluation on each source of a mixture."
+    skipped_steps: int | None = None
+    "Steps skipped by an overflow."
+    nan_steps: int | None = None
+    "Steps whose loss is not a number."
+    save_s: float | None = None
+    "Seconds of a checkpoint, the median."
+    gpu_hours: float | None = None
+    "GPUs x hours, all attempts."
+    node_list: str | None = None
+    "Nodes of the last attempt."
+    failed_node: str | None = None
+    "The node that failed."
+    attempts: list[dict[str, Any]] | None = None
+    "Each start of the run: steps, times, how it ended."
+    after: list[dict[str, Any]] | None = None
+    "Jobs after its checkpoints: step, job, state, code."
+    ended: str | None = None
+    "How the run ended, or its state."
+    cause: str | None = None
+    "Why it ended, as the log says it."
+    # how it is known
+    config_hash: str | None = None
+    "Equal for repeats of one run."
+    versions: dict[str, str] = field(default_factory=dict)
+    "Versions of the software."
+    flags: list[str] = field(default_factory=list)
+    "What looks wrong, in words."
+    flag_kinds: list[str] = field(default_factory=list)
+    "The kind of each flag; empty for most."
+    sources: dict[str, str] = field(default_factory=dict)
+    "For each key the file and line, or how it was inferred."
+
+    def __post_init__(self) -> None:
+        kinds = self.flag_kinds if len(self.flag_kinds) == len(self.flags) else [""] * len(self.flags)
+        flags = [Flag(words, kind) for words, kind in zip(self.flags, kinds, strict=True)]
+        object.__setattr__(self, "flags", flags)
+        object.__setattr__(self, "flag_kinds", [flag.kind for flag in flags])
+
+    @property
+    def all_flags(self) -> list[tuple[str, str]]:
+        """(text, kind) of each flag."""
+        return list(zip(self.flags, self.flag_kinds, strict=True))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the ranks ran on CPUs: the hours of such a run are none of a GPU."""
+        return self.device is None and self.sources.get("device", "").endswith(ON_CPU)
+
+    @property
+    def units(self) -> str | None:
+        """The device's units of which mfu and hfu are shares: those of FP8 products, else the dtype's."""
+        return units_of(self.dtype, self.matmul)
+
+    def to_tables(self) -> dict[str, Any]:
+        """The record in types of JSON, in the order of the keys. A number that is not finite becomes null."""
+        tables = finite({key: getattr(self, key) for key in RECORD_KEYS})
+        assert isinstance(tables, dict)
+        return tables
+
+    def to_json(self) -> str:
+        """The text of record.json."""
+        return json.dumps(self.to_tables(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+    @staticmethod
+    def from_tables(tables: Mapping[str, Any]) -> Record:
+        """The record from its `to_tables`. Unknown keys are dropped, missing ones are null. Raises as `from_tables`."""
+        record: Record = from_tables(Record, tables)
+        return record
+
+
+RECORD_KEYS = tuple(entry.name for entry in fields(Record))
+
+
+def write_record(run: RunFolder, record: Record) -> None:
+    """Replaces the run's record.json unless it is equal; RunFolderError if it cannot be written."""
+    if read_json(run.record) != record.to_tables():
+        replace_whole(run.record, record.to_json())
+
+
+def finite(value: Any) -> Any:
+    """The value in types of JSON; a number that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return value

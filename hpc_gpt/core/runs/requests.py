@@ -1,0 +1,79 @@
+"""Requests to a job that runs: stop, save, requeue. They need only the shared disk to reach the nodes.
+
+    attempts/<n>/asked/save-1.json        the request: from which process, and when
+    attempts/<n>/asked/save-1.done.json   the answer: the step, and whether it is saved
+    stop.<job id>                         the job is to end as stopped when it starts, or starts again; removed when it
+                                          has ended so, because a later requeue by hand is a newer wish
+
+Each file is written whole, by one process. Rank 0 looks for requests between two steps, and all ranks act on them
+between the same two steps.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import platform
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import OsErrorAs, RunFolderError
+from hpc_gpt.core.files import aside, give_name, read_json, write_once
+from hpc_gpt.core.runs.run_folder import Attempt
+
+VERBS = ("stop", "save", "requeue")
+_ASKED = re.compile(r"(stop|save|requeue)-([1-9][0-9]{0,5})\.json")
+
+
+@dataclass(frozen=True, order=True)
+class RunRequest:
+    """The `number`-th request of its kind in an attempt."""
+
+    verb: str
+    number: int
+
+    def path(self, attempt: Attempt) -> Path:
+        return attempt.asked / f"{self.verb}-{self.number}.json"
+
+    def answer_path(self, attempt: Attempt) -> Path:
+        return attempt.asked / f"{self.verb}-{self.number}.done.json"
+
+
+def write_request(attempt: Attempt, verb: str) -> RunRequest:
+    """Writes a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
+    assert verb in VERBS, verb
+    text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
+    with OsErrorAs(RunFolderError, f"cannot write in {attempt.asked}", "is the disk full or read-only?"):
+        attempt.asked.mkdir(exist_ok=True)
+        with aside(attempt.asked / verb) as own:
+            own.write_text(text, encoding="utf-8")
+            for number in itertools.count(1):
+                request = RunRequest(verb, number)
+                with contextlib.suppress(FileExistsError):
+                    give_name(own, request.path(attempt))
+                    break
+    return request
+
+
+def open_requests(attempt: Attempt) -> list[RunRequest]:
+    """The requests without an answer, sorted; none if the folder cannot be read."""
+    try:
+        names = set(os.listdir(attempt.asked))
+    except OSError:
+        return []
+    found = [RunRequest(match[1], int(match[2])) for name in names if (match := _ASKED.fullmatch(name))]
+    return sorted(request for request in found if f"{request.verb}-{request.number}.done.json" not in names)
+
+
+def answer(attempt: Attempt, request: RunRequest, step: int, done: bool, message: str = "") -> None:
+    """Writes rank 0's answer to a request. RunFolderError if the disk refuses."""
+    what = {"step": step, "done": done, "words": message, "time": time.time()}
+    write_once(request.answer_path(attempt), json.dumps(what) + "\n")
+
+
+def answer_of(attempt: Attempt, request: RunRequest) -> dict[str, Any]:
+    """`step, done, words, time` of the answer; empty if there is none yet."""
+    return read_json(request.answer_path(attempt))

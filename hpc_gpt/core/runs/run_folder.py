@@ -1,0 +1,450 @@
+"""A run: one folder that alone reproduces and explains one submission.
+
+Every file in the folder is written once or appended to; only `record.json` is replaced, as a whole. Each start has a
+folder `attempts/<n>/`. All paths in a run folder are defined here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import pwd
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
+from hpc_gpt.core.files import append_line, aside, give_name, read_text, try_folder, write_once
+from hpc_gpt.core.process import host_clock
+from hpc_gpt.core.runs.stored import read_last_stored_line, read_stored, read_stored_lines
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.words import plain
+
+# In place of a job id: a run of a sweep that waits for its turn on this machine.
+IN_QUEUE = "queue"
+# The planner's prediction at the submission.
+PREDICTED = "predicted.json"
+# In provenance.json: the path of the experiment's file, and the folder of the file that stated data.path.
+EXPERIMENT_FILE = "experiment_file"
+EXPERIMENT = "experiment.toml"
+DATA_BESIDE = "data_beside"
+# The here document of job.sh that holds resolved.json.
+_MARK = "HPC_GPT_RESOLVED"
+_CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile("[1-9][0-9]{0,8}")
+_WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
+_Owner = TypeVar("_Owner")
+_Read = TypeVar("_Read")
+
+
+class _In:
+    """A path of that name in the folder of an attempt."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, attempt: Attempt, kind: object = None) -> Path:
+        return attempt.folder / self._name
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run: `attempts/<number>/`."""
+
+    folder: Path
+
+    log = _In("log")  # the output of all ranks
+    err = _In("err")  # the standard error of a job script with `--error`; else it is in the log
+    metrics = _In("metrics.jsonl")  # one JSON line for every optimizer step
+    rendezvous = _In("rendezvous")
+    measured = _In("measured.json")  # what our trainer's ranks measured, written after ended.json
+    ranks = _In("ranks")
+    asked = _In("asked")  # the requests to the attempt; see `runs.requests`
+    heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`
+    stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
+    track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
+    notified = _In("notified")  # a file for each event that the user's command got; see `ends.notify`
+    elsewhere = _In("elsewhere")  # a link for each file to which a job script sends its programs' output
+    ranks_ended = _In(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def logs(self) -> list[Path]:
+        """`log` and `err`, and what `elsewhere` names, as far as they exist."""
+        elsewhere = sorted(self.elsewhere.glob("*"), key=lambda link: link.name)
+        return [path for path in (self.log, self.err, *map(Path.resolve, elsewhere)) if path.is_file()]
+
+    def started(self) -> dict[str, Any]:
+        """attempt.json: `attempt, job_id, restart, node_list, started`, and `boot, uptime` of its host's clock since
+        then; empty if it is missing."""
+        return read_stored(self.folder / "attempt.json")
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job; empty if attempt.json is missing."""
+        return str(self.started().get("job_id") or "")
+
+    def elapsed_s(self) -> float | None:
+        """Seconds since the attempt began, by the clock of its host since its boot, which nobody sets; None on another
+        host."""
+        start, (boot, now) = self.started(), host_clock()
+        began = start.get("uptime")
+        return max(0.0, now - began) if began is not None and start.get("boot") == boot else None
+
+    def ended(self) -> dict[str, Any]:
+        """ended.json: `ended, cause, step, time, requeue`, and `rank, node` if one is at fault; empty if the attempt
+        runs or was killed. `requeue`: the trainer asks for another attempt (`end_policy.asks_to_requeue`). `elapsed_s`:
+        how long it had its job."""
+        return read_stored(self.folder / "ended.json")
+
+    def script_exit(self) -> dict[str, Any]:
+        """exit.json: the exit `code` of a job script and how many `seconds` it ran; empty if it has not ended."""
+        return read_stored(self.folder / "exit.json")
+
+    def verdict(self) -> dict[str, Any]:
+        """next.json: whether the run is retried after the attempt, when, without which nodes and why (`ends.judge`);
+        empty if the attempt is not judged."""
+        return read_stored(self.folder / "next.json")
+
+    def requeue_refused(self) -> str:
+        """Slurm's message if it refused the requeue that job.sh asked for after the attempt; empty if it has not."""
+        try:
+            text = read_text(self.folder / "requeue-refused")
+        except OSError:
+            return ""
+        return plain(" ".join(text.split()), " ")[:300] or "no message"
+
+    def trainer(self) -> dict[str, Any]:
+        """trainer.json: what rank 0 wrote when the training began, with the `resumed_step`; empty before that."""
+        return read_stored(self.folder / "trainer.json")
+
+    def loss_without_step(self) -> float | None:
+        """loss.json: the last loss of a program whose log has no step numbers; None without one."""
+        found = read_stored(self.folder / "loss.json").get("loss")
+        return float(found) if isinstance(found, int | float) else None
+
+    def last_metrics(self) -> dict[str, Any]:
+        """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
+        return read_last_stored_line(self.metrics)
+
+    def write_ended(
+        self,
+        ended: str,
+        cause: str | None,
+        step: int,
+        requeue: bool = False,
+        rank: int | None = None,
+        node: str | None = None,
+    ) -> None:
+        """Writes ended.json, the cause without secrets, unless it exists: the first writer decides.
+
+        `rank` and `node` are those at fault, if they are known.
+        """
+        cause = hide_secrets(cause) if cause else cause
+        end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
+        # Only the attempt itself knows when it ends: what is written of one that was lost comes later.
+        own = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
+        known = (("rank", rank), ("node", node), ("elapsed_s", self.elapsed_s() if own else None))
+        end |= {key: value for key, value in known if value is not None}
+        write_once(self.folder / "ended.json", json.dumps(end) + "\n")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run, `logs/<experiment>/<run-id>/`."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def job_script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def sweep_id(self) -> str | None:
+        """The id that the runs of one `submit --sweep` share; None if the run is of no sweep."""
+        return self.sweep_note().get("id") or None
+
+    def sweep_note(self) -> dict[str, Any]:
+        """sweep.json: `id`, and the `name` and `row` of a sweep; empty if the run is of none."""
+        return read_stored(self.path / "sweep.json")
+
+    @property
+    def data_beside(self) -> Path | None:
+        """The folder in which a relative data.path is looked for first; None if no file stated it."""
+        found = read_stored(self.path / "provenance.json").get(DATA_BESIDE)
+        return None if found is None else Path(found)
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    def resolved(self) -> Resolved:
+        """The run's settings; ConfigError or RunFolderError if resolved.json is damaged or missing."""
+        try:
+            return Resolved.from_json(read_text(self.path / "resolved.json"))
+        except OSError as fault:
+            # Ranks that still run may have made the folder anew.
+            if not self.path.exists() or (self.attempts() and not self.job_script.exists()):
+                raise RunFolderError(
+                    f"{self.path}: the run folder is not there any more", "was it moved or deleted? name its new place"
+                ) from None
+            hint = self._restore_hint() or "is this a run folder?"
+            raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", hint) from None
+        except ConfigError as fault:
+            raise ConfigError(f"{self.path}: {fault}", self._restore_hint() or fault.hint) from None
+
+    @property
+    def waits_for(self) -> Path:
+        """What a run waits for on this machine, while it waits: `words`, `time`."""
+        return self.path / "queue.json"
+
+    def carried_settings(self) -> str | None:
+        """The text of resolved.json that job.sh carries; None if there is none. Raises OSError."""
+        found = _CARRIED.search(read_text(self.job_script))
+        return found[1] if found else None
+
+    def _restore_hint(self) -> str:
+        """How to write resolved.json again from job.sh; empty if job.sh holds no settings that this version reads."""
+        try:
+            Resolved.from_json(self.carried_settings() or "")
+        except (OSError, ConfigError):
+            return ""
+        script, settings = (shlex.quote(str(path)) for path in (self.job_script, self.path / "resolved.json"))
+        lines = f"sed \"1,/<<'{_MARK}'/d; /^{_MARK}$/,\\$d\""
+        return f"job.sh holds the settings: {lines} {script} > {settings}"
+
+    def attempts(self) -> list[Attempt]:
+        """Every start, first to last."""
+        folder, names = self.path / "attempts", list[str]()
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)
+        numbers = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+        return [Attempt(folder / str(number)) for number in numbers]
+
+    def attempt(self, number: int) -> Attempt:
+        return Attempt(self.path / "attempts" / str(number))
+
+    def before(self, attempt: Attempt) -> list[Attempt]:
+        """The attempts before this one, first to last."""
+        return [each for each in self.attempts() if each.number < attempt.number]
+
+    @property
+    def attempts_before(self) -> dict[str, int]:
+        """How many attempts the run has, for the line of a job that is about to be submitted: which of two was first is
+        known by this alone, as the clocks of two machines differ."""
+        return {"attempts_before": max((each.number for each in self.attempts()), default=0)}
+
+    def new_attempt(self) -> Attempt:
+        """Makes the next free `attempts/<n>/`; simultaneous starts get different numbers."""
+        attempts = self.attempts()
+        number = attempts[-1].number + 1 if attempts else 1
+        while True:
+            try:
+                (self.path / "attempts" / str(number)).mkdir(parents=True)
+                return self.attempt(number)
+            except FileExistsError:
+                number += 1
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Every line of submissions.jsonl, first to last."""
+        return read_stored_lines(self.path / "submissions.jsonl")
+
+    def add_submission(self, submission: Mapping[str, Any]) -> None:
+        line = {"time": time.time(), "folder": str(self.path), **submission}
+        append_line(self.path / "submissions.jsonl", json.dumps(line))
+
+    def slurm_cluster(self) -> str | None:
+        """The Slurm cluster that the run's jobs are on, if one was chosen: every command about them names it.
+
+        None means the default one, or a federation: the one in which a job begins need not be the one that runs it.
+        """
+        notes = (*self.submissions(), *(attempt.started() for attempt in self.attempts()))
+        return next((n["slurm_cluster"] for n in notes if n.get("slurm_cluster") and not _is_federated(n)), None)
+
+    def cancelled_mark(self, job_id: str) -> Path:
+        """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it: `user, host, time`.
+        Its existence counts: a full disk may leave it empty, as earlier versions did."""
+        return self.path / f"cancelled.{job_id}"
+
+    def mark_cancelled(self, job_id: str) -> None:
+        """Writes that mark; who was first stays in it. OSError if the disk refuses the file."""
+        mark = self.cancelled_mark(job_id)
+        mark.touch()
+        note = {"user": user_name(os.getuid()), "host": platform.node(), "time": time.time()}
+        with contextlib.suppress(OSError):
+            if not mark.stat().st_size:
+                mark.write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+    def is_cancelled(self, job_id: str | None) -> bool:
+        """Whether `hpc-gpt cancel` has marked a job."""
+        return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
+
+    def asked_to_end(self, job_id: str | None) -> str:
+        """The class of `ends.failures` that `hpc-gpt cancel` or `stop` wants for a job; empty if nobody asked."""
+        if self.is_cancelled(job_id):
+            return "cancelled"
+        return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
+
+    def stop_mark(self, job_id: str) -> Path:
+        """The file that `hpc-gpt stop` writes: the job ends as stopped when it starts, or starts again."""
+        return self.path / f"stop.{job_id}"
+
+
+def _once(read: Callable[[_Owner], _Read]) -> Callable[[_Owner], _Read]:
+    """A method that reads a file the first time, and returns the same later."""
+    key = f"_{read.__name__}"
+
+    @functools.wraps(read)
+    def first(self: _Owner) -> _Read:
+        if key not in self.__dict__:
+            self.__dict__[key] = read(self)
+        found: _Read = self.__dict__[key]
+        return found
+
+    return first
+
+
+class CachedAttempt(Attempt):
+    """An attempt of a `CachedRun`."""
+
+    started = _once(Attempt.started)
+    ended = _once(Attempt.ended)
+    verdict = _once(Attempt.verdict)
+    trainer = _once(Attempt.trainer)
+    last_metrics = _once(Attempt.last_metrics)
+
+
+class CachedRun(RunFolder):
+    """A run as its files are when they are first asked for: each is read once. For an answer of one moment."""
+
+    resolved = _once(RunFolder.resolved)
+    submissions = _once(RunFolder.submissions)
+    slurm_cluster = _once(RunFolder.slurm_cluster)
+
+    @_once
+    def attempts(self) -> list[Attempt]:
+        return [CachedAttempt(attempt.folder) for attempt in super().attempts()]
+
+
+class Placed(Protocol):
+    """What a new run folder has beside its texts: files that other runs have, too, and a branch's hold on its
+    checkpoint."""
+
+    def place(self, folder: Path) -> None:
+        """Puts it there, before the folder is a run to others. Raises OSError or RunFolderError."""
+
+
+class SharedFile:
+    """A file of that name with the same content in several run folders, on the disk once."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self._name, self._content = name, content
+        self._last: Path | None = None
+
+    def place(self, folder: Path) -> None:
+        """Puts the file into a run folder, as a hard link to the last one placed, or as a copy.
+
+        An existing file stays. Raises OSError.
+        """
+        target = folder / self._name
+        if self._last is not None:
+            with contextlib.suppress(OSError):
+                os.link(self._last, target)
+                return
+        with aside(target) as own, contextlib.suppress(FileExistsError):
+            own.write_bytes(self._content)
+            give_name(own, target)
+        self._last = target
+
+
+def create_run(
+    logs: Path,
+    resolved: Resolved,
+    script: str,
+    experiment_text: str | None,
+    tables: Mapping[str, Any],
+    archives: Sequence[Placed] = (),
+) -> RunFolder:
+    """Makes `logs/<experiment>/<run-id>/` with the files that are known before the job starts: `tables` by the names of
+    their JSON files, no file for None; `archives` are placed there, of a sweep's run also the experiment's text.
+
+    The id is the time and four random hex digits. Raises RunFolderError if the folder cannot be written; what was
+    written is then removed.
+    """
+    parts = {EXPERIMENT: experiment_text} if experiment_text is not None else {}
+    parts |= {name: json.dumps(table, indent=1) + "\n" for name, table in tables.items() if table is not None}
+    parts["job.sh"] = script
+    run = RunFolder(claim_folder(logs / resolved.slug))
+    try:
+        for archive in archives:
+            archive.place(run.path)
+        # To others the folder is a run from its last file, resolved.json, on.
+        for name, text in parts.items():
+            if resolved.script is not None and name == "job.sh":  # it holds a script that may hold a secret
+                (run.path / name).touch(mode=0o600)
+            (run.path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        write_once(run.path / "resolved.json", resolved.to_json())
+    except (RunFolderError, OSError) as fault:
+        shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(fault, OSError):
+            raise RunFolderError(f"cannot write in {run.path}: {fault.strerror}", "is the disk full?") from None
+        raise
+    return run
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, else the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def check_writable(folder: Path) -> None:
+    """RunFolderError if no run folder can be made in `folder`."""
+    with OsErrorAs(RunFolderError, f"cannot make a run folder in {folder}", _WRITABLE):
+        try_folder(folder)
+
+
+def claim_folder(parent: Path) -> Path:
+    """Makes a folder named by a new id: the time and four random hex digits. Raises RunFolderError."""
+    for _ in range(100):
+        path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+        message = f"cannot make run folder {path}"
+        with OsErrorAs(RunFolderError, message, _WRITABLE), contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path.resolve()
+    raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
+
+
+def _is_federated(note: Mapping[str, Any]) -> bool:
+    """Whether a job's id is unique in a federation: its upper bits are the cluster's number."""
+    number = str(note.get("job_id")).partition("_")[0]
+    return number.isdecimal() and int(number) >= 1 << 26
+
+
+def job_ids(run: RunFolder) -> list[str]:
+    """The ids of all jobs of a run, first to last, each once."""
+    ids = [line["job_id"] for line in run.submissions() if line.get("job_id")]
+    ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
+    return list(dict.fromkeys(ids))

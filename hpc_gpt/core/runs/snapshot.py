@@ -1,0 +1,163 @@
+"""The code of a run: an archive in its folder, made at the submission, from which every attempt runs.
+
+`code.tar.gz` has the package of the submitting interpreter and its templates; provenance.json has its SHA-256. An
+attempt runs from `code/`, unpacked from the archive by `runs.unpack`, so an edit after the submission changes nothing.
+
+    python -m hpc_gpt.core.runs.snapshot RUN
+
+makes the archive of a run that plain sbatch has started. The SHA-256 is of the uncompressed archive: it is equal for
+equal code, whatever the version of zlib.
+"""
+
+import functools
+import gzip
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpc_gpt.core.errors import OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.files import templates_dir, write_once
+from hpc_gpt.core.runs import unpack as unpack_module
+from hpc_gpt.core.runs.run_folder import SharedFile
+from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.runs.unpack import CODE_ARCHIVE, CODE_KEY, SUMS, UnpackFault, sums_text
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+# {file that scripts of earlier versions take out of the archive: the same file today}
+OLD_NAMES = {
+    "hpc_gpt/runs/unpack.py": "hpc_gpt/core/runs/unpack.py",
+    "hpc_gpt/program/start.py": "hpc_gpt/trainer/program/start.py",
+}
+_TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
+
+
+class Archive(SharedFile):
+    """A compressed tar archive with a name in a run's folder; `sha256` is of the uncompressed one."""
+
+    def __init__(self, name: str, tar: bytes) -> None:
+        self.sha256 = hashlib.sha256(tar).hexdigest()
+        super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0))
+
+
+def archive_of(files: Mapping[str, bytes]) -> Archive:
+    """The archive of such code, {name: content}."""
+    return Archive(CODE_ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
+
+
+@functools.cache
+def take_snapshot() -> Archive:
+    """The archive of the code that this process runs, as it is now. Cached."""
+    return archive_of({name: path.read_bytes() for name, path in code_files().items()})
+
+
+def code_files() -> dict[str, Path]:
+    """{name in the archive: path} of the package's files and templates, sorted; no caches, no hidden files."""
+    found = {f"hpc_gpt/{name}": path for name, path in _files_below(_PACKAGE).items()}
+    templates = templates_dir()
+    if templates.parent != _PACKAGE:  # a wheel has them inside
+        found |= {f"templates/{name}": path for name, path in _files_below(templates).items()}
+    found |= {old: found[name] for old, name in OLD_NAMES.items()}
+    return dict(sorted(found.items()))
+
+
+def _files_below(folder: Path) -> dict[str, Path]:
+    found = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        for name in names:
+            path = Path(parent, name)
+            if not name.startswith(".") and not name.endswith((".pyc", "~")) and path.is_file():
+                found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    """A tar archive: the same bytes for the same files, without owner, time or mode of this machine."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
+    """(SHA-256, {name: content}) of a run's archive. RunFolderError if it is missing or damaged."""
+    try:
+        return unpack_module.read_code_archive(run)
+    except UnpackFault as fault:
+        raise RunFolderError(str(fault), _TOO_LATE) from None
+
+
+def submitted_sha256(run: Path) -> str | None:
+    """The SHA-256 of the code in provenance.json; None in a run of an older version."""
+    found = read_stored(run / "provenance.json").get(CODE_KEY)
+    return str(found) if found else None
+
+
+def unpack_code(run: Path) -> Path:
+    """Unpacks a run's archive to code/, as job.sh does, and returns that folder. A code/ that differs is set aside.
+
+    Raises RunFolderError if the archive is not the submitted one, or if the disk refuses.
+    """
+    try:
+        return unpack_module.unpack(run, submitted_sha256(run))
+    except UnpackFault as fault:
+        raise RunFolderError(str(fault), _TOO_LATE) from None
+
+
+def code_environment(code: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which a process runs from `code`, not from its current folder, and writes no caches."""
+    more = environment.get("PYTHONPATH")
+    path = f"{code}:{more}" if more else str(code)
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def check_path(folder: Path) -> None:
+    """RunFolderError if PYTHONPATH cannot hold the path of a folder."""
+    if ":" in str(folder.absolute()):
+        message = f"PYTHONPATH cannot carry the colon of {folder.absolute()}"
+        raise RunFolderError(message, "set HPC_GPT_LOGS to a path without a colon")
+
+
+def ready_code(run: Path) -> Path:
+    """The code/ of a run, unpacked from its archive; without an archive from the code here. Raises as unpack."""
+    check_path(run)
+    if not (run / CODE_ARCHIVE).exists():
+        begin(run)
+    return unpack_code(run)
+
+
+def begin(run: Path) -> None:
+    """Makes the archive of a run that plain sbatch has started. RunFolderError if the run had one."""
+    from hpc_gpt.core.runs.provenance import STAGE_KEY, collect
+
+    snapshot = take_snapshot()
+    if submitted_sha256(run) not in (None, snapshot.sha256):
+        raise RunFolderError(f"{run / CODE_ARCHIVE} is gone, and the code here is not what was submitted", _TOO_LATE)
+    with OsErrorAs(RunFolderError, f"cannot write {run / CODE_ARCHIVE}", "is the disk full?"):
+        snapshot.place(run)
+    if submitted_sha256(run) is None:
+        unpacked = os.environ.get("HPC_GPT_STAGE_SUM")  # of job.sh, which runs this
+        found = {**collect(), CODE_KEY: snapshot.sha256, **({STAGE_KEY: unpacked} if unpacked else {})}
+        write_once(run / "provenance.json", json.dumps(found, indent=1) + "\n")
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        begin(Path(arguments[0]))
+    except UserError as fault:
+        print(f"Error: {fault}\n\nhint: {fault.hint}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""The small JSON files of a run, and what the values of their keys may be. Everything that reads one reads it here.
+
+A file may be half written, edited, or of another version. A value that its key cannot have is left out, as if the key
+were missing; a null and a key that is not listed stay.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.files import MOST_BYTES, json_object, last_json_line, read_json, read_json_lines, read_start
+from hpc_gpt.core.typed_tables import fits, from_tables
+
+# The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
+NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
+_JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
+_SENT = {"attempt": int, "bytes": int, "step": int}
+# By the file's name up to its first dot. No number is negative.
+_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
+                "uptime": float},
+    "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "attempts_before": int,
+                    "lost": str, "element": str, "clusters": str},
+    "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,
+              "elapsed_s": float},
+    "exit": {"code": int, "seconds": float},
+    "next": {
+        "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
+        "saved_step": int, "pause_s": float, "begin": float, "retries": int, "elapsed_s": float,
+    },
+    "track": {"pid": int, "step": int, "sent": {"tensorboard": _SENT, "wandb": _SENT}},
+    "seen": {"step": int, "count": int},
+    "job": {"job_id": _JOB_ID, "time": float, "pid_start": str},
+    "left": {"state": str},
+    "trainer": {"resumed_step": int, "device": str, "attention_failed": dict},
+    "measured": {"skipped_shards": int},
+    "start": {"start_s": float, "start_parts": dict},
+    "metrics": {"step": int, "step_s": float, "steps_planned": int, "time": float},
+    "loss": {"time": float},
+    "complete": {"step": int, "files": dict, "data": str},
+    "sweep": {"id": str, "varied": dict},
+    "provenance": {"data_beside": str, "experiment_file": str, "versions": dict, "init": dict},
+    "resumed_from": {"path": str, "step": int, "branch": bool},
+    "branch": {"path": str, "step": int},
+    "predicted": {
+        "calibrated": bool, "memory_gib": {"stages": [{"allocated": float}]}, "step": {"step_s": float, "band": float},
+    },
+    "preflight": {"findings": [{"node": NODE, "words": str}]},
+    "bench": {"bench": str, "records": [{}], "rows": [{"cell": str, "ratio": float, "tokens_per_s": [float],
+              "tenth_step_s": [float]}]},
+    "race": {"experiment": str, "rounds": int, "rows": [{"name": str, "folder": str, "cause": str, "place": int}]},
+    "visits": {"visit": str, "round": int, "row": int, "attempt": int, "nodes": str, "time": float, "limit_s": float,
+               "ended": str, "cause": str, "node": NODE, "dropped": bool},
+    "cancelled": {"user": str, "time": float},
+    "queue": {"words": str, "time": float},
+}  # fmt: skip
+
+
+def _sound(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a file without the values that their keys cannot have, and job ids as texts."""
+    found = _sound_keys(tables, _KEYS[path.name.partition(".")[0]])
+    return found | {"job_id": str(found["job_id"])} if found.get("job_id") is not None else found
+
+
+def _sound_keys(tables: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in tables.items():
+        kind = kinds.get(key)
+        if value is None or kind is None or _is(value, kind):
+            found[key] = _inner(value, kind)
+    return found
+
+
+def _inner(value: Any, kind: Any) -> Any:
+    """A sound value, without the keys of its objects that are not."""
+    if isinstance(kind, dict) and value is not None:
+        return _sound_keys(value, kind)
+    if isinstance(kind, list) and value is not None:
+        return [_inner(each, kind[0]) for each in value]
+    return value
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(kind, dict):
+        return isinstance(value, dict)
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is(each, kind[0]) for each in value)
+    if isinstance(kind, re.Pattern):
+        return fits(value, str | int if kind is _JOB_ID else str) and kind.fullmatch(str(value)[:99]) is not None
+    return fits(value, kind) and (kind not in (int, float) or value >= 0)
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """The sound keys of a file; empty if the file is missing or no JSON object."""
+    return _sound(path, read_json(path))
+
+
+def read_last_stored_line(path: Path) -> dict[str, Any]:
+    """The sound keys of the last line of a file that is a JSON object; empty if there is none."""
+    return _sound(path, last_json_line(path))
+
+
+def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
+    """The sound keys of each line of a file, or of its last or first bytes; one that is no JSON object is left out."""
+    return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]
+
+
+def read_as(kind: Any, path: Path | str) -> Any:
+    """The object of a dataclass in a file; None if the file was removed, is damaged or is of another version."""
+    try:
+        return _as(kind, json.loads(read_start(path, MOST_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_lines_as(kind: Any, path: Path | str, first_bytes: int = -1) -> list[Any]:
+    """The objects of a dataclass in the lines of a file, or of its first bytes, without those that are damaged or of
+    another version."""
+    try:
+        lines = read_start(path, first_bytes).split(b"\n") if first_bytes >= 0 else None
+    except OSError:
+        return []
+    objects = read_json_lines(Path(path)) if lines is None else [json_object(line) for line in lines if line]
+    return [found for each in objects if each is not None and (found := _as(kind, each)) is not None]
+
+
+def _as(kind: Any, tables: Any) -> Any:
+    try:
+        return from_tables(kind, tables)
+    except (ValueError, KeyError, TypeError):
+        return None

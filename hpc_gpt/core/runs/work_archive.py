@@ -1,0 +1,267 @@
+"""The files of `command.workdir`, kept in a run: `work.tar.gz`, from which every attempt runs in `work/`.
+
+Kept are the files that git does not ignore. What the program writes in `work/` stays there for the next attempt.
+`command.link` names what of the folder itself is to be found there, too: only that is linked, as a program writes
+through a link.
+"""
+
+import contextlib
+import errno
+import functools
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
+from hpc_gpt.core.files import aside, logs_folder, read_bytes
+from hpc_gpt.core.runs.checkpoints import WORK
+from hpc_gpt.core.runs.snapshot import Archive
+from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.settings.experiment import Command
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.words import counted, show_bytes
+
+WORK_ARCHIVE = "work.tar.gz"
+# In provenance.json: the SHA-256 of the uncompressed archive.
+WORK_KEY = "work_sha256"
+_MOST_BYTES = 64 << 20
+# With the headers of many small files.
+_MOST_UNPACKED = 8 * _MOST_BYTES
+_NEVER = frozenset((".git", "__pycache__"))
+# Seconds in which the sizes of what is not kept are counted.
+_COUNTS_S = 2.0
+_MOST_NAMED = 5
+# What a program writes, or was installed: seldom what a run has to read.
+_WRITTEN = re.compile(
+    r"\.|outs?$|outputs?$|checkpoints?$|ckpts?$|logs?$|runs$|wandb$|mlruns$|v?env$|build$|.*\.egg-info$"
+)
+
+
+class WorkArchive(Archive):
+    """The archive of a folder: its `sizes` in bytes by name, and those of what it has `left_out`, by the first part of
+    the name; `whole` is false if these were not all counted."""
+
+    def __init__(self, tar: bytes, sizes: Mapping[str, int], left_out: Mapping[str, int], whole: bool) -> None:
+        super().__init__(WORK_ARCHIVE, tar)
+        self.sizes, self.left_out, self.whole = sizes, left_out, whole
+
+
+def describe_copy(resolved: Resolved) -> list[str]:
+    """What a run keeps of the folder that its program runs in, and what not, as lines for its user; empty if it keeps
+    none. Raises ConfigError."""
+    archive = snapshot_of(resolved)
+    if archive is None:
+        return []
+    command = resolved.program
+    size = show_bytes(sum(archive.sizes.values()))
+    lines = [f"{counted(len(archive.sizes), 'file')} of {command.workdir}, {size}; the program runs in the copy"]
+    lines += [f"linked to {command.workdir}: {', '.join(command.link)}"] if command.link else []
+    linked = {name.partition("/")[0] for name in command.link}
+    left = sorted((name for name in archive.left_out if name not in linked), key=lambda name: -archive.left_out[name])
+    if left:
+        at_least = "" if archive.whole else "at least "
+        named = [f"{name} {at_least}{show_bytes(archive.left_out[name])}" for name in left[:_MOST_NAMED]]
+        named += [f"{len(left) - _MOST_NAMED} more"] if len(left) > _MOST_NAMED else []
+        lines.append(f"not in the copy, as git ignores it: {', '.join(named)}")
+        read = [name for name in left if not _WRITTEN.match(name.lower())][:_MOST_NAMED] or left[:1]
+        lines.append(f"what the program reads of it needs a line: {link_line([*command.link, *read])}")
+    return lines
+
+
+def link_line(names: Sequence[str]) -> str:
+    """The line of an experiment that links these."""
+    return f"[command] link = {json.dumps(list(names), ensure_ascii=False)}"
+
+
+def snapshot_of(resolved: Resolved) -> WorkArchive | None:
+    """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too large."""
+    return take_work(resolved.program.workdir) if runs_program(resolved) and resolved.program.snapshot else None
+
+
+@functools.cache
+def take_work(folder: str) -> WorkArchive:
+    """The archive of a folder as it is now. Cached, because a sweep asks for every row. Raises ConfigError."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"command.workdir is {folder}, which is no folder here", "name the folder of the program")
+    # The runs themselves may be below it.
+    logs = logs_folder().absolute()
+    names = sorted(name for name in _names(root) if not (root / name).absolute().is_relative_to(logs))
+    sizes = {name: os.lstat(root / name).st_size for name in names}
+    if sum(sizes.values()) > _MOST_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
+        shown = ", ".join(f"{name} {sizes[name] / 2**20:.1f} MiB" for name in largest)
+        raise ConfigError(
+            f"command.workdir {folder} has {sum(sizes.values()) / 2**20:.0f} MiB, above the {_MOST_BYTES >> 20} MiB "
+            f"that a run keeps of it; the largest: {shown}",
+            "name what is no code in .gitignore, or set command.snapshot = false to run in the folder itself",
+        )
+    buffer = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name in names:
+                _add(tar, root, name)
+    except OSError as fault:
+        raise ConfigError(f"cannot read {fault.filename}: {fault.strerror}", "make it readable, or ignore it") from None
+    return WorkArchive(buffer.getvalue(), sizes, *_left_out(root, frozenset(names), logs))
+
+
+def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, int], bool]:
+    """({first part of a name: bytes} of the files below a folder that are not in `names`, whether all were counted)."""
+    until = time.monotonic() + _COUNTS_S
+    sizes: dict[str, int] = {}
+    for parent, folders, files in os.walk(root):
+        if time.monotonic() > until:
+            return sizes, False
+        below = Path(parent).relative_to(root)
+        folders[:] = [name for name in folders if name not in _NEVER and Path(parent, name).absolute() != logs]
+        for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):
+            path = below / name
+            if path.as_posix() not in names and not name.endswith(".pyc"):
+                with contextlib.suppress(OSError):
+                    sizes[path.parts[0]] = sizes.get(path.parts[0], 0) + os.lstat(root / path).st_size
+    return sizes, True
+
+
+def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
+    """Adds a file, with its mode, or a link. A relative link out of the folder becomes an absolute one."""
+    path, entry = root / name, tarfile.TarInfo(name)
+    if path.is_symlink():
+        target = os.readlink(path)
+        if not os.path.isabs(target):
+            leads = os.path.normpath(path.parent / target)
+            target = target if Path(leads).is_relative_to(root) else leads
+        entry.type, entry.linkname = tarfile.SYMTYPE, target
+        tar.addfile(entry)
+        return
+    content = path.read_bytes()
+    entry.size, entry.mode = len(content), 0o755 if os.access(path, os.X_OK) else 0o644
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _names(root: Path) -> Iterator[str]:
+    """The files and links below a folder that git does not ignore; all of them if there is no git here."""
+    listed = _listed_by_git(root)
+    if listed is None:
+        for parent, folders, files in os.walk(root):
+            links = [name for name in folders if Path(parent, name).is_symlink()]
+            folders[:] = [name for name in folders if name not in _NEVER and name not in links]
+            yield from (Path(parent, name).relative_to(root).as_posix() for name in (*files, *links))
+        return
+    for name in listed:
+        path = root / name
+        if set(Path(name).parts) & _NEVER:
+            continue
+        if path.is_symlink() or path.is_file():
+            yield name
+        elif path.is_dir():  # a repository in the repository
+            yield from (f"{name.rstrip('/')}/{below}" for below in _names(path))
+
+
+def _listed_by_git(root: Path) -> list[str] | None:
+    """What git would add, by its own rules for .gitignore, whether the folder is in a repository or not."""
+    with tempfile.TemporaryDirectory() as empty:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        git = ["git", f"--git-dir={empty}/git", f"--work-tree={root}"]
+        try:
+            subprocess.run(["git", "init", "-q", "--bare", f"{empty}/git"], check=True, capture_output=True, env=plain)
+            done = subprocess.run(
+                [*git, "ls-files", "-z", "--others", "--exclude-standard"],
+                cwd=root, check=True, capture_output=True, env=plain,
+            )  # fmt: skip
+            tracked = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=False, capture_output=True, env=plain)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    # A file may be tracked although a rule ignores it.
+    found = done.stdout + (tracked.stdout if tracked.returncode == 0 else b"")
+    return [name for name in dict.fromkeys(os.fsdecode(found).split("\0")) if name]
+
+
+def _content(run: Path) -> bytes:
+    """The archive of a run, uncompressed. OSError or EOFError if it cannot be read, or is larger than one can be."""
+    with gzip.GzipFile(fileobj=io.BytesIO(read_bytes(run / WORK_ARCHIVE, _MOST_UNPACKED))) as file:
+        found = file.read(_MOST_UNPACKED + 1)
+    if len(found) > _MOST_UNPACKED:
+        raise OSError(errno.EFBIG, f"it is larger than {_MOST_UNPACKED >> 20} MiB, and none of ours is")
+    return found
+
+
+def unpack_work(run: Path) -> Path:
+    """Unpacks a run's archive to work/, completely or not at all; an existing work/ stays. RunFolderError if it cannot
+    be read or written."""
+    folder = run / WORK
+    if folder.is_dir():
+        return folder
+    try:
+        content = _content(run)
+        if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, hashlib.sha256(content).hexdigest()):
+            cause = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
+            raise RunFolderError(cause, "submit the experiment again, or put the archive back")
+        with aside(folder) as own, tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            own.mkdir()
+            tar.extractall(own, filter="tar")
+            own.rename(folder)
+    except (OSError, EOFError, tarfile.TarError) as fault:
+        if not folder.is_dir():
+            cause = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+            raise RunFolderError(f"cannot unpack {run / WORK_ARCHIVE}: {cause}", "is the disk full?") from None
+    return folder
+
+
+def link_work(run: Path, workdir: Path, names: Sequence[str]) -> None:
+    """Links what `names` says of a folder into the work/ of a run; of a folder that is there in part, what it lacks.
+    ConfigError if there is no such file, RunFolderError if the disk refuses."""
+    for name in names:
+        if not (workdir / name).exists():
+            raise ConfigError(f"command.link has {name}, which is not in {workdir} on this node", "is it mounted here?")
+        with OsErrorAs(RunFolderError, f"cannot link {run / WORK / name}", "is the disk full?"):
+            _link(workdir / name, run / WORK / name)
+
+
+def _link(source: Path, target: Path) -> None:
+    if not os.path.lexists(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source)
+    elif source.is_dir() and target.is_dir() and not target.is_symlink():
+        for each in source.iterdir():
+            if each.name not in _NEVER:
+                _link(each, target / each.name)
+
+
+def missing_in_copy(run: Path, command: Command, text: str) -> str:
+    """The file or folder that a message names, if it is in workdir but not in the work/ of a run; empty without one."""
+    if not command.snapshot:
+        return ""
+    for word in re.split(r"[\s'\"`:,;()\[\]=]+", text):
+        name = word.removeprefix(f"{run / WORK}/").removeprefix("./").rstrip(".")
+        if not name.strip("/") or name.startswith("/") or ".." in Path(name).parts or len(name) > 1000:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            if not os.path.lexists(run / WORK / name) and Path(command.workdir, name).exists():
+                return name
+    return ""
+
+
+def changed_since(run: Path) -> list[str]:
+    """The files of work/ that are not as they were submitted; a program may write over its own files."""
+    changed = []
+    with tarfile.open(fileobj=io.BytesIO(_content(run))) as tar:
+        for entry in tar:
+            path = run / WORK / entry.name
+            if entry.isfile() and (file := tar.extractfile(entry)) is not None:
+                try:
+                    same = read_bytes(path, entry.size) == file.read()
+                except OSError:
+                    same = False
+                changed += [] if same else [entry.name]
+    return changed

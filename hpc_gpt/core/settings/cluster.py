@@ -1,0 +1,313 @@
+"""Cluster profiles, which say how a site wants its jobs.
+
+A profile is one TOML file, shipped or in the user's config folder.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.files import clusters_dir, config_dir
+from hpc_gpt.core.secrets import hide_secrets, is_secret_variable
+from hpc_gpt.core.tables import close_matches, flat, merge_tables, read_toml
+from hpc_gpt.core.typed_tables import check_tables
+
+FALLBACK = "generic-slurm"
+WARM = "warm"
+
+# The ways to get another job: hpc_gpt/core/slurm/requeue.py has a class for each.
+Chain = Literal["none", "requeue", "singleton"]
+
+
+@dataclass(frozen=True)
+class Container:
+    """`[container]`: the image that the ranks run in."""
+
+    kind: Literal["pyxis", "apptainer"]
+    "Pyxis adds flags to srun, apptainer wraps the command."
+    image: str
+    'The image; for example "/images/torch.sqsh".'
+    mounts: tuple[str, ...] = ()
+    'Folders that the container sees, as HOST:CONTAINER; for example ["/scratch:/scratch"].'
+
+
+@dataclass(frozen=True)
+class MachineFigures:
+    """`[machine]`: figures that the planner uses instead of those of the device and the fabric.
+
+    An unknown device needs all but `network_gb_s`, `host_memory_gib`, `switched` and the latencies.
+    """
+
+    memory_gib: float | None = None
+    "GiB of a GPU's memory that a program can use; for example 79.3."
+    peak_tflops: dict[str, float] | None = None
+    "A GPU's dense peak in TFLOP/s, by dtype; for example { bf16 = 312 }."
+    memory_gb_s: float | None = None
+    "Bandwidth of a GPU's memory, in GB/s of 1e9 bytes; for example 2039."
+    node_gb_s: float | None = None
+    "GB/s from a GPU to the others of its node, in one direction; for example 300."
+    switched: bool | None = None
+    "Whether any two GPUs of a node have all their links; false: each pair a third, as on boards of four A100."
+    network_gb_s: float | None = None
+    "GB/s from a whole node to others, in one direction; for example 100."
+    host_gb_s: float | None = None
+    "GB/s between a GPU and its host, in one direction; for example 25."
+    host_memory_gib: float | None = None
+    "GiB of a node's memory that a job gets; for example 1862."
+    node_latency_s: float | None = None
+    "Seconds of a message within a node; for example 5e-6."
+    network_latency_s: float | None = None
+    "Seconds of a message between nodes; for example 1.5e-5."
+    power_w: float | None = None
+    "A GPU's power limit in watts; for example 400."
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`[calibration]`: the planner's constants for this cluster, which `hpc-gpt plan --calibrate` fits and writes."""
+
+    constants: dict[str, float] = field(default_factory=dict)
+    "The planner's constants, by name, which hpc-gpt plan --calibrate fits and writes."
+    rows: int = 0
+    "Measured rows of the fit."
+    mean_error: float | None = None
+    "Mean error that remains over these rows, as a share."
+    residuals: dict[str, float] = field(default_factory=dict)
+    "The error of each row, predicted over measured less 1."
+
+
+def _planner_key() -> Any:
+    """A key that the planner alone reads: it does not change a run."""
+    return field(default=None, metadata={"planner": True})
+
+
+@dataclass(frozen=True)
+class ClusterProfile:
+    """One site. `None` means that the site has no such thing, or needs none."""
+
+    name: str
+    "The file's name; not a key of the file."
+    description: str = ""
+    "One line for hpc-gpt profile list."
+    scheduler: Literal["slurm", "local"] = "slurm"
+    "Slurm, or this machine alone."
+    device: str | None = None
+    'The GPU\'s model; for example "a100-80g"; the planner needs it.'
+    fabric: str | None = _planner_key()
+    'What joins the nodes: KIND, ports of a node x Gbit/s of each; for example "infiniband 8x200G".'
+    gpus_per_node: int = 4
+    "GPUs of a node, 1 or more; for example 8."
+    cpus_per_node: int | None = None
+    "CPUs of a node as Slurm counts them; for example 128."
+    gpu_flag: Literal["gres", "gpus-per-node", "none"] = "gres"
+    "How GPUs are requested: --gres=gpu:N, --gpus-per-node=N, or not at all."
+    gpu_type: str | None = None
+    'The type in that request, --gres=gpu:TYPE:N; for example "a100".'
+    partition: str | None = None
+    "The partition by default."
+    account: str | None = None
+    "The account by default."
+    qos: str | None = None
+    "The quality of service by default."
+    constraint: str | None = None
+    "Features of the nodes by default."
+    reservation: str | None = None
+    "The reservation by default."
+    time: str | None = None
+    'The time limit by default; for example "20:00:00".'
+    mem: str | None = None
+    'A node\'s memory for a job; for example "160G".'
+    exclusive: bool = False
+    "Whether a job has its nodes to itself."
+    chain: Chain = "requeue"
+    "How a run continues after a job: Slurm requeues it, jobs of one name wait for each other, or not."
+    signal_lead_s: int = 120
+    "Seconds before the time limit at which Slurm signals, so that a checkpoint is saved."
+    retry_pause_s: int = 30
+    "Seconds before the first retry; doubled with each failure in a row."
+    preflight: bool = False
+    "Every node is probed before the ranks start."
+    spare_nodes: int = 0
+    "Nodes that are requested in addition, to replace one that fails the preflight."
+    bad_node_hours: float = 24.0
+    "Hours for which jobs exclude a node that failed; for example 24."
+    modules: tuple[str, ...] = ()
+    'Modules that a job loads; for example ["cuda/12.4"].'
+    purge_modules: bool = True
+    "Whether a job unloads all modules before it loads its own; false where Slurm or the compilers are modules."
+    venv: str | None = None
+    "A virtual environment that a job activates."
+    python: str | None = None
+    "The interpreter of the ranks, if there is no venv."
+    stage: str | None = None
+    "What a node does before its ranks start: warm reads the environment's libraries, a tar's path unpacks it."
+    megatron_lm: str | None = None
+    "The folder of a Megatron-LM checkout, for the engine of that name."
+    container: Container | None = None
+    "The image that the ranks run in; see [container]."
+    environment: dict[str, str] = field(default_factory=dict)
+    "Variables that a job exports by value; a secret is inherited from the shell that submits."
+    node_suffix: str = ""
+    'What follows a node\'s short name in its address; for example "-ib".'
+    sbatch: tuple[str, ...] = ()
+    "Further options of sbatch for every job."
+    srun: tuple[str, ...] = ()
+    "Further options of srun for every job."
+    machine: MachineFigures | None = _planner_key()
+    "Figures that the planner uses instead of those of device and fabric; see [machine]."
+    calibration: Calibration | None = _planner_key()
+    "The planner's constants for this cluster; see [calibration]."
+
+    @property
+    def archive(self) -> str | None:
+        """The tar of `stage`, from which the ranks' environment is unpacked on each node."""
+        return None if self.stage == WARM else self.stage
+
+
+OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
+
+
+def list_profiles() -> dict[str, Path]:
+    """{name: file} of every profile, sorted. A user's own profile replaces a shipped one of the same name."""
+    files: dict[str, Path] = {}
+    for folder in (clusters_dir(), config_dir() / "clusters"):
+        files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
+    return dict(sorted(files.items()))
+
+
+def find_profile(name: str) -> Path:
+    """The TOML file of profile `name`, or of that path. Raises ConfigError with close matches if there is none."""
+    path = Path(name) if name.endswith(".toml") and Path(name).is_file() else list_profiles().get(name)
+    if path is None:
+        known = list(list_profiles())
+        hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *known])
+        own = f"hpc-gpt profile detect --name {re.sub(r'[^A-Za-z0-9_.-]', '', Path(name).stem) or 'NAME'}"
+        raise ConfigError(
+            f"no cluster profile {name!r}; known: {', '.join(known)}", hint or f"{own} writes one, on its cluster"
+        )
+    return path
+
+
+def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
+    """The profile that `find_profile` finds.
+
+    Raises ConfigError with all faults of a file at once. `of_a_run`: an existing run was made with it, so too few CPUs
+    and secrets are no faults.
+    """
+    path = find_profile(name)
+    tables = _with_parent(path, ())
+    tables["name"] = path.stem
+    faults = (_cpu_faults, _secrets, _stage_faults)
+    more = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
+    profile = check_tables(tables, ClusterProfile, str(path), more=more, topic="profile")
+    if profile.gpus_per_node < 1:
+        raise ConfigError(
+            f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
+        )
+    _check_figures(profile, path)
+    return profile
+
+
+def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is no number."""
+    cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
+    if type(cpus) is int and type(gpus) is int and cpus < gpus:
+        yield (
+            f"{path}: cpus_per_node is {cpus}, below gpus_per_node = {gpus}: there is a process for each GPU",
+            "give all CPUs of a node, as Slurm counts them, or leave cpus_per_node out",
+        )
+
+
+def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of each secret in [environment], with its name only: job.sh and resolved.json would hold it."""
+    environment = tables.get("environment")
+    variables = environment.items() if isinstance(environment, Mapping) else ()
+    names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
+    hint = f"take it out and export {', '.join(names)} in the shell that submits: jobs and containers inherit it"
+    if words := _narrow_export(tables):
+        hint += f"; {words} of this profile would prevent that: take it out as well"
+    for name in names:
+        yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
+
+
+def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    """(fault, hint) of a `stage` that no job can follow."""
+    stage = tables.get("stage")
+    if not isinstance(stage, str):
+        return
+    if stage != WARM and not (stage.startswith("/") and stage.isprintable()):
+        yield (
+            f'{path}: stage is {stage!r}, but must be "{WARM}" or the absolute path of a tar',
+            'for example stage = "/project/me/environment.tar"',
+        )
+    if tables.get("container") is not None:
+        yield (
+            f"{path}: stage is {stage!r}, but the ranks' environment is in the image of [container]",
+            "take stage or [container] out",
+        )
+
+
+def _narrow_export(tables: Mapping[str, Any]) -> str:
+    """The profile's option for sbatch or srun that keeps the shell's variables from a job; empty if none."""
+    for key in ("sbatch", "srun"):
+        words = tables.get(key)
+        for word, following in pairwise([*words, ""] if isinstance(words, list) else []):
+            option, equals, value = str(word).partition("=")
+            value = value if equals else str(following)
+            if option == "--export" and "ALL" not in value.split(","):
+                return f"{key} = {option}={hide_secrets(value)}"
+    return ""
+
+
+def _check_figures(profile: ClusterProfile, path: Path) -> None:
+    """ConfigError for a figure in [machine] or [calibration] that is not finite, or in [machine] not above 0."""
+    tables = {name: vars(table) for name in ("machine", "calibration") if (table := getattr(profile, name)) is not None}
+    faults = []
+    for key, value in flat(tables).items():
+        if value is not None and not math.isfinite(value):
+            faults.append(f"{path}: {key} is {value}, but must be a finite number")
+        elif value is not None and key.startswith("machine.") and value <= 0:
+            faults.append(f"{path}: {key} is {value}, but must be above 0")
+    raise_faults(dict.fromkeys(faults, "give the figures of a data sheet, or take the key out"))
+
+
+def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The profile's tables over those that it extends. A user's profile may extend the shipped one of its name."""
+    tables = read_toml(path)
+    parent = tables.pop("extends", None)
+    if parent is None:
+        return tables
+    shipped = clusters_dir() / f"{parent}.toml"
+    found = shipped if path.resolve() != shipped.resolve() and shipped.is_file() else list_profiles().get(str(parent))
+    if found is None or found.resolve() in (*seen, path.resolve()):
+        raise ConfigError(
+            f"{path}: extends {parent!r}, which is no other profile", "name a profile that hpc-gpt profile lists"
+        )
+    return merge_tables(_with_parent(found, (*seen, path.resolve())), tables)
+
+
+def user_default() -> str | None:
+    """The profile that `cluster = "…"` in the user's `config.toml` names; None without one."""
+    path = config_dir() / "config.toml"
+    if not path.is_file():
+        return None
+    settings = read_toml(path)
+    hint = 'this file names your profile, cluster = "NAME"; what a profile holds is in clusters/NAME.toml beside it'
+    raise_faults(
+        {
+            f"{path}: unknown key {key}; {close_matches(key, ['cluster']) or 'known here: cluster'}": hint
+            for key in settings
+            if key != "cluster"
+        }
+    )
+    chosen = settings.get("cluster")
+    if chosen is not None and not isinstance(chosen, str):
+        raise ConfigError(
+            f"{path}: cluster must be the name of a profile, not {chosen!r}", 'for example cluster = "local"'
+        )
+    return chosen

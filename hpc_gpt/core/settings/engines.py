@@ -1,0 +1,346 @@
+"""An engine's switches: which combinations cannot run, with the nearest that can; and which make a step faster and cost
+nothing else. Each engine knows its own."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hpc_gpt.core.engines import ddp, engine_named, engines, trainers
+from hpc_gpt.core.engines.base.facts import MEASURED_ON, Fault
+from hpc_gpt.core.errors import ConfigError, LayoutError, raise_faults
+from hpc_gpt.core.settings.devices import DEVICES
+from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.tables import toml_value
+from hpc_gpt.core.words import Grid
+
+_FP8_MULTIPLE = 16  # each dimension of an FP8 product (torch._scaled_mm)
+_OTHER_FP8 = frozenset({"mi300x"})  # whose FP8 is fnuz: other largest values, not tested here
+
+
+def can_resume(engine: Engine) -> bool:
+    """Whether a run can resume from its checkpoints.
+
+    DeepSpeed 0.19.8 neither saves nor restores what it has offloaded to NVMe: such a run would train wrongly, silently.
+    """
+    return engine.offload_path is None
+
+
+def resolve_engine(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> Engine:
+    """The engine with a value for every switch.
+
+    Raises LayoutError or ConfigError if it cannot run, with a line for every fault and the nearest that runs as hint.
+    """
+    engine = _with_stage(engine)
+    faults = engine_faults(engine, layout, shape, train)
+    kind = LayoutError if faults and faults[0].of_layout else ConfigError
+    raise_faults({fault.message: fault.hint for fault in faults}, kind)
+    return engine
+
+
+def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Train) -> list[Fault]:
+    """Why it cannot run so; empty if it can."""
+    engine = _with_stage(engine)
+    faults = [*_layout_faults(engine, layout), *_switch_faults(engine, layout, train)]
+    faults += _offload_faults(engine, train)
+    faults += optimizer_faults(engine, train)
+    faults += _shape_faults(engine, shape)
+    return [*faults, *_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
+
+
+def _with_stage(engine: Engine) -> Engine:
+    stage = engine_named(engine.name).default_stage
+    return replace(engine, zero_stage=stage) if engine.zero_stage is None else engine
+
+
+def resolve_optimizer(train: Train, engine: Engine) -> Train:
+    """[train] with the optimizer's mode: by default fused kernels, or the host's own if its states are offloaded."""
+    mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
+    return replace(train, optimizer_mode=mode)
+
+
+def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
+    facts, stage = engine_named(engine.name), engine.zero_stage
+    assert stage is not None
+    for axis in ("tp", "pp", "cp"):
+        size = getattr(layout, axis)
+        if size > 1 and axis not in facts.axes:
+            others = " or ".join(name for name, other in trainers().items() if axis in other.axes)
+            yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
+                        f"use --{axis} 1, or --engine {others}", of_layout=True)  # fmt: skip
+    if stage not in (0, 1, 2, 3):
+        yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {facts.default_stage}")
+    elif layout.pp > 1 and stage > 1:
+        yield Fault(
+            f"pp {layout.pp} with ZeRO-{stage} cannot run: a pipeline keeps its gradients between "
+            "micro-batches, ZeRO-2 and -3 give them away",
+            "use --zero-stage 1, or --pp 1 on engine deepspeed-zero",
+            of_layout=True,
+        )
+    elif stage not in facts.zero_stages:
+        stages = ", ".join(map(str, facts.zero_stages))
+        if not facts.has_zero:
+            message = f"engine {engine.name} takes no engine.zero_stage, but it is {stage}"
+            yield Fault(message, facts.alternatives.get("zero_stage", "leave it out"))
+        else:
+            nearest = min(facts.zero_stages, key=lambda other: abs(other - stage))
+            yield Fault(f"engine {engine.name} runs ZeRO {stages}, not {stage}", f"use --zero-stage {nearest}")
+
+
+def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+    facts, plain = engine_named(engine.name), Engine()
+    for entry in fields(Engine):
+        value = getattr(engine, entry.name)
+        if entry.name in facts.switches | {"name", "zero_stage"} or value == getattr(plain, entry.name):
+            continue
+        takers = [name for name, other in trainers().items() if entry.name in other.switches]
+        hint = facts.alternatives.get(entry.name, f"leave it out, or use --engine {' or '.join(takers)}")
+        yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
+    yield from facts.own_faults(engine, layout, train)
+    if engine.sequence_parallel and layout.tp == 1:
+        yield Fault("engine.sequence_parallel splits over the tensor-parallel group, but tp is 1",
+                    "use --tp 2 or more, or leave it out")  # fmt: skip
+    if engine.sharded_optimizer and layout.data_ranks == 1:
+        yield Fault("engine.sharded_optimizer shards over data-parallel ranks, but dp is 1",
+                    "use --dp 2 or more, or leave it out")  # fmt: skip
+    if engine.partition != "layers" and layout.pp == 1:
+        yield Fault(f"engine.partition is {engine.partition}, but there is one stage (pp 1)", "leave it out")
+    if engine.compile == "whole" and engine.zero_stage == 3:
+        yield Fault("engine.compile = whole with ZeRO-3 is compiled anew until torch gives up: weights come and go",
+                    'use engine.compile = "block"')  # fmt: skip
+    if engine.compile == "edges" and (engine.zero_stage == 3 or not facts.compiles_edges):
+        which = "ZeRO-3" if engine.zero_stage == 3 else f"engine {engine.name}"
+        yield Fault(f"engine.compile is edges, but {which} calls the embedding and the head by itself",
+                    'use engine.compile = "block"')  # fmt: skip
+    if engine.keep_residuals and (engine.compile == "none" or engine.compile_backend != "inductor"):
+        what = f"engine.compile is {engine.compile}" if engine.compile == "none" else "the backend is aot_eager"
+        yield Fault(f"engine.keep_residuals is a choice of Inductor's, but {what}",
+                    'use engine.compile = "block", or engine.keep_residuals = false')  # fmt: skip
+    if engine.tiles > 1 and engine.zero_stage != 3:
+        yield Fault(f"engine.tiles is {engine.tiles}, but only ZeRO-3 gathers weights tile by tile",
+                    "use --zero-stage 3, or engine.tiles = 1")  # fmt: skip
+
+
+def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    stage = engine.zero_stage or 0
+    if engine.offload == "none":
+        if engine.offload_path is not None or engine.offload_ratio != 1.0:
+            key = "offload_path" if engine.offload_path is not None else "offload_ratio"
+            yield Fault(f"engine.{key} is given, but engine.offload is none", 'set engine.offload = "optimizer"')
+        return
+    facts = engine_named(engine.name)
+    if "offload" not in facts.switches:
+        return  # a fault of the switch, not of the ZeRO stage
+    yield from facts.offload_faults(engine)
+    if not 0 < engine.offload_ratio <= 1:
+        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but must be above 0 and at most 1", "use 1.0")
+    elif engine.offload_ratio < 1 and (stage != 3 or engine.offload_path is not None):
+        where = "NVMe" if engine.offload_path is not None else f"ZeRO-{stage}"
+        yield Fault(f"engine.offload_ratio is {engine.offload_ratio}, but {where} offloads all or nothing",
+                    "use engine.offload_ratio = 1.0, or --zero-stage 3 without a path")  # fmt: skip
+    if train.optimizer_mode in ("fused", "foreach"):
+        yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates what is offloaded, "
+                    "and those kernels do not run there",
+                    "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
+
+
+def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    """Why `train.optimizer_mode = "compiled"` cannot run under the engine; nothing for another mode."""
+    if train.optimizer_mode != "compiled":
+        return
+    if not engine_named(engine.name).compiles_update:
+        takers = [name for name, other in trainers().items() if other.compiles_update]
+        yield Fault(f"train.optimizer_mode is compiled, which engine {engine.name} does not have",
+                    f"leave train.optimizer_mode out, or use --engine {' or '.join(takers)}")  # fmt: skip
+        return
+    if train.dtype == "fp32":
+        yield Fault("train.optimizer_mode is compiled, which updates half weights with their fp32 masters, but "
+                    "train.dtype is fp32, which has no masters",
+                    'use train.dtype = "bf16" or "fp16", or leave train.optimizer_mode out')  # fmt: skip
+    if train.optimizer != "adamw":
+        yield Fault(f"train.optimizer_mode is compiled, which is AdamW, but train.optimizer is {train.optimizer}",
+                    'use train.optimizer = "adamw", or leave train.optimizer_mode out')  # fmt: skip
+    if engine.sharded_optimizer:
+        yield Fault("train.optimizer_mode is compiled, which updates all of a model in one pass, but "
+                    "engine.sharded_optimizer gives each rank a share",
+                    "leave train.optimizer_mode or engine.sharded_optimizer out")  # fmt: skip
+
+
+def check_products(resolved: Sized) -> None:
+    """ConfigError if a run cannot train with the products that `train.matmul` asks for, which `plan` may know."""
+    raise_faults({fault.message: fault.hint for fault in _matmul_faults(resolved)}, ConfigError)
+
+
+def _matmul_faults(resolved: Sized) -> Iterator[Fault]:
+    train, engine, layout, shape = resolved.train, resolved.engine, resolved.layout, resolved.model
+    given = f"train.matmul is {train.matmul}"
+    if train.matmul in engine_named(engine.name).matmuls:
+        if train.matmul == "none":
+            return
+    elif takers := [name for name, facts in trainers().items() if train.matmul in facts.matmuls]:
+        yield Fault(f"{given}, which engine {engine.name} does not have",
+                    f"leave it out, or use --engine {' or '.join(takers)}")  # fmt: skip
+        return
+    else:
+        yield Fault(f"{given}, but no engine trains with such products: only plan knows them",
+                    'leave train.matmul out, use "fp8-tensor", or use hpc-gpt plan')  # fmt: skip
+        return
+    device = DEVICES.get(resolved.cluster.device or "")
+    if device is not None and not device.nominal and ("fp8" not in device.peaks or device.name in _OTHER_FP8):
+        lacks = "has FP8 in a format of its own" if "fp8" in device.peaks else "has no FP8 units"
+        able = ", ".join(name for name, other in DEVICES.items() if "fp8" in other.peaks and name not in _OTHER_FP8)
+        yield Fault(f"{given}, but {device.name} {lacks}", f"leave train.matmul out, or use one of: {able}")
+    if train.dtype != "bf16":
+        yield Fault(f"{given}, but train.dtype is {train.dtype}", 'use train.dtype = "bf16", or leave train.matmul out')
+    tokens = resolved.batch.micro_batch * shape.seq // layout.cp
+    sizes = {f"model.hidden {shape.hidden}": (shape.hidden, 1), f"ffn {shape.mlp_width}": (shape.mlp_width, layout.tp)}
+    for name, heads in (("heads", shape.heads), ("kv_heads", shape.key_heads)):
+        width = heads * shape.head_width
+        sizes[f"the {heads} {name} x {shape.head_width} = {width}"] = (width, layout.tp)
+    sizes[f"a micro-batch's {tokens * layout.cp} tokens"] = (tokens * layout.cp, layout.cp)
+    for name, (size, ranks) in sizes.items():
+        if size % (_FP8_MULTIPLE * ranks):
+            of = f" over {'cp' if 'tokens' in name else 'tp'} {ranks}" if ranks > 1 else ""
+            yield Fault(f"{given}, whose units multiply by {_FP8_MULTIPLE} numbers at once, but {name}{of} "
+                        f"{'are' if name[-1] == 's' else 'is'} {size / ranks:g} on a rank, no multiple of it",
+                        "use other sizes, or leave train.matmul out")  # fmt: skip
+
+
+def _shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
+    if (reason := engine_named(engine.name).shape_fault(shape)) is not None:
+        able = [name for name, other in trainers().items() if other.shape_fault(shape) is None]
+        hint = f"use --engine {' or '.join(able)}" if able else "no engine here trains it; use another model"
+        yield Fault(f"engine {engine.name} cannot train this model: {reason}", hint)
+    if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
+        yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
+                    f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",
+                    "leave engine.fused_bias_gradients out")  # fmt: skip
+
+
+def _context_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:
+    facts = engine_named(engine.name)
+    if layout.cp == 1 or "cp" not in facts.axes:
+        return
+    if engine.cp_exchange not in facts.cp_exchanges:
+        known = " or ".join(f'"{each}"' for each in facts.cp_exchanges)
+        yield Fault(f"engine.cp_exchange is {engine.cp_exchange}, which engine {engine.name} does not have",
+                    f"use engine.cp_exchange = {known}")  # fmt: skip
+    elif (obstacle := facts.context_obstacle(shape, layout, engine)) is not None:
+        yield Fault(obstacle.message, obstacle.hint, of_layout=True)
+
+
+def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:
+    if engine.tiles > 1 and layout.tp > shape.key_heads:
+        yield Fault(f"engine.tiles is {engine.tiles}, but tp {layout.tp} gathers each of {shape.key_heads} kv_heads "
+                    "as a whole",
+                    f"use --tp {shape.key_heads} or less, or engine.tiles = 1")  # fmt: skip
+    for key in ("tiles", "loss_chunks"):
+        if getattr(engine, key) < 1:
+            yield Fault(f"engine.{key} is {getattr(engine, key)}, but must be at least 1", "use 1")
+    if engine.tiles > shape.hidden // layout.tp > 0:
+        yield Fault(
+            f"engine.tiles is {engine.tiles}, but a layer of model.hidden {shape.hidden} over tp {layout.tp} has "
+            f"{shape.hidden // layout.tp} outputs",
+            f"use engine.tiles = {shape.hidden // layout.tp} or less",
+        )
+    if engine.sequence_parallel and shape.seq % layout.tp:
+        seq = shape.seq // layout.tp * layout.tp
+        yield Fault(f"engine.sequence_parallel: tp {layout.tp} does not divide model.seq {shape.seq}",
+                    f"use --seq {seq or layout.tp}, or a tp that divides {shape.seq}")  # fmt: skip
+    if isinstance(engine.partition, tuple):
+        blocks = engine.partition
+        words = f"engine.partition is {list(blocks)}"
+        if len(blocks) != layout.pp or sum(blocks) != shape.layers or min(blocks, default=0) < 1:
+            yield Fault(f"{words}, {len(blocks)} stages with {sum(blocks)} layers, but pp is {layout.pp} and the model "
+                        f"has {shape.layers} layers; every stage needs one",
+                        f"give {layout.pp} numbers above 0 that add up to {shape.layers}")  # fmt: skip
+
+
+# --- the settings of [engine] that make a step faster and cost nothing else: which engine has which by default
+
+# An experiment's file never gets them unasked. A run without one, and a new file of `init`, have those that their model
+# and their engine take, on a GPU that is compiled for (`launch.request.compiles`).
+_NO_LOSS, _GAIN = 0.995, 1.005
+
+
+@dataclass(frozen=True)
+class FastSetting:
+    """A key of [engine] with its faster value. Each engine has its measured ratios (`fast_ratios`)."""
+
+    key: str
+    value: Any
+
+    def is_measured(self, engine: str) -> bool:
+        """Whether the engine has ratios of its own."""
+        return self.key in engine_named(engine).fast_ratios
+
+    def ratios(self, engine: str) -> tuple[float | None, ...]:
+        """The engine's own ratios, or ddp's until it has some."""
+        return (engine_named(engine) if self.is_measured(engine) else ddp.ENGINE).fast_ratios[self.key]
+
+    def is_default(self, engine: str) -> bool:
+        """Whether it is faster somewhere and slower nowhere."""
+        ratios = [ratio for ratio in self.ratios(engine) if ratio is not None]
+        return min(ratios) >= _NO_LOSS and max(ratios) >= _GAIN
+
+
+FAST_SETTINGS = (
+    FastSetting("compile", "edges"),
+    FastSetting("one_pass_loss", True),
+    FastSetting("keep_residuals", True),
+    FastSetting("fused_bias_gradients", True),
+)
+
+# {each of their keys: its value in a compiled run without them}
+PLAIN: dict[str, Any] = {each.key: "block" if each.key == "compile" else False for each in FAST_SETTINGS}
+
+
+def with_fast_settings(engine: Engine, shape: ModelShape, train: Train, given: Collection[str] = ()) -> Engine:
+    """The engine, compiled by block, with each fast setting that it takes with such a model; without those `given`, by
+    dotted key, and all as they are beside what is not compiled by Inductor, or is to be exact or small: deterministic
+    kernels, a loss in chunks. It refuses nothing that it took before."""
+    takes_none = engine.compile == "none" or engine.compile_backend != "inductor"
+    if takes_none or train.deterministic or engine.loss_chunks > 1:
+        return engine
+    for setting in FAST_SETTINGS:
+        changed = replace(engine, **{setting.key: setting.value})
+        if f"engine.{setting.key}" not in given and setting.is_default(engine.name) and _takes(changed, shape, train):
+            engine = changed
+    return engine
+
+
+def _takes(engine: Engine, shape: ModelShape, train: Train) -> bool:
+    """Whether no fault names a fast setting. None of them depends on the layout."""
+    faults = engine_faults(engine, Layout(1, 1, 1), shape, train)
+    keys = tuple(f"engine.{setting.key} " for setting in FAST_SETTINGS)
+    return not any(fault.message.startswith(keys) for fault in faults)
+
+
+def fast_settings_of(engine: str) -> list[FastSetting]:
+    """Those that an engine takes, whether it has them by default or not."""
+    facts = engine_named(engine)
+    return [
+        each for each in FAST_SETTINGS if each.key in facts.switches and (each.key != "compile" or facts.compiles_edges)
+    ]
+
+
+def fast_text() -> str:
+    """The table of fast settings: a line for each, with the ratios and the engines that have it by default."""
+    rows = []
+    for each in FAST_SETTINGS:
+        names = [name for name in engines() if each in fast_settings_of(name)]
+        ratios = {each.ratios(name): [one for one in names if each.ratios(one) == each.ratios(name)] for name in names}
+        for figures, alike in ratios.items():
+            words = ", ".join(name if each.is_measured(name) else f"{name}*" for name in alike)
+            default = "" if each.is_default(alike[0]) else "not by default: "
+            shown = ["-" if figure is None else f"{figure:.3f}" for figure in figures]
+            rows.append([f"{each.key} = {toml_value(each.value)}", *shown, default + words])
+    table = Grid(["[engine]", *MEASURED_ON, "engines"], [False, *(True for _ in MEASURED_ON), False], rows)
+    return (
+        "By default on a GPU of NVIDIA's from Ampere on, without an EXPERIMENT and in a file of init, as far as the\n"
+        f"model takes them; the speed with each over that without:\n\n{table.aligned()}\n"
+        "*: takes ddp's ratios until it has its own. ZeRO-3 has no edges. There are none beside compile none,\n"
+        "aot_eager, train.deterministic or a loss in chunks.\n"
+    )

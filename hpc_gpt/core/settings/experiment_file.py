@@ -1,0 +1,425 @@
+"""An experiment's TOML file: find it, read it with the files it extends, choose a row, apply the options.
+
+A file with a `[rows]` table is a sweep (`sweep_rows`).
+"""
+
+import copy
+import math
+import os
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_type_hints
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import experiments_dir, read_start
+from hpc_gpt.core.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
+from hpc_gpt.core.settings.mixture import MIX, MixedSource
+from hpc_gpt.core.settings.resolve import with_pad_token
+from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
+from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
+from hpc_gpt.core.tables import close_matches, merge_tables, read_toml, set_dotted
+from hpc_gpt.core.typed_tables import check_tables, table_in
+from hpc_gpt.core.words import some
+
+DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
+# What is tried first on a cluster.
+SMALL_EXPERIMENT = "demo"
+SWEEP_FILE = "sweep.toml"
+# The keys of [model] that a preset decides. Vocabulary, sequence and tied head may stay an experiment's own.
+OF_A_MODEL = [
+    f"model.{entry.name}"
+    for entry in fields(Model)
+    if entry.name not in ("preset", "vocab", "seq", "tied", "vocab_multiple")
+]
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """An experiment's file. All rows of a sweep are loaded from one such object.
+
+    `tables` are those of the file, without `rows`, over those of the file it extends. `stated` has each of these files
+    with its own tables only, beginning with the file that extends none. `rows` is None if the file is no sweep.
+    """
+
+    path: Path
+    text: str
+    tables: Mapping[str, Any]
+    rows: tuple[SweepRow, ...] | None
+    stated: tuple[tuple[Path, Mapping[str, Any]], ...]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name; for a sweep.toml the name of its folder."""
+        return str(self.tables["name"])
+
+    @property
+    def possible(self) -> list[SweepRow]:
+        """The rows that can run."""
+        return [row for row in self.rows or () if row.impossible is None]
+
+    def row(self, name: str | None) -> SweepRow | None:
+        """The row of that name, or the first that can run; None if the file is no sweep.
+
+        Raises ConfigError if there is no such row, or if it is impossible.
+        """
+        if self.rows is not None:
+            return choose_row(self.rows, name, self.path)
+        if name is not None:
+            raise ConfigError(f"{self.path}: no row {name!r}, as it is no sweep: it has no [rows]", "leave --row out")
+        return None
+
+    def overridden(self, overrides: Mapping[str, Any] | None, row: str | None) -> dict[str, Any]:
+        """The tables with the row and the overrides (by dotted key) laid over them."""
+        tables = copy.deepcopy(dict(self.tables))
+        if (chosen := self.row(row)) is not None:
+            tables = merge_tables(tables, copy.deepcopy(chosen.overrides))
+            tables["name"] = f"{tables['name']}-{chosen.name}"
+        for key, value in (overrides or {}).items():
+            set_dotted(tables, key, value)
+        return tables
+
+    def stated_with(self, row: str | None) -> list[tuple[Path, Mapping[str, Any]]]:
+        """`stated`, with the row laid over the tables of the file itself."""
+        *extended, (path, own) = self.stated
+        chosen = self.row(row)
+        return [*extended, (path, merge_tables(own, chosen.overrides) if chosen is not None else own)]
+
+
+def find_experiment(name: str) -> Path:
+    """The TOML file that EXPERIMENT means: a file, a folder's sweep or only file, or either under `experiments/`."""
+    if not name:
+        raise ConfigError("the name of an experiment is empty", "is a variable of your shell not set?")
+    # `.` and `..` are folders of the user's, not places under experiments/.
+    inside = bool(Path(name).parts) and ".." not in Path(name).parts
+    for base in (Path(), experiments_dir()) if inside else (Path(),):
+        for path in (base / name, base / f"{name}.toml"):
+            if path.is_file():
+                return path
+            if path.is_dir() and (files := sorted(path.glob("*.toml"))):
+                if len(files) > 1 and path / SWEEP_FILE not in files:
+                    names = some([each.name for each in files], 5)
+                    raise ConfigError(f"folder {name} has {len(files)} TOML files: {names}", "name one of them")
+                return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
+    known = list_experiments()
+    raise ConfigError(
+        f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
+        close_matches(name, [*map(str, Path().glob("*.toml")), *known]) or f"known: {', '.join(known)}",
+    )
+
+
+def list_experiments() -> list[str]:
+    """The names under `experiments/`, without suffix, sorted; a folder's sweep has the name of the folder."""
+    top = experiments_dir()
+    files = [path.parent if path.name == SWEEP_FILE else path.with_suffix("") for path in top.rglob("*.toml")]
+    return sorted(str(path.relative_to(top)) for path in files)
+
+
+def read_experiment(name: str) -> ExperimentFile:
+    """The file that EXPERIMENT means. Raises ConfigError with every fault of its rows."""
+    path = find_experiment(name)
+    stated: list[tuple[Path, Mapping[str, Any]]] = []
+    tables = _read_with_parents(path, (), stated)
+    tables.setdefault("name", _default_name(path))
+    rows = tables.pop("rows", None)
+    checked = check_rows(rows, path) if rows is not None else None
+    return ExperimentFile(path, path.read_text(encoding="utf-8-sig"), tables, checked, tuple(stated))
+
+
+def find_sweep(experiment: str) -> ExperimentFile | None:
+    """The sweep that EXPERIMENT means; None if the file has no rows. Raises ConfigError as `read_experiment` does."""
+    file = read_experiment(experiment)
+    return file if file.rows is not None else None
+
+
+def load_experiment(
+    name: str | ExperimentFile,
+    overrides: Mapping[str, Any] | None = None,
+    row: str | None = None,
+    steps_elsewhere: bool = False,
+) -> Experiment:
+    """Reads the experiment `name` with dotted-key `overrides` (`{"train.steps": 20}`) laid over it.
+
+    For a sweep `row`, or the first possible row, is laid over the base before the overrides. Raises ConfigError with
+    every fault of the file. A warm-up longer than the run is no fault if something newer decides the steps: an
+    override, a file that extends the one with the warm-up, or the caller (`steps_elsewhere`). `cut_warmup` cuts it
+    then.
+    """
+    file = read_experiment(name) if isinstance(name, str) else name
+    tables, given = file.overridden(overrides, row), overrides or ()
+    elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
+    _drop_withdrawn(tables.get("engine"), str(file.path), given)
+    faults = schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
+    experiment = check_tables(tables, Experiment, str(file.path), given, faults)
+    return _with_paths_found(experiment, file, row, given, keys_given(file, overrides, row))
+
+
+def _drop_withdrawn(engine: Any, where: str, given: Collection[str]) -> None:
+    """Takes WITHDRAWN switches out of a table [engine] that has them at false; ConfigError for any other value."""
+    for name, why in WITHDRAWN.items() if isinstance(engine, dict) else ():
+        if engine.pop(name, False) not in (False, None, "false"):
+            of = "your options" if f"engine.{name}" in given else where
+            raise ConfigError(f"{of}: engine.{name} is gone: {why}", f"leave engine.{name} out")
+
+
+def keys_given(
+    file: ExperimentFile, overrides: Mapping[str, Any] | None = None, row: str | None = None
+) -> frozenset[str]:
+    """The dotted keys that have a value in the experiment, its row or the overrides, not by default."""
+    tables = file.overridden(overrides, row)
+    return frozenset(f"{table}.{key}" for table, values in tables.items() if isinstance(values, dict) for key in values)
+
+
+def folder_of_data(file: ExperimentFile, overrides: Mapping[str, Any] | None, row: str | None) -> Path | None:
+    """The absolute folder of the file that states an experiment's data.path, or the path of a mixture's source; of
+    several files the newest's. None if no file does."""
+    mix = _table_at(file.overridden(overrides, row), "data.mix")
+    return _folder_of([f"data.mix.{name}.path" for name in mix] or ["data.path"], file, row, overrides or ())
+
+
+def _folder_of(keys: Sequence[str], file: ExperimentFile, row: str | None, given: Collection[str]) -> Path | None:
+    """The absolute folder of the newest file that states one of the dotted keys; None if no file, but overrides, do."""
+    parts = [key.rpartition(".") for key in keys if key not in given]
+    newest_first = reversed(file.stated_with(row))
+    return next(
+        (
+            path.parent.resolve()
+            for path, tables in newest_first
+            if any(name in _table_at(tables, table) for table, _, name in parts)
+        ),
+        None,
+    )
+
+
+def _with_paths_found(
+    experiment: Experiment, file: ExperimentFile, row: str | None, given: Collection[str], stated: Collection[str]
+) -> Experiment:
+    """The experiment with absolute paths: each beside the file that states it, else here.
+
+    The folder of train.init gives the model's shape if [model] has none, the pad token, and the tokenizer of text that
+    is tokenised as it is read, if none is named. A program of one's own makes 0 steps, not known, unless train.steps is
+    `stated`.
+    """
+    model, data, train, command = experiment.model, experiment.data, experiment.train, experiment.command
+
+    def found(key: str, name: str) -> str:
+        folder = _folder_of([key], file, row, given)
+        places = [base / Path(name).expanduser() for base in (folder, Path.cwd()) if base is not None]
+        return str(next((place for place in places if place.exists()), places[0]))
+
+    if command != Command():
+        # By default a program runs beside the file that says which one.
+        key = "command.workdir" if "command.workdir" in stated else "command.run"
+        script = None if command.script is None else found("command.script", command.script)
+        command = replace(command, workdir=found(key, command.workdir), script=script)
+        train = train if "train.steps" in stated else replace(train, steps=0)
+    if train.init is not None:
+        init = found("train.init", train.init)
+        if model.hf in (None, train.init) and model.preset is None and model.hidden is None:
+            from hpc_gpt.core.weights.folder import check_folder  # of published weights alone
+
+            check_folder(Path(init))
+            model = replace(model, hf=init)
+        tokenizer = Path(init, "tokenizer.json")
+        if data.source == "stream" and "data.tokenizer" not in stated and tokenizer.is_file():
+            data = replace(data, tokenizer=str(tokenizer))
+        train = replace(train, init=init)
+    if model.hf is not None:
+        model = replace(model, hf=found("model.hf", model.hf))
+    if train.init is not None:
+        model = with_pad_token(model, Path(train.init))
+    if data.mix is not None:
+        folders = {name: _folder_of([f"data.mix.{name}.path"], file, row, given) for name in data.mix}
+        beside = _folder_of([f"data.mix.{name}.path" for name in data.mix], file, row, given)
+        mix = {name: _beside(one, folders[name], beside) for name, one in data.mix.items()}
+        data = replace(data, mix=mix, source=MIX if data.source == Data.source else data.source)
+    return replace(experiment, model=model, data=data, train=train, command=command)
+
+
+def _beside(source: MixedSource, folder: Path | None, beside: Path | None) -> MixedSource:
+    """The source of a mixture with its path from the folder `beside`, in which all are looked up, if another file, in
+    `folder`, states the path and it is there."""
+    path = Path(source.path or "").expanduser()
+    if folder is None or beside in (None, folder) or path.is_absolute():
+        return source
+    file = folder / path
+    there = file.exists() or file.with_name(f"{file.name}.idx").exists()
+    return replace(source, path=os.path.relpath(file, beside)) if there else source
+
+
+def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
+    """The keys of one of the tables."""
+    return set(_table_at(tables, name))
+
+
+def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table of a dotted key; empty if there is none."""
+    table: Any = tables
+    for part in key.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else {}
+
+
+# --- overrides of the command line
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`train.steps=20` as (key, value).
+
+    The value is read as TOML if that is possible and the key's type is not text. No value means the default (None).
+    """
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set train.steps=20")
+    if not raw:
+        return key, None
+    if _wants_text(key) and raw[0] not in "\"'":
+        return key, raw
+    try:
+        return key, tomllib.loads(f"value = {raw}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return key, raw
+
+
+def gives_way(keys: Collection[str]) -> list[str]:
+    """The keys of an experiment whose values give way to those of other `keys`: GPUs to nodes and nodes to GPUs, the
+    sizes of a model to a preset or a file."""
+    away = ["layout.gpus"] if "layout.nodes" in keys else ["layout.nodes"] if "layout.gpus" in keys else []
+    away += ["model.preset", *OF_A_MODEL] if {"model.preset", "model.hf"} & set(keys) else []
+    return [key for key in away if key not in keys]
+
+
+def _wants_text(key: str) -> bool:
+    """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
+    kind: Any = Experiment
+    named = False
+    for part in key.split("."):
+        if named:  # the part is a name of the user's
+            named = False
+            continue
+        hint = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+        kind, named = table_in(hint)
+        if kind is None:
+            kind = hint
+    return kind in (str, str | None)
+
+
+# --- files that extend others
+
+
+def _read_with_parents(
+    path: Path, seen: tuple[Path, ...], stated: list[tuple[Path, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """The file's tables with `rows`, over those of the file it extends, which is beside it or under `experiments/`.
+
+    Adds each file with its own tables to `stated`.
+    """
+    if path.resolve() in seen:
+        chain = " -> ".join(step.name for step in (*seen, path))
+        raise ConfigError(f"{path}: extends goes round in a circle: {chain}", "take one `extends` out")
+    try:
+        tables = read_toml(path)
+    except ConfigError as fault:
+        if read_start(path, 2) == b"#!":
+            raise ConfigError(
+                f"{path} is a job script, which is no experiment: its model and layout are not known",
+                f"hpc-gpt submit {path} runs it, rehearse and doctor check it; hpc-gpt init --from {path} writes an "
+                "experiment of it",
+            ) from None
+        if path.suffix != ".toml":
+            fault.hint = "an experiment is a TOML file; a job script begins with #!"
+        raise
+    parent = tables.pop("extends", None)
+    stated.insert(0, (path, tables))
+    if parent is None:
+        return dict(tables)
+    if not isinstance(parent, str):
+        raise ConfigError(f"{path}: extends must be the name of one experiment, not {parent!r}", 'for example "base"')
+    beside = [path.parent / parent, path.parent / f"{parent}.toml"]
+    found = next((file for file in beside if file.is_file()), None) or find_experiment(parent)
+    inherited = _read_with_parents(found, (*seen, path.resolve()), stated)
+    for own in ("name", "rows"):
+        inherited.pop(own, None)
+    return merge_tables(inherited, tables)
+
+
+def _default_name(path: Path) -> str:
+    """The path below `experiments/` without suffix, else the file's own name; for a sweep.toml the folder's."""
+    file = path.resolve()
+    named = file.parent if file.name == SWEEP_FILE else file.with_suffix("")
+    try:
+        return "-".join(named.relative_to(experiments_dir().resolve()).parts) or named.name
+    except ValueError:
+        return named.name
+
+
+# --- the learning rate's schedule
+
+
+def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
+    """{fault: hint} of contradictions in a table [train] as TOML has it.
+
+    A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: something else
+    decides the run's length, and `cut_warmup` cuts the warm-up to it.
+    """
+    faults = {}
+    lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
+    if min_lr > lr >= 0:
+        of = "your options" if {"train.lr", "train.min_lr"} & set(given) else where
+        faults[f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}"] = (
+            f"use train.min_lr = {lr:g} or less, or a larger train.lr"
+        )
+    if warmup > steps >= 1 and not steps_elsewhere:
+        of = "your options" if "train.warmup_steps" in given else where
+        faults[f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}"] = (
+            f"use train.warmup_steps = {steps:g} or less, or more train.steps"
+        )
+        return faults
+    return faults | _wsd_faults(train, where, given, steps_elsewhere)
+
+
+def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
+    """{fault: hint} of keys of a decay that has no room, or that is not asked for."""
+    if not isinstance(train, Mapping):
+        return {}
+    own = [f"train.{key}" for key in ("decay_steps", "decay_shape") if train.get(key) is not None]
+    keys = {"train.steps", "train.warmup_steps", "train.decay", *own}
+    of = "your options" if keys & set(given) else where
+    if own and train.get("decay") is None:
+        return {f"{of}: {' and '.join(own)} is of wsd, but train.decay is not given": 'use train.decay = "wsd"'}
+    sizes: dict[str, Any] = {key: train.get(key, getattr(Train, key)) for key in ("steps", "warmup_steps")}
+    sizes |= {"decay_steps": train.get("decay_steps"), "decay": train.get("decay")}
+    if any(type(size) not in (int, NoneType) for key, size in sizes.items() if key != "decay") or sizes["steps"] < 1:
+        return {}
+    excess = "" if steps_elsewhere else excess_of(Train(**sizes))
+    return {f"{of}: {excess}": "use a shorter warm-up or decay, or more train.steps"} if excess else {}
+
+
+def _number(train: Any, key: str) -> float:
+    """The value of a key, or its default; NaN, with which every comparison is false, if it is no number."""
+    value = train.get(key, getattr(Train, key)) if isinstance(train, Mapping) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _steps_are_newer(file: ExperimentFile, row: str | None, given: Collection[str]) -> bool:
+    """Whether the command line, or a file that extends the one with the warm-up, decides the steps."""
+    if "train.steps" in given:
+        return True
+    layers = [_keys(tables, "train") for _, tables in file.stated_with(row)]
+    layers.append({key.removeprefix("train.") for key in given})
+    newest_first = [keys & {"steps", "warmup_steps", "decay", "decay_steps"} for keys in reversed(layers)]
+    return next((keys for keys in newest_first if keys), set()) == {"steps"}
+
+
+def cut_warmup(experiment: Experiment) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment with a warm-up, and a wsd's decay, that fit into its steps, and a line for each that was cut.
+
+    `load_experiment` accepts longer ones if the steps come from elsewhere. Megatron-LM needs one step more than the
+    warm-up has.
+    """
+    train, lines = cut_schedule(experiment.train, engine_named(experiment.engine.name).least_steps_after_warmup)
+    return replace(experiment, train=train), lines

@@ -1,0 +1,122 @@
+"""A grid on the command line, `--grid train.lr=1e-4,3e-4 --grid layout.tp=2,4`: rows as a file's `[rows]` would have
+them, one for each combination of the values, the first key slowest.
+"""
+
+import itertools
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, gives_way, parse_override
+from hpc_gpt.core.settings.sweep_rows import SweepRow
+from hpc_gpt.core.tables import set_dotted
+from hpc_gpt.core.typed_tables import check_tables
+
+MOST_ROWS = 100
+_EXAMPLE = "for example --grid train.lr=1e-4,3e-4"
+# A row's name is a part of the names of its run's folder and job, which hold 255 bytes.
+_LONGEST = 80
+_CLOSES = {"[": "]", "{": "}"}
+
+
+@dataclass(frozen=True)
+class GridAxis:
+    """One key of a grid, with (the text as given, the value) of each of its values."""
+
+    key: str
+    values: tuple[tuple[str, Any], ...]
+
+
+def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, ...]:
+    """The axes of `--grid KEY=VALUE,VALUE`, each value read as `--set` reads one. ConfigError with every fault: no
+    values, a value twice, a key that is unknown or given twice, a value of another type, more rows than `most`."""
+    lists, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), dict[str, str]()
+    for text in texts:
+        key, equals, raw = text.partition("=")
+        key, items, where = key.strip(), list(_items(raw)), f"--grid {text}"
+        if not equals or not key:
+            faults[f"{where} is not KEY=VALUE,VALUE"] = _EXAMPLE
+        elif not all(items):
+            faults[f"{where}: a value is empty"] = _EXAMPLE
+        elif key in [other for _, other, _ in lists]:
+            faults[f"{where}: {key} has a --grid already"] = "give all its values to one, separated by commas"
+        lists.append((where, key, items))
+    raise_faults(faults)
+    count = math.prod(len(items) for _, _, items in lists)
+    if count > most:
+        sizes = " x ".join(f"{len(items)} of {key}" for _, key, items in lists)
+        raise ConfigError(f"--grid makes {count:,} rows ({sizes}), and --max-rows is {most}", f"--max-rows {count}")
+    for where, key, items in lists:
+        values = tuple((item, parse_override(f"{key}={item}")[1]) for item in items)
+        for number, (item, value) in enumerate(values):
+            if value in [other for _, other in values[:number]]:
+                faults[f"{where}: {item} is given twice"] = "leave one of them out"
+            faults |= _faults_of(key, value, where)
+        axes.append(GridAxis(key, values))
+    raise_faults(faults)
+    return tuple(axes)
+
+
+def _items(raw: str) -> Iterator[str]:
+    """The texts between the commas that are within no string, list or table."""
+    begun, opened, quote, skip = 0, list[str](), "", False
+    for at, char in enumerate(raw):
+        if skip:
+            skip = False
+        elif quote:
+            skip, quote = char == "\\" and quote == '"', "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in _CLOSES:
+            opened.append(_CLOSES[char])
+        elif opened and char == opened[-1]:
+            opened.pop()
+        elif char == "," and not opened:
+            yield raw[begun:at].strip()
+            begun = at + 1
+    yield raw[begun:].strip()
+
+
+def _faults_of(key: str, value: Any, where: str) -> Mapping[str, str]:
+    """{fault: hint} of one value of a key."""
+    tables: dict[str, Any] = {}
+    try:
+        if key == "name":
+            return {f"{where}: name is the file's own": "give a key of hpc-gpt help keys"}
+        set_dotted(tables, key, value)
+        check_tables({"name": "grid", **tables}, Experiment, where, {key})
+    except ConfigError as fault:
+        return {line.replace("your options", where, 1): fault.hint for line in str(fault).splitlines()}
+    return {}
+
+
+def with_grid(file: ExperimentFile, axes: Sequence[GridAxis], row: str | None) -> ExperimentFile:
+    """The file with the rows of a grid, over its `row` if it has rows of its own. ConfigError without that row."""
+    if file.rows is not None and row is None:
+        known = ", ".join(each.name for each in file.possible[:5])
+        raise ConfigError(f"{file.path} has [rows], and --grid varies one of them", f"--row NAME: {known}")
+    tables, stated = file.overridden(None, row), tuple(file.stated_with(row))
+    for key in gives_way([axis.key for axis in axes]):
+        set_dotted(tables, key, None)
+    return replace(file, tables=tables, rows=tuple(_rows(axes)), stated=stated)
+
+
+def _rows(axes: Sequence[GridAxis]) -> Iterator[SweepRow]:
+    ends = [axis.key.rpartition(".")[2] for axis in axes]
+    heads = [end if ends.count(end) == 1 else axis.key for end, axis in zip(ends, axes, strict=True)]
+    names = set[str]()
+    for values in itertools.product(*(axis.values for axis in axes)):
+        overrides: dict[str, Any] = {}
+        for axis, (_, value) in zip(axes, values, strict=True):
+            set_dotted(overrides, axis.key, value)
+        words = "-".join(f"{head}{text}" for head, (text, _) in zip(heads, values, strict=True))
+        name = re.sub(r"[^A-Za-z0-9._+-]+", "-", words.replace('"', "").replace("'", "")).strip("-.")
+        if len(name) > _LONGEST or name.lower() in names:  # two values that differ by what no folder's name can have
+            name = f"{name[:_LONGEST]}-{zlib.crc32(words.encode()):08x}"
+        names.add(name.lower())
+        yield SweepRow(name, overrides)

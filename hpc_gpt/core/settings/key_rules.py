@@ -1,0 +1,83 @@
+"""What may be done with a key of an experiment's table, and what depends on it: `KeyRules`, which each key carries."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from hpc_gpt.core.typed_tables import LARGEST
+
+
+@dataclass(frozen=True)
+class KeyRules:
+    """What may be done with a key, and what depends on it.
+
+    `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
+    converts its checkpoints accordingly (`converts` in `engines`).
+    `branch`: whether a branch, another training from that checkpoint, may change what a resumption may not; it may
+    change all of [data].
+    `decides`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
+    "nothing" keys are not in `config_hash`.
+    `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have. `hint`: what to do
+    about a number that is out of them.
+    `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
+    `of_our_loop`: another program does not follow the key.
+    `unhashed`: values that are not part of `config_hash`. A key that is added later has its default here, so that runs
+    made before keep their hash.
+    """
+
+    resume: Literal["never", "converted", "free"]
+    decides: Literal["speed", "schedule", "nothing"]
+    least: int | None = None
+    above: int | None = None
+    below: int | None = None
+    hint: str = ""
+    of_site: bool = False
+    of_our_loop: bool = False
+    branch: bool = False
+    unhashed: tuple[Any, ...] = ()
+
+    def fault(self, value: Any) -> str:
+        """What is wrong with a number, to follow its key's name; empty if nothing is."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        must = ""
+        if isinstance(value, float) and not math.isfinite(value):
+            must = "be a finite number"
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            return f"must be at most {LARGEST:.3g}, and is larger"
+        elif self.below is not None and not (self.least or 0) <= value < self.below:
+            must = f"be in [{self.least or 0}, {self.below})"
+        elif self.least is not None and value < self.least:
+            must = f"be at least {self.least}" if self.least else "not be negative"
+        elif self.above is not None and value <= self.above:
+            must = f"be above {self.above}"
+        return f"is {value}, but must {must}" if must else ""
+
+
+def key(
+    default: Any,
+    *,
+    resume: Literal["never", "converted", "free"],
+    decides: Literal["speed", "schedule", "nothing"],
+    added: bool = False,
+    **rules: Any,
+) -> Any:
+    """A key of a table: its default and its rules; `added` if there were runs before the key existed."""
+    rules = {"unhashed": (default,) * added, **rules}
+    return field(default=default, metadata={"rules": KeyRules(resume, decides, **rules)})
+
+
+def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -> dict[str, str]:
+    """{fault: hint} of each number of table `name` that its key's rules do not allow. `hint`: that of a key without one
+    of its own. The keys in `but` may have any value."""
+    return {
+        f"{name}.{key} {fault}": rules.hint or hint
+        for key, rules in key_rules(table).items()
+        if key not in but and (fault := rules.fault(getattr(table, key)))
+    }
+
+
+def key_rules(table: Any) -> dict[str, KeyRules]:
+    """The rules of each key of a table, in the order of its fields."""
+    return {entry.name: entry.metadata["rules"] for entry in fields(table)}

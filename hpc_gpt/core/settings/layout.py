@@ -1,0 +1,200 @@
+"""The layout of a run over its GPUs: tensor x context x pipeline x data parallel; and the batch equation:
+global_batch = micro_batch x micro_batches x dp."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hpc_gpt.core.errors import LayoutError, check_sizes
+from hpc_gpt.core.words import counted
+
+
+class Coordinate(NamedTuple):
+    """The place of one rank: its index along each axis."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int = 0
+
+
+AXES = ("tp", "pp", "cp", "dp")
+"The axes in the order in which a layout is printed."
+_TEXT = re.compile(r"tp(?P<tp>\d{1,6})-pp(?P<pp>\d{1,6})(?:-cp(?P<cp>\d{1,6}))?-dp(?P<dp>\d{1,6})")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`tp` x `cp` x `pp` x `dp` ranks. tp varies fastest with the rank, then cp, then dp, then pp.
+
+    That is the rank order of DeepSpeed's axes (pipe, data, model), so a tensor-parallel group is always
+    a run of neighbouring ranks and stays inside a node. The `cp` ranks of a replica share each sample's tokens; to an
+    engine they are ranks of its data axis, which has `data_ranks`. `dp` counts replicas: which sample a rank reads.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            size = getattr(self, axis)
+            if size < 1:
+                raise LayoutError(f"{axis} is {size}, but must be at least 1", f"use {axis} = 1 to switch it off")
+
+    def __str__(self) -> str:
+        return f"tp{self.tp}-pp{self.pp}-{f'cp{self.cp}-' if self.cp > 1 else ''}dp{self.dp}"
+
+    @staticmethod
+    def parse(text: str) -> "Layout":
+        """The layout of a text such as tp4-pp16-dp1 or tp2-pp2-cp2-dp2. LayoutError for any other."""
+        if (found := _TEXT.fullmatch(text)) is None:
+            raise LayoutError(f"{text!r:.60} is no layout", "give one as tp4-pp16-dp1, or tp2-pp2-cp2-dp2")
+        return Layout(**{axis: int(size) for axis, size in found.groupdict().items() if size is not None})
+
+    @property
+    def gpus(self) -> int:
+        """Number of ranks, one to a GPU."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks of the data axis, which average gradients and share weights and optimizer: cp x dp."""
+        return self.cp * self.dp
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """The coordinate of `rank`; IndexError unless 0 <= rank < gpus."""
+        if not 0 <= rank < self.gpus:
+            raise IndexError(f"rank {rank} is outside 0..{self.gpus - 1} of {self}")
+        others, tp = divmod(rank, self.tp)
+        others, cp = divmod(others, self.cp)
+        pp, dp = divmod(others, self.dp)
+        return Coordinate(tp, pp, dp, cp)
+
+    def rank(self, at: Coordinate) -> int:
+        """The rank at a coordinate; IndexError outside the layout."""
+        for axis in AXES:
+            if not 0 <= getattr(at, axis) < getattr(self, axis):
+                raise IndexError(f"{axis} {getattr(at, axis)} is outside 0..{getattr(self, axis) - 1} of {self}")
+        return ((at.pp * self.dp + at.dp) * self.cp + at.cp) * self.tp + at.tp
+
+    def data_rank(self, rank: int) -> int:
+        """The place of `rank` on the data axis: the cp ranks of a replica are neighbours."""
+        return rank // self.tp % self.data_ranks
+
+    def coordinates(self) -> Iterator[Coordinate]:
+        """The coordinates of all ranks, in rank order."""
+        return (self.coordinate(rank) for rank in range(self.gpus))
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """The groups of ranks that differ only along `axis` ("tp", "pp", "cp", "dp"; "data" is cp and dp), each in the
+        order of that axis."""
+        groups: dict[Coordinate, list[int]] = {}
+        same = {"dp": 0, "cp": 0} if axis == "data" else {axis: 0}
+        for rank, at in enumerate(self.coordinates()):
+            groups.setdefault(at._replace(**same), []).append(rank)
+        return list(groups.values())
+
+
+def check_gpus(layout: Layout, gpus: int) -> None:
+    """LayoutError, with the product, if the layout does not take exactly these GPUs."""
+    if layout.gpus != gpus:
+        product = " x ".join(str(getattr(layout, axis)) for axis in AXES if axis != "cp" or layout.cp > 1)
+        raise LayoutError(
+            f"layout {layout} needs {counted(layout.gpus, 'GPU')} ({product} = {layout.gpus}), but there are {gpus}",
+            f"use --gpus {layout.gpus}{_fitting(layout, gpus)}",
+        )
+
+
+def nodes_for(gpus: int, gpus_per_node: int) -> int:
+    """The number of nodes that hold `gpus` ranks; one node if they do not fill it.
+
+    Raises LayoutError if the ranks need several nodes and do not fill the last one.
+    """
+    if gpus <= gpus_per_node:
+        return 1
+    if gpus % gpus_per_node:
+        whole = gpus // gpus_per_node * gpus_per_node
+        raise LayoutError(
+            f"{gpus} GPUs do not fill whole nodes of {gpus_per_node}: {gpus} = "
+            f"{gpus // gpus_per_node} x {gpus_per_node} + {gpus % gpus_per_node}",
+            f"use --gpus {whole} or --gpus {whole + gpus_per_node}",
+        )
+    return gpus // gpus_per_node
+
+
+def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_nodes: bool = False) -> None:
+    """LayoutError if the nodes cannot hold the layout, or if a tensor-parallel group spans nodes and may not.
+
+    A tensor-parallel group all-reduces twice in every layer and pass; between nodes that costs more than it gains.
+    """
+    if layout.gpus > nodes * gpus_per_node:
+        enough = -(-layout.gpus // gpus_per_node)
+        raise LayoutError(
+            f"layout {layout} needs {layout.gpus} GPUs, but {counted(nodes, 'node')} of "
+            f"{counted(gpus_per_node, 'GPU')} {'gives' if nodes == 1 else 'give'} {nodes * gpus_per_node}",
+            f"use --nodes {enough}{_fitting(layout, nodes * gpus_per_node)}",
+        )
+    per_node = min(gpus_per_node, -(-layout.gpus // nodes))
+    if per_node % layout.tp and not allow_tp_across_nodes:
+        raise LayoutError(
+            f"tp {layout.tp} does not divide the {per_node} ranks of a node: a tensor-parallel group would span nodes",
+            f"use a tp that divides {per_node}, or --allow-tp-across-nodes to accept the slow links",
+        )
+
+
+def _fitting(layout: Layout, gpus: int) -> str:
+    """A second hint: the same layout with another dp or pp that takes exactly these GPUs, if there is one."""
+    for axis in ("dp", "pp"):
+        others = layout.gpus // getattr(layout, axis)
+        if gpus % others == 0:
+            return f", or {replace(layout, **{axis: gpus // others})}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`micro_batch` samples in a pass, `micro_batches` passes in a step, `global_batch` samples in a step."""
+
+    micro_batch: int
+    micro_batches: int
+    global_batch: int
+
+
+def solve_batch(
+    dp: int, micro_batch: int | None = None, micro_batches: int | None = None, global_batch: int | None = None
+) -> Batch:
+    """The batch from any two of its sizes; one that is not given is 1 or follows. LayoutError if they contradict."""
+    check_sizes({"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": global_batch})
+    if global_batch is None:
+        micro_batch, micro_batches = micro_batch or 1, micro_batches or 1
+        return Batch(micro_batch, micro_batches, micro_batch * micro_batches * dp)
+    if micro_batch is None and micro_batches is None:
+        micro_batch = 1
+    if micro_batch is None:
+        assert micro_batches is not None
+        micro_batch = _divide("micro_batches", micro_batches, dp, global_batch)
+    elif micro_batches is None:
+        micro_batches = _divide("micro_batch", micro_batch, dp, global_batch)
+    assert micro_batches is not None
+    if micro_batch * micro_batches * dp != global_batch:
+        raise LayoutError(
+            f"global_batch {global_batch} is not micro_batch x micro_batches x dp = "
+            f"{micro_batch} x {micro_batches} x {dp} = {micro_batch * micro_batches * dp}",
+            "give two of the three; the third follows",
+        )
+    return Batch(micro_batch, micro_batches, global_batch)
+
+
+def _divide(name: str, size: int, dp: int, global_batch: int) -> int:
+    """The size that follows from `size`; LayoutError with the product if it is not whole."""
+    quotient, rest = divmod(global_batch, size * dp)
+    if rest or quotient == 0:
+        lower = max(1, quotient) * size * dp
+        raise LayoutError(
+            f"global_batch {global_batch} is not a multiple of {name} x dp = {size} x {dp} = {size * dp}",
+            f"use --global-batch-size {lower}" + (f" or {lower + size * dp}" if quotient else ""),
+        )
+    return quotient

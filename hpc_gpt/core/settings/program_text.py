@@ -1,0 +1,125 @@
+"""The texts of a program's command: their braces with values filled in, quoted for bash, and what they may not hold."""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.tables import close_matches
+
+# `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
+_BRACE = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
+# What holds no quotes of bash: a comment, and from the next line on a here-document.
+_COMMENT = re.compile(r"(?:\A|(?<=[\s;|&()]))#[^\n]*")
+_HERE = re.compile(
+    r"""<<-?[ \t]*(?P<quote>['"]?)(?P<word>\w+)(?P=quote)(?=.*\n\t*(?P=word)$)""", re.DOTALL | re.MULTILINE
+)
+_VARIABLE = re.compile(r"\$(?:\w+|\{[^{}]*\})")
+
+
+def fill(text: str, values: Mapping[str, str], alone: bool = False) -> str:
+    """A text with its braces filled in; `alone`: those of `values`, and every other one stays as it is.
+
+    >>> fill("{run}/{{step}}", {"run": "/a b"}), fill("{run}/{lr}/{{step}}", {"lr": "1"}, alone=True)
+    ('/a b/{step}', '{run}/1/{{step}}')
+    """
+
+    def filled(found: re.Match[str]) -> str:
+        if alone and found["name"] not in values:
+            return found[0]
+        return values[found["name"]] if found["name"] else f"{{{found['text']}}}"
+
+    return _BRACE.sub(filled, text)
+
+
+def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
+    """A line of bash, or several, with its braces filled in, each quoted as its place needs. A comment stays as it is.
+    `alone` is as in `fill`.
+
+    >>> print(fill_line("run {run} '{run}/x' \\"{run}\\" # isn't {run}", {"run": "/a b'$"}))
+    run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$" # isn't {run}
+    """
+    parts, quote, place = [], "", 0
+    documents: list[re.Match[str]] = []  # whose text begins at the next line
+    while place < len(line):
+        found = _BRACE.match(line, place)
+        if found:
+            if alone and found["name"] not in values:
+                parts.append(found[0])
+            else:
+                parts.append(_quoted(values[found["name"]], quote) if found["name"] else f"{{{found['text']}}}")
+            place = found.end()
+            continue
+        width = 2 if line[place] == "\\" and quote != "'" else 1
+        if not quote:
+            if comment := _COMMENT.match(line, place):
+                width = len(comment[0])
+            elif here := _HERE.match(line, place):
+                width = len(here[0])
+                documents.append(here)
+            elif line[place] in "'\"" or line.startswith("$'", place):
+                quote = line[place : place + 1 + (line[place] == "$")]
+                width = len(quote)
+        elif line[place] == quote[-1]:
+            quote = ""
+        parts.append(line[place : place + width])
+        place += width
+        if documents and parts[-1] == "\n":
+            here = documents.pop(0)
+            end = re.compile(rf"^\t*{here['word']}$", re.MULTILINE).search(line, place)
+            stop = end.start() if end else len(line)
+            own = values if here["quote"] else {name: re.sub(r"([\\$`])", r"\\\1", values[name]) for name in values}
+            parts.append(fill(line[place:stop], own, alone))
+            place = stop
+    return "".join(parts)
+
+
+def _quoted(value: str, quote: str) -> str:
+    if quote == "'":
+        return value.replace("'", "'\\''")
+    if quote == "$'":
+        return re.sub(r"([\\'])", r"\\\1", value)
+    return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
+
+
+def texts_of(where: str, command: str | tuple[str, ...]) -> dict[str, str]:
+    """{dotted name: text} of a line for bash, or of the words of a list."""
+    if isinstance(command, str):
+        return {where: command}
+    return {f"{where}[{index}]": word for index, word in enumerate(command)}
+
+
+def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
+    """(message, hint) of what no text of a command may hold: a NUL, or a secret."""
+    if "\0" in text:
+        yield f"{where} holds a NUL, which no command line can carry", "take it out"
+    bare = _VARIABLE.sub("/", text)
+    if hide_secrets(bare) != bare:
+        yield (
+            f"{where} holds what looks like a secret, and the run folder would keep it: {hide_secrets(bare):.80}",
+            "export it in the shell that submits, and use its variable: $NAME",
+        )
+
+
+def names_in(text: str) -> set[str]:
+    """The names in a text's braces."""
+    return {found["name"] for found in _BRACE.finditer(text) if found["name"]}
+
+
+def brace_faults(
+    where: str, text: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each brace of a text that is not `known` there. `elsewhere`: {other name: where it is}."""
+    for found in _BRACE.finditer(text):
+        name = found["name"]
+        if name is None or name in known:
+            continue
+        braces = ", ".join(f"{{{each}}}" for each in known)
+        if elsewhere and name in elsewhere:
+            yield f"{where} has {{{name}}}, which is known only {elsewhere[name]}", f"here are known {braces}"
+        else:
+            match = close_matches(name, known)
+            yield (
+                f"{where} has {{{name}}}, which is not known" + (f"; {match}" if match else ""),
+                f"known are {braces}; for a brace of its own the program gets {{{{{name}}}}} as {{{name}}}",
+            )

@@ -1,0 +1,445 @@
+"""Resolve an experiment: decide every value in five steps, refuse every contradiction; and turn the result into one
+again."""
+
+import contextlib
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, check_sizes, raise_faults
+from hpc_gpt.core.formulas import MOST_TOKENS
+from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile
+from hpc_gpt.core.settings.engines import resolve_engine, resolve_optimizer
+from hpc_gpt.core.settings.experiment import (
+    Command,
+    Data,
+    Engine,
+    Experiment,
+    Job,
+    LayoutRequest,
+    Model,
+    ScriptFacts,
+    Train,
+)
+from hpc_gpt.core.settings.key_rules import key_rules, number_faults
+from hpc_gpt.core.settings.layout import AXES, Batch, Layout, check_gpus, check_nodes, nodes_for, solve_batch
+from hpc_gpt.core.settings.mixture import MIX, mixture_faults
+from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of, check_shape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import excess_of
+from hpc_gpt.core.settings.services import SERVICES, changed_keys, check_services
+from hpc_gpt.core.settings.shape_split import check_split, default_tp
+from hpc_gpt.core.settings.sized import NO_BATCH, NO_MODEL, Sized, model_table, program_tables, runs_program
+from hpc_gpt.core.tables import toml_lines
+
+NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
+
+SET_END_TOKEN = "set data.end_token to the number of the token that ends a document"
+
+_ALL_KEYS = "hpc-gpt help keys lists every key"
+# Below so many parameters a model fits on one GPU, and tensor parallelism only makes it slower.
+SMALL = 10**9
+# {source that needs a path: (what is missing without one, what to do)}
+_NEED_PATH = {
+    "tokens": ("no file", "make one with hpc-gpt data, then set data.path"),
+    "megatron": ("no prefix of .bin and .idx", 'set data.path, to "stdlib" to try it'),
+    "stream": ("no text", 'set data.path to a folder of text, or to "stdlib" to try it'),
+}
+
+
+def resolve(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    sweep: str | None = None,
+    row: str | None = None,
+    script: ScriptFacts | None = None,
+    data_from: int = 0,
+    race: int = 0,
+) -> Resolved:
+    """The run of an experiment, once all of its keys are decided; nothing changes it afterwards.
+
+    `sweep` and `row` name the row that it is; `script` is what is known of a job script; `data_from` is the step of a
+    branch to other data, `race` the most visits of a race. Raises as `size_run`.
+    """
+    sized = size_run(experiment, profile, script)
+    return Resolved(**{**vars(sized), "sweep": sweep, "row": row, "data_from": data_from, "race": race})
+
+
+def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts | None = None) -> Sized:
+    """The experiment with a value for every key, for one cluster profile.
+
+    Raises LayoutError or ConfigError for what cannot run, before anything is written or queued.
+    """
+    facts = engine_named(experiment.engine.name)
+    command = facts.program_of(experiment.command)
+    shape = _size_model(experiment.model, facts, command)
+    layout, nodes, batch = _size_layout(experiment, shape, profile, command)
+    train, engine = _size_engine(experiment, layout, shape, command)
+    data = _size_data(experiment.data, facts, layout, engine)
+    _check_tables(experiment, facts, layout, shape)
+    of_the_planner: dict[str, Any] = dict.fromkeys(OF_THE_PLANNER)
+    sized = Sized(
+        name=experiment.name,
+        preset=experiment.model.preset,
+        model=shape,
+        data=data,
+        engine=engine,
+        layout=layout,
+        batch=batch,
+        gpus=layout.gpus,
+        nodes=nodes,
+        ranks_per_node=-(-layout.gpus // nodes),
+        train=train,
+        job=_job_over_profile(experiment, profile, script is not None),
+        cluster=replace(profile, **of_the_planner),
+        command=command,
+        **{name: getattr(experiment, name) for name in SERVICES},
+        script=script,
+    )
+    facts.check_sized(sized)
+    _check_after(sized)
+    _check_tokens(sized)
+    return sized
+
+
+# --- the steps of it
+
+
+def _size_model(model: Model, facts: EngineFacts, command: Command | None) -> ModelShape:
+    """The model's shape. A program's may be unknown."""
+    shape = NO_MODEL if command is not None and model == Model() else resolve_shape(model)
+    return replace(shape, pad_token=None) if "pad_token_id" in facts.unfollowed else shape
+
+
+def _size_layout(
+    experiment: Experiment, shape: ModelShape, profile: ClusterProfile, command: Command | None
+) -> tuple[Layout, int, Batch]:
+    """(layout, nodes, batch). A program's batch may be unknown."""
+    asked = experiment.layout
+    layout, nodes = _resolve_layout(asked, experiment.engine, shape, profile)
+    sizes = asked.micro_batch, asked.micro_batches, asked.global_batch
+    batch = NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes)
+    if shape != NO_MODEL:
+        check_split(shape, layout)
+    return layout, nodes, batch
+
+
+def _size_engine(
+    experiment: Experiment, layout: Layout, shape: ModelShape, command: Command | None
+) -> tuple[Train, Engine]:
+    """[train] and [engine]. A program's steps may be unknown."""
+    _check_train(experiment.train, is_open=command is not None)
+    raise_faults(number_faults("job", experiment.job, _ALL_KEYS))
+    engine = resolve_engine(experiment.engine, layout, shape, experiment.train)
+    return resolve_optimizer(experiment.train, engine), engine
+
+
+def _size_data(asked: Data, facts: EngineFacts, layout: Layout, engine: Engine) -> Data:
+    """[data] as the engine reads it."""
+    if asked.mix is not None and asked.source == Data.source:  # nothing else was asked for
+        asked = replace(asked, source=MIX)
+    _check_data(asked)
+    data = facts.data_of(asked)
+    if data.mask_documents and not facts.trains_our_model:
+        able = " or ".join(name for name, other in trainers().items() if other.trains_our_model)
+        raise ConfigError(
+            f"data.mask_documents is true, which engine {engine.name} does not have",
+            f"leave it out, or use --engine {able}",
+        )
+    if data.mask_documents and layout.cp > 1 and engine.cp_exchange == "keys":
+        raise ConfigError(
+            f"data.mask_documents is true, but cp is {layout.cp} and engine.cp_exchange is keys, whose ranks have two "
+            "chunks of a sample and no mask of documents",
+            'use engine.cp_exchange = "heads", or data.mask_documents = false',
+        )
+    return data
+
+
+def _check_tables(experiment: Experiment, facts: EngineFacts, layout: Layout, shape: ModelShape) -> None:
+    """Refuses what the engine does not follow, and faults of the tables beside the training."""
+    facts.check_run(layout, shape, experiment.train)
+    check_services(experiment.notify, experiment.after, experiment.track)
+    facts.check_plan(experiment.plan)
+    for key in key_rules(Train):
+        if not facts.follows(key) and (value := getattr(experiment.train, key)) not in (None, ()):
+            raise ConfigError(
+                f"train.{key} is {value}, but engine {facts.name} is another program, which runs none of our code",
+                "use another engine, or give the program its own arguments",
+            )
+    if "pad_token_id" in facts.unfollowed and (pad := experiment.model.pad_token) is not None:
+        raise ConfigError(
+            f"model.pad_token is {pad}, but engine {facts.name} trains every row of the embedding",
+            "leave model.pad_token out, or use another engine",
+        )
+
+
+def _check_tokens(sized: Sized) -> None:
+    """ConfigError if the run's tokens cannot be counted."""
+    steps, batch, seq = sized.train.steps, sized.batch.global_batch, sized.model.seq
+    if not runs_program(sized) and steps * batch * seq > MOST_TOKENS:
+        asked = f"{steps:,} steps x {batch:,} samples x {seq:,} are {steps * batch * seq:,} tokens"
+        fewer = f"--set train.steps={MOST_TOKENS // (batch * seq)} or less"
+        raise ConfigError(f"{asked}, but a run has at most 2^63 - 1", fewer)
+
+
+def _check_after(resolved: Sized) -> None:
+    """ConfigError if `[after]` asks for what its jobs cannot have of such a run."""
+    after, command = resolved.after, resolved.command
+    if not after.is_asked:
+        return
+    if command is not None and command.checkpoints is None:
+        raise ConfigError(
+            "[after] follows checkpoints, but nothing says where the program's are",
+            'set command.checkpoints, such as "{run}/step-*"',
+        )
+    if after.export:
+        engine_named(resolved.engine.name).check_export()
+        if architecture_of(resolved.model) is None:
+            raise ConfigError(
+                "after.export is true, but transformers has no class of this model's shape",
+                "leave it out, and let the job read {checkpoint}",
+            )
+
+
+def resolve_shape(model: Model) -> ModelShape:
+    """The sizes of preset or config.json with the given ones laid over them; ConfigError if one is missing."""
+    given = {key: size for key, size in vars(model).items() if size is not None and key not in ("preset", "hf")}
+    if model.preset is not None and model.hf is not None:
+        raise ConfigError(
+            f"model.preset is {model.preset}, and model.hf is {model.hf}: both give the sizes", "leave one of them out"
+        )
+    if model.hf is not None:
+        from hpc_gpt.core.weights.config import read_config  # of published weights alone
+
+        shape = replace(read_config(Path(model.hf), model.seq), **given)
+    elif model.preset is not None:
+        shape = replace(preset(model.preset), **given)
+    else:
+        missing = [name for name in ("hidden", "layers", "heads") if name not in given]
+        if missing:
+            raise ConfigError(
+                f"model lacks {', '.join(missing)}, and names no preset", 'set model.preset = "gpt2", or give the sizes'
+            )
+        shape = ModelShape(**given)
+    check_shape(shape)
+    return shape
+
+
+def with_pad_token(model: Model, init: Path) -> Model:
+    """The model with the pad token of the folder that its weights are from, if it has none of its own.
+
+    A folder that cannot be read here, or is another model's, changes nothing; `check_weights` says why.
+    """
+    from hpc_gpt.core.weights.config import read_config
+
+    with contextlib.suppress(UserError):
+        if resolve_shape(model).pad_token is None:
+            found = replace(model, pad_token=read_config(init).pad_token)
+            resolve_shape(found)
+            return found
+    return model
+
+
+def _resolve_layout(
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
+) -> tuple[Layout, int]:
+    """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp the rest.
+
+    A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested.
+    """
+    check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
+    per_node = profile.gpus_per_node
+    gpus = request.gpus
+    pp, cp = request.pp or 1, request.cp or 1
+    if gpus is None:
+        if request.nodes is not None:
+            gpus = request.nodes * per_node
+        elif request.tp and request.dp:
+            gpus = request.tp * cp * pp * request.dp
+        else:
+            gpus = per_node
+    tp = request.tp
+    facts = engine_named(engine.name)
+    if tp is None and not facts.splits_unasked and not (request.dp and facts.splits("tp")):
+        tp = 1
+    if tp is None:
+        others = cp * pp
+        if gpus % others:
+            axes = f"cp {cp} x pp {pp} = {others}" if cp > 1 < pp else f"cp {cp}" if cp > 1 else f"pp {pp}"
+            raise LayoutError(
+                f"{axes} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
+                f"use --gpus {-(-gpus // others) * others}, or a {'cp' if cp > 1 else 'pp'} that divides {gpus}",
+            )
+        if request.dp and gpus % (others * request.dp) == 0 and gpus // (others * request.dp) <= per_node:
+            tp = gpus // (others * request.dp)
+        elif shape.params < SMALL:
+            tp = 1
+        else:
+            spread = request.nodes is not None and gpus % request.nodes == 0
+            tp = default_tp(gpus, gpus // request.nodes if request.nodes and spread else per_node, shape, others)
+    layout = Layout(tp, pp, request.dp or max(1, gpus // (tp * cp * pp)), cp)
+    try:
+        if request.nodes is not None and request.gpus is None:
+            check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
+        check_gpus(layout, gpus)
+    except LayoutError as fault:
+        if request.tp is None or request.allow_tp_across_nodes or min(per_node, gpus) % request.tp == 0:
+            raise
+        raise LayoutError(str(fault), f"use {_nearest(request, engine, shape, profile, layout, gpus)}") from None
+    nodes = request.nodes or nodes_for(gpus, per_node)
+    if gpus % nodes:
+        raise LayoutError(
+            f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}"
+        )
+    check_nodes(layout, nodes, per_node, request.allow_tp_across_nodes)
+    if profile.scheduler == "local" and nodes > 1:
+        raise LayoutError(
+            f"layout {layout} needs {nodes} nodes, but profile {profile.name} is this one machine",
+            f"use --gpus {per_node} or fewer, or another --cluster",
+        )
+    return layout, nodes
+
+
+def _nearest(
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
+) -> str:
+    """A hint for a `layout` whose tp spans nodes: a tp within a node, or this one with the option that allows it."""
+
+    def changed(**changes: Any) -> Layout | None:
+        try:
+            found, _ = _resolve_layout(replace(request, **changes), engine, shape, profile)
+            check_split(shape, found)
+        except LayoutError:
+            return None
+        return found
+
+    others, tp = (request.pp or 1) * layout.cp, None
+    if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
+        tp = default_tp(gpus, profile.gpus_per_node, shape, others)
+    options = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
+    across: dict[str, Any] = {"allow_tp_across_nodes": True}
+    for axis in ("dp", "pp"):
+        others = layout.gpus // getattr(layout, axis)
+        if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
+            options.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
+            break
+    if not options and changed(gpus=layout.gpus, nodes=None, **across):
+        options.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
+    return ", or ".join(options) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
+
+
+def _check_train(train: Train, is_open: bool) -> None:
+    """`is_open`: how many steps there are may not be known."""
+    faults = list(number_faults("train", train, _ALL_KEYS, ("steps",) if is_open and not train.steps else ()))
+    if not faults and train.steps and (excess := excess_of(train)):
+        raise ConfigError(excess, "use a shorter warm-up or decay, or more train.steps")
+    if train.eval_every > 0 and not train.eval_batches:
+        faults.append("train.eval_batches is 0, but must be at least 1 if train.eval_every is not 0")
+    if early := [at for at in (*train.save_at, *train.profile_steps) if at < 1]:
+        faults.append(f"step {early[0]} of train.save_at or train.profile_steps must be at least 1")
+    if train.profile_steps and (len(train.profile_steps) != 2 or train.profile_steps[0] > train.profile_steps[1]):
+        faults.append(f"train.profile_steps is {list(train.profile_steps)}, but must be [first step, last step]")
+    raise_faults(dict.fromkeys(faults, _ALL_KEYS))
+
+
+def _check_data(data: Data) -> None:
+    faults = dict(mixture_faults(data.source, data.path, data.mix, data.phases))
+    raise_faults(faults | number_faults("data", data, _ALL_KEYS))
+    if data.source in _NEED_PATH and not data.path:
+        raise ConfigError(
+            f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
+            _NEED_PATH[data.source][1],
+        )
+    if data.begin_token and data.source not in ("stream", "random"):
+        raise ConfigError(
+            f'data.begin_token is for text that is tokenised as it is read, but data.source is "{data.source}"',
+            "make the file with hpc-gpt data --begin-token, and leave data.begin_token out",
+        )
+    if data.end_token is not None and not data.mask_documents:
+        raise ConfigError(
+            f"data.end_token is {data.end_token}, but data.mask_documents is false, and nothing else reads it",
+            "set data.mask_documents = true, or leave data.end_token out",
+        )
+    kinds = {one.source for one in data.mix.values()} if data.mix else {data.source}
+    if data.mask_documents and data.end_token is None and kinds & {"megatron", "random"}:
+        what = "random tokens" if "random" in kinds else "Megatron's pairs"
+        raise ConfigError(
+            f"data.mask_documents is true, but {what} do not say which token ends a document", SET_END_TOKEN
+        )
+
+
+def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_script: bool) -> Job:
+    """[job]: the experiment's values, else the profile's. The flags of both are kept, the profile's first.
+
+    A job `of_a_script` without a signal's lead gets no signal.
+    """
+    job = experiment.job
+    values: dict[str, Any] = {}
+    for entry in fields(Job):
+        value = getattr(job, entry.name)
+        if entry.name in ("sbatch", "srun"):
+            value = (*getattr(profile, entry.name), *value)
+        elif value is None:
+            value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
+        values[entry.name] = value
+    if of_a_script:
+        values["signal_lead_s"] = job.signal_lead_s
+    return Job(**values)
+
+
+# --- back to an experiment
+
+
+def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
+    """The tables of an experiment that resolves to `resolved` under the same profile; None for open keys."""
+    profile = resolved.cluster
+    job = asdict(resolved.job)
+    # `resolve` puts the profile's flags before the experiment's own.
+    job["sbatch"] = resolved.job.sbatch[len(profile.sbatch) :]
+    job["srun"] = resolved.job.srun[len(profile.srun) :]
+    engine = asdict(resolved.engine)
+    if resolved.engine.cp_exchange == "heads":
+        del engine["cp_exchange"]  # a key added later: the same text as ever without it
+    train = {key: value for key, value in asdict(resolved.train).items() if (key, value) != ("matmul", "none")}
+    layout = {
+        "gpus": resolved.gpus,
+        "nodes": resolved.nodes,
+        **asdict(resolved.layout),
+        "cp": resolved.layout.cp if resolved.layout.cp > 1 else None,
+        **{name: size or None for name, size in vars(resolved.batch).items()},
+        "allow_tp_across_nodes": bool(resolved.ranks_per_node % resolved.layout.tp),
+    }
+    return {
+        "model": {"preset": resolved.preset, **model_table(resolved)},
+        "data": asdict(resolved.data),
+        "engine": engine,
+        "layout": layout,
+        "train": train,
+        "job": job,
+        **program_tables(resolved),
+        **{name: changed_keys(getattr(resolved, name)) for name in SERVICES},
+    }
+
+
+def experiment_of(resolved: Sized) -> Experiment:
+    """The experiment that resolves to `resolved` under the same profile."""
+    tables = experiment_tables(resolved)
+    sizes = {name: getattr(resolved.model, name) for name in model_table(resolved)}
+    model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
+    command = resolved.command or Command()
+    services = {name: getattr(resolved, name) for name in SERVICES}
+    kept = (resolved.data, resolved.engine, layout, resolved.train, job, command)
+    return Experiment(resolved.name, model, *kept, **services)
+
+
+def experiment_text(resolved: Resolved, comment: str) -> str:
+    """The text of that experiment as TOML, after a line with `comment`."""
+    lines = [f"# {comment}", *toml_lines({"name": resolved.name})]
+    for name, table in experiment_tables(resolved).items():
+        if name in SERVICES and not table:
+            continue
+        lines += ["", f"[{name}]", *toml_lines(table)]
+    return "\n".join(lines) + "\n"

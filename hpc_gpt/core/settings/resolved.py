@@ -1,0 +1,148 @@
+"""`Resolved`: the complete settings of one run, their text, and the hash that says which runs are repeats.
+
+Rendering, submission, training and reporting share this object, whose text is `resolved.json` in the run folder. It has
+no run id, time, host or path of the machine that made it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.cluster import OF_THE_PLANNER
+from hpc_gpt.core.settings.model_shape import ModelShape, check_shape
+from hpc_gpt.core.settings.services import SERVICES, changed_keys
+from hpc_gpt.core.settings.sized import (
+    SCHEMA,
+    Sized,
+    batch_table,
+    known_shape,
+    model_table,
+    program_tables,
+    with_unknown,
+)
+from hpc_gpt.core.typed_tables import from_tables
+
+# Keys of [engine] that were added later, and are written with their defaults, too.
+_WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients")
+
+
+@dataclass(frozen=True)
+class Resolved(Sized):
+    """The complete settings of one run, which nothing changes afterwards."""
+
+    @property
+    def slug(self) -> str:
+        """The experiment's name as a folder name."""
+        return folder_name(self.name)
+
+    def as_row(self, sweep: str, row: str) -> Resolved:
+        """The same run as a row of a sweep, as an element of an array is."""
+        return replace(self, sweep=sweep, row=row)
+
+    def to_json(self) -> str:
+        """The text of resolved.json, the same bytes for the same settings."""
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:
+        return json.dumps(self.to_tables(), indent=1, ensure_ascii=True) + "\n"
+
+    def to_tables(self) -> dict[str, Any]:
+        """The tables of resolved.json."""
+        tables = asdict(self) | {"model": model_table(self) or None, "batch": batch_table(self) or None}
+        for key in OF_THE_PLANNER:
+            del tables["cluster"][key]
+        if self.cluster.purge_modules:  # a key added later: the same text as ever without it
+            del tables["cluster"]["purge_modules"]
+        if self.cluster.stage is None:
+            del tables["cluster"]["stage"]
+        for name in ("data", "engine", "layout", "train", *program_tables(self)):
+            rules = self.key_rules(name)
+            for key in [key for key in tables[name] if key not in _WRITTEN]:
+                if tables[name][key] in rules[key].unhashed:  # a key added later: the same text as ever without it
+                    del tables[name][key]
+        for name in SERVICES:
+            tables[name] = changed_keys(getattr(self, name))
+        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
+        for name, none in (*nones.items(), *((name, {}) for name in SERVICES)):
+            if tables[name] == none:
+                del tables[name]
+        return tables
+
+    @staticmethod
+    def from_json(text: str) -> Resolved:
+        """The object of a text that `to_json` gave; ConfigError if it is damaged or of another schema."""
+        try:
+            tables = json.loads(text)
+            if tables["schema"] != SCHEMA:
+                raise ConfigError(
+                    f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
+                    f"use the version that wrote it: {tables['version']}",
+                )
+            resolved = from_tables(Resolved, with_unknown(tables))
+            _check_stored(resolved)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+            if isinstance(fault, ConfigError):
+                raise
+            words = f"no JSON: {fault}" if isinstance(fault, json.JSONDecodeError) else repr(fault)
+            words = words if text.strip() else "it is empty"
+            raise ConfigError(
+                f"resolved.json cannot be read: {words}", "the run folder is damaged; submit again"
+            ) from None
+        assert isinstance(resolved, Resolved)
+        return resolved
+
+
+def folder_name(name: str) -> str:
+    """A name that a folder can have: anything but letters, digits, dots, dashes and underscores becomes `_`.
+
+    >>> folder_name("../x y")
+    '_x_y'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
+
+
+def config_hash(resolved: Sized) -> str:
+    """16 hex digits of the settings that decide weights and speed: equal for runs that count as repeats."""
+    return _hash_of(resolved, ("speed", "schedule"))
+
+
+def speed_hash(resolved: Sized) -> str:
+    """A text of the cluster and the settings that decide speed: equal for runs that should be equally fast."""
+    return f"{resolved.cluster.name} {_hash_of(resolved, ('speed',))}"
+
+
+def _hash_of(resolved: Sized, decides: Collection[str]) -> str:
+    kept: dict[str, Any] = {"nodes": resolved.nodes, "device": resolved.cluster.device}
+    for name in ("model", "data", "engine", "layout", "batch", "train", *program_tables(resolved)):
+        of_keys = resolved.key_rules(name)
+        part = getattr(resolved, name)
+        table = part.table() if isinstance(part, ModelShape) else vars(part)
+        kept[name] = {
+            key: value
+            for key, value in table.items()
+            if of_keys[key].decides in decides and value not in of_keys[key].unhashed
+        }
+    if resolved.data_from and "schedule" in decides:
+        kept["data_from"] = resolved.data_from
+    if resolved.script is not None:
+        kept["script"] = {"body": resolved.script.body, "tasks": resolved.script.tasks}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=asdict).encode()).hexdigest()[:16]
+
+
+def _check_stored(resolved: Resolved) -> None:
+    """ValueError or LayoutError for settings that `resolve` never returns."""
+    if (shape := known_shape(resolved)) is not None:
+        check_shape(shape)
+    for name, size in {"gpus": resolved.gpus, "nodes": resolved.nodes, **batch_table(resolved)}.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}")
+    if resolved.engine.zero_stage is None:
+        raise ValueError("engine.zero_stage is null")

@@ -1,0 +1,101 @@
+"""The schedule of the learning rate: its rate at a step, its text, its faults, and how it is cut for a shorter run.
+
+Trainer, resumption and branches ask here, so that what a user reads before a run is what its optimizer does.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.words import counted
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The learning rate of optimizer step number `step` (from 0), a pure function of the step.
+
+    It rises linearly over `warmup_steps`, above zero from the first step on. Then `train.decay` says: constant; cosine
+    and linear fall to `min_lr` at `steps`; wsd is constant but for its last `decay_steps`. After `steps` it stays.
+    """
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    if train.decay == "constant" or (train.decay == "wsd" and step <= train.steps - decay_steps_of(train)):
+        return train.lr  # to the last digit, whatever min_lr is
+    return train.min_lr + (train.lr - train.min_lr) * _height(train, step)
+
+
+def _height(train: Train, step: int) -> float:
+    """The height of the rate above `min_lr` after the warm-up, from 1 to 0.
+
+    With wsd it depends on p = max(0, k - (steps - decay_steps)) / decay_steps of step k: 1 - p, or 1 - sqrt(p) (Hägele
+    et al. 2024, arXiv 2405.18392, section 3). Megatron-LM's WSD has the same p.
+    """
+    if train.decay == "wsd":
+        length = decay_steps_of(train)
+        past = min(1.0, max(0, step - (train.steps - length)) / length)
+        return 1.0 - (math.sqrt(past) if train.decay_shape == "1-sqrt" else past)
+    past = min(1.0, (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps))
+    return 1.0 - past if train.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * past))
+
+
+def decay_steps_of(train: Train) -> int:
+    """The steps of wsd's decay: `decay_steps`, by default a tenth of `steps`, 1 or more."""
+    return max(1, train.steps // 10) if train.decay_steps is None else train.decay_steps
+
+
+def describe_schedule(train: Train) -> str:
+    """The schedule in one line.
+
+    >>> describe_schedule(Train(steps=20, decay="wsd", decay_steps=4, warmup_steps=2, lr=1e-3))
+    'wsd over 20 steps: up to 0.001 in 2 steps, constant to step 16, then linear to 0 in the last 4'
+    """
+    up = f"up to {train.lr:g} in {counted(train.warmup_steps, 'step')}" if train.warmup_steps else f"from {train.lr:g}"
+    begin = f"{train.decay} over {counted(train.steps, 'step')}: {up}"
+    if train.decay == "constant":
+        return f"{begin}, then constant"
+    if train.decay != "wsd":
+        return f"{begin}, then down to {train.min_lr:g}"
+    length = decay_steps_of(train)
+    flat = f", constant to step {train.steps - length}" if train.steps > length else ""
+    return f"{begin}{flat}, then {train.decay_shape} to {train.min_lr:g} in the last {length}"
+
+
+def first_difference(one: Train, other: Train, steps: Iterable[int]) -> int | None:
+    """The first of these steps (from 0) at which two schedules have different rates, None without one."""
+    return next((step for step in steps if learning_rate(one, step) != learning_rate(other, step)), None)
+
+
+def excess_of(train: Train) -> str:
+    """What is wrong with a wsd whose warm-up and decay do not fit into its steps; empty if they do."""
+    if train.decay != "wsd" or train.warmup_steps + (length := decay_steps_of(train)) <= train.steps:
+        return ""
+    decay = f"train.decay_steps {length}" + (", a tenth of the steps" if train.decay_steps is None else "")
+    return (
+        f"train.warmup_steps is {train.warmup_steps} and {decay}: together they are longer than the run of train.steps "
+        f"= {train.steps}"
+    )
+
+
+def cut_schedule(train: Train, least_after_warmup: int = 0) -> tuple[Train, tuple[str, ...]]:
+    """[train] with a warm-up and a decay that fit into its steps, and a line for each that was cut.
+
+    The warm-up is cut first: it leaves the steps that a program wants after it, and wsd one for its decay, or the tenth
+    that this has by default. The decay is cut to what the warm-up leaves.
+    """
+    warmup, decay = train.warmup_steps, train.decay_steps
+    if train.steps < 1:
+        return train, ()
+    if train.decay == "wsd":
+        least = max(least_after_warmup, 1 if decay is not None else decay_steps_of(train))
+        warmup = min(warmup, train.steps - least)
+        decay = min(decay, train.steps - warmup) if decay is not None else None
+    elif warmup > train.steps:
+        warmup = train.steps - least_after_warmup
+    cut = replace(train, warmup_steps=warmup, decay_steps=decay)
+    return cut, cut_notes(train, cut)
+
+
+def cut_notes(before: Train, after: Train) -> tuple[str, ...]:
+    """A line for each part of a schedule that was cut."""
+    sizes = {key: (getattr(before, key), getattr(after, key)) for key in ("warmup_steps", "decay_steps")}
+    return tuple(f"train.{key} is cut from {old} to {new}" for key, (old, new) in sizes.items() if old != new)

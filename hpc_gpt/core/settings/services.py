@@ -1,0 +1,177 @@
+"""What is to happen around a run: `[notify]`, `[after]` and `[track]`; and what the planner is to know of a program of
+the user's own, `[plan]`. A table that is missing asks for nothing.
+
+No key of them decides weights or speed, so none is in `config_hash`, and each may change when a run resumes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpc_gpt.core.errors import raise_faults
+from hpc_gpt.core.settings.key_rules import key, number_faults
+from hpc_gpt.core.settings.program_text import brace_faults, text_faults, texts_of
+
+# An engine is a module of hpc_gpt/core/engines, and its name is the file's.
+ENGINE_NAMES = tuple(
+    sorted(path.stem.replace("_", "-") for path in (Path(__file__).parents[1] / "engines").glob("[a-z]*.py"))
+)
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[ENGINE_NAMES]
+Event = Literal["first_step", "ended", "failed", "retried", "stopped"]
+AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa"]
+GradSum = Literal["fp32", "bf16", "fp16"]
+Loss = Literal["none", "half", "jit", "kernel"]
+HeldAs = Literal["mixed", "fp32", "bf16"]
+_DEFAULT = "leave it out for its default"
+# What is filled into the texts of [after].
+AFTER_BRACES = ("checkpoint", "export", "step", "run")
+
+
+@dataclass(frozen=True)
+class Notify:
+    """`[notify]`: a command that gets the events of the run, each as a line of JSON on its standard input."""
+
+    command: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    'A line for bash, or a list that is executed as it is; for example "mail -s GPT me@example.org".'
+    on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", decides="nothing", added=True)
+    "The events that it gets: first_step, ended, failed, retried, stopped."
+    timeout_s: float = key(20.0, resume="free", decides="nothing", added=True, above=0)
+    "Seconds after which it is killed; for example 60."
+
+    @property
+    def is_asked(self) -> bool:
+        return self.command is not None
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command as a list; of a line for bash, bash's."""
+        if isinstance(self.command, str):
+            return "bash", "-c", self.command
+        return self.command or ()
+
+
+@dataclass(frozen=True)
+class After:
+    """`[after]`: a job of its own after each checkpoint, such as an evaluation.
+
+    In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
+    """
+
+    run: str | tuple[str, ...] | None = key(None, resume="free", decides="nothing", added=True)
+    'What the job runs: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
+    every: int = key(1, resume="free", decides="nothing", added=True, least=0)
+    "After each n-th checkpoint; 0 for only the last one of a run that is done; for example 5."
+    export: bool = key(False, resume="free", decides="nothing", added=True)
+    "The job first writes the checkpoint in Hugging Face's format, to {export}."
+    sbatch: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)
+    'Its options of sbatch, of which it inherits the account alone; for example ["--gpus=1", "--time=1:00:00"].'
+    most: int = key(4, resume="free", decides="nothing", added=True, least=1)
+    "Unfinished jobs beyond which a checkpoint gets none; for example 2."
+
+    @property
+    def is_asked(self) -> bool:
+        return self.run is not None
+
+
+@dataclass(frozen=True)
+class Track:
+    """`[track]`: curves of the run in other programs while it trains."""
+
+    tensorboard: bool = key(False, resume="free", decides="nothing", added=True)
+    "TensorBoard's event files are written to tensorboard/ of the run."
+    wandb: str | None = key(None, resume="free", decides="nothing", added=True)
+    'A project of Weights & Biases to send to, as its own environment variables say; for example "gpt".'
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`[plan]`: how a program of engine `command` runs, as far as its layout does not show it. `plan` reads it."""
+
+    like: EngineName | None = key(None, resume="free", decides="nothing", added=True)
+    "The engine whose rules of memory and communication the program shares; without it nothing is planned."
+    attention: AttentionKernel | None = key(None, resume="free", decides="nothing", added=True)
+    "Attention's kernel; unfused writes the scores to memory; te is the device's best; sdpa PyTorch's before 2.11: fa2."
+    grad_sum: GradSum | None = key(None, resume="free", decides="nothing", added=True)
+    "The format in which gradients are summed over micro-batches, kept and reduced."
+    dp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether gradients are reduced, and sharded parameters gathered, beside the passes."
+    tp_overlap: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether communication of tensor parallelism runs in pieces beside the products that it serves."
+    fused_loss: Loss | None = key(None, resume="free", decides="nothing", added=True)
+    "The loss: operators on fp32 logits, in 16 bits (half), compiled (jit), or one kernel on 16-bit logits."
+    edges_as_layers: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether embedding and head each take a layer's place in the split over stages."
+    states: HeldAs | None = key(None, resume="free", decides="nothing", added=True)
+    "What is held of a parameter: 16-bit weights and fp32 states (mixed, 2 + 12 bytes), fp32 (4 + 8), bf16 (2 + 4)."
+    offloaded_layers: int | None = key(None, resume="free", decides="nothing", added=True, least=0)
+    "Layers whose activations are copied to the host's memory."
+    whole_gradients: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether ZeRO-2, ZeRO-3 or FSDP reduces after the last micro-batch alone."
+    whole_logits: bool | None = key(None, resume="free", decides="nothing", added=True)
+    "Whether every rank of tp gathers all logits."
+
+    @property
+    def traits(self) -> dict[str, Any]:
+        """What is given, by the name of a Training's field."""
+        found = {name: value for name, value in changed_keys(self).items() if name != "like"}
+        if self.attention is not None:
+            found["flash"] = self.attention != "unfused"
+        return found
+
+
+# {name of the table in an experiment: the table without which nothing happens}
+SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
+
+
+def changed_keys(table: Notify | After | Track | Plan) -> dict[str, Any]:
+    """The keys of a table that do not have their defaults."""
+    return {entry.name: value for entry in fields(table) if (value := getattr(table, entry.name)) != entry.default}
+
+
+def check_services(notify: Notify, after: After, track: Track) -> None:
+    """ConfigError with every fault of the three tables."""
+    raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
+
+
+def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [notify]."""
+    if notify.command is None:
+        if notify != Notify():
+            yield "[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out'
+        return
+    yield from _command_faults("notify.command", notify.command)
+    yield from number_faults("notify", notify, _DEFAULT).items()
+
+
+def _after_faults(after: After) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [after]."""
+    if after.run is None:
+        if after != After():
+            yield "[after] has no run, which says what its job runs", 'set after.run = "…", or leave the table out'
+        return
+    yield from _command_faults("after.run", after.run)
+    for where, text in texts_of("after.run", after.run).items():
+        yield from brace_faults(where, text, AFTER_BRACES)
+        if "{export}" in text.replace("{{export}}", "") and not after.export:
+            yield f"{where} has {{export}}, but after.export is false", "set after.export = true"
+    for index, option in enumerate(after.sbatch):
+        yield from text_faults(f"after.sbatch[{index}]", option)
+    yield from number_faults("after", after, _DEFAULT).items()
+
+
+def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
+    """(message, hint) of each fault of [track]."""
+    if track.wandb is not None and not track.wandb.strip():
+        yield "track.wandb is empty, but names the project to send to", 'for example wandb = "gpt"'
+
+
+def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    texts = texts_of(where, command)
+    if not any(text.strip() for text in list(texts.values())[:1]):
+        yield f"{where} is empty", "say what is to run, or leave the table out"
+    for of, text in texts.items():
+        yield from text_faults(of, text)

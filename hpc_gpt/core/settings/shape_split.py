@@ -1,0 +1,237 @@
+"""How a layout splits a model shape: what it must divide, the layers of each stage, the parameters of one rank."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from hpc_gpt.core.errors import LayoutError
+from hpc_gpt.core.settings.experiment import CpExchange, Partition
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+
+
+@lru_cache(maxsize=4096)
+def layer_params(shape: ModelShape, tp: int) -> float:
+    """Parameters of one layer on one of `tp` ranks: (12 h^2 + 7 h)/t + 6 h for GPT-2 (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3).
+
+    Matrices are divided, and biases of those that are divided by rows; the other biases and the norms are not.
+
+    >>> layer_params(ModelShape(hidden=768, layers=12, heads=12), 1) == 12 * 768**2 + 13 * 768
+    True
+    """
+    biases = sum(one.rows / (tp if one.split == "rows" else 1) for one in shape.matrices if one.bias)
+    matrices = sum(matrix.size_on(tp) for matrix in shape.matrices) + biases
+    return matrices + sum(norm.params for norm in shape.norms)
+
+
+def replicated_params(shape: ModelShape) -> int:
+    """Parameters that each tensor-parallel rank has whole: norms, positions, and biases after an all-reduce."""
+    biases = sum(matrix.rows for matrix in shape.matrices if matrix.bias and matrix.split == "columns")
+    norms = sum(norm.params for norm in shape.norms)
+    return shape.layers * (biases + norms) + shape.position_params + sum(norm.params for norm in shape.outer_norms)
+
+
+def vocab_rows(shape: ModelShape, tp: int) -> int:
+    """Rows of the embedding on one of `tp` ranks."""
+    return -(-shape.padded_vocab // tp)
+
+
+def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
+    """Parameters outside the layers on one rank of a stage: embeddings on the first, last norm and head on the last.
+
+    A tied head is the embedding itself on a single stage, and a copy of it on the last of several.
+    """
+    rows = vocab_rows(shape, tp) * shape.hidden
+    params = 0.0
+    if stage == 0:
+        params += rows + shape.position_params + sum(norm.params for norm in shape.outer_norms[:-1])
+    if stage == pp - 1:
+        params += shape.outer_norms[-1].params
+        if pp > 1 or not shape.tied:
+            params += rows
+    return params
+
+
+def check_split(shape: ModelShape, layout: Layout) -> None:
+    """LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows or layers."""
+    if (obstacle := split_obstacle(shape, layout)) is not None:
+        raise LayoutError(obstacle.message, obstacle.hint)
+
+
+def default_tp(gpus: int, gpus_per_node: int, shape: ModelShape, pp: int) -> int:
+    """The default tp: the largest that divides the GPUs of a node and the model, if tp x pp divides `gpus`."""
+    return max(
+        tp
+        for tp in range(1, gpus_per_node + 1)
+        if gpus_per_node % tp == 0 and _divides_heads(shape, tp) and gpus % (tp * pp) == 0
+    )
+
+
+def _divides_heads(shape: ModelShape, tp: int) -> bool:
+    keys = shape.key_heads
+    return shape.heads % tp == 0 and shape.mlp_width % tp == 0 and (keys % tp == 0 or tp % keys == 0)
+
+
+class Obstacle(NamedTuple):
+    """Why a layout cannot split a model: in a few words, as a message, and what to do."""
+
+    summary: str
+    message: str
+    hint: str
+
+
+def split_obstacle(shape: ModelShape, layout: Layout) -> Obstacle | None:
+    """The first reason why the layout cannot split the model; None if it can."""
+    tp = layout.tp
+    if shape.heads % tp:
+        return Obstacle(
+            "tp does not divide the heads",
+            f"tp {tp} does not divide the {shape.heads} heads: {shape.heads} / {tp} = {shape.heads / tp:.2f}",
+            f"use a tp that divides {shape.heads}",
+        )
+    if shape.key_heads % tp and tp % shape.key_heads:
+        return Obstacle(
+            "tp and kv_heads do not divide each other",
+            f"tp {tp} and the {shape.key_heads} kv_heads: neither divides the other",
+            f"use a tp that divides {shape.key_heads}, or a multiple of it",
+        )
+    if shape.key_heads * shape.head_width % tp:
+        return Obstacle(
+            "tp does not divide the width of the keys",
+            f"tp {tp} does not divide the {shape.key_heads} kv_heads x head_dim {shape.head_width} = "
+            f"{shape.key_heads * shape.head_width}",
+            f"use a tp that divides {shape.key_heads * shape.head_width}",
+        )
+    if shape.mlp_width % tp:
+        return Obstacle(
+            "tp does not divide the ffn",
+            f"tp {tp} does not divide ffn {shape.mlp_width}: {shape.mlp_width} / {tp} = {shape.mlp_width / tp:.2f}",
+            f"use a tp that divides {shape.mlp_width}",
+        )
+    if shape.padded_vocab % tp:
+        return Obstacle(
+            "tp does not divide the padded vocabulary",
+            f"tp {tp} does not divide the padded vocabulary {shape.padded_vocab} "
+            f"({shape.vocab} padded to a multiple of {shape.vocab_multiple})",
+            f"set model.vocab_multiple to a multiple of {tp}",
+        )
+    if shape.layers < layout.pp:
+        return Obstacle(
+            "more stages than layers",
+            f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
+            f"use --pp {shape.layers} or fewer",
+        )
+    return None
+
+
+def context_obstacle(
+    shape: ModelShape, layout: Layout, exchange: CpExchange, sequence_parallel: bool = False
+) -> Obstacle | None:
+    """The first reason why cp cannot divide the model's samples under `engine.cp_exchange`; None if it can.
+
+    "heads": each rank attends a whole sample with heads / (tp x cp), and as many heads of keys, or each repeated on
+    several ranks. Otherwise each rank has two chunks of a sample, so that all have as much to attend.
+    """
+    cp, tp, seq = layout.cp, layout.tp, shape.seq
+    if cp == 1:
+        return None
+    heads, keys = _heads_on(shape, tp)
+    if exchange == "heads":
+        # What is named is taken: on as many GPUs, and of such samples.
+        less = [size for size in range(cp - 1, 1, -1) if cp * layout.dp % size == 0]
+        ways = [f"--cp {size}" for size in less if _divides(shape, tp, size, "heads", sequence_parallel)][:1]
+        fewer = [size for size in range(tp - 1, 0, -1) if tp % size == 0]
+        ways = ways or [f"--tp {size}" for size in fewer if _divides(shape, size, cp, "heads", sequence_parallel)][:1]
+        if _divides(shape, tp, cp, "keys", sequence_parallel):
+            ways.append('engine.cp_exchange = "keys"')
+        otherwise = f"use {', or '.join(ways) or '--cp 1'}"
+        if heads % cp:
+            of_tp = f"{shape.heads} heads / tp {tp}" + (f" = {heads}" if tp > 1 else "")
+            return Obstacle("cp does not divide the heads", f"{of_tp} is no multiple of cp {cp}", otherwise)
+        if keys % cp and cp % keys:
+            of_tp = f"{shape.key_heads} kv_heads / tp {tp}" + (f" = {keys}" if tp > 1 else "")
+            return Obstacle(
+                "cp and kv_heads do not divide each other", f"cp {cp} and {of_tp}: neither divides the other", otherwise
+            )
+    parts = cp if exchange == "heads" else 2 * cp
+    product = f"cp {cp}" if exchange == "heads" else f"2 x cp {cp} = {parts}"
+    if not seq % parts and sequence_parallel and seq % (cp * tp):
+        parts, product = math.lcm(parts, cp * tp), f"cp {cp} x tp {tp} = {cp * tp}, with sequence parallelism,"
+    if seq % parts:
+        return Obstacle(
+            "cp does not divide the sequence",
+            f"{product} does not divide model.seq {seq}: {seq} / {parts} = {seq / parts:.2f}",
+            f"use --seq {max(1, seq // parts) * parts}",
+        )
+    return None
+
+
+def _heads_on(shape: ModelShape, tp: int) -> tuple[int, int]:
+    """Heads of queries and of keys on one of `tp` ranks."""
+    return shape.heads // tp, max(1, shape.key_heads // tp)
+
+
+def _divides(shape: ModelShape, tp: int, cp: int, exchange: CpExchange, sequence_parallel: bool) -> bool:
+    """Whether each of `cp` ranks can have as much of a sample, and with "heads" as many heads of queries, and whole
+    heads of keys."""
+    heads, keys = _heads_on(shape, tp)
+    if exchange == "heads" and (heads % cp or (keys % cp and cp % keys)):
+        return False
+    parts = cp if exchange == "heads" else 2 * cp
+    return shape.seq % parts == 0 and not (sequence_parallel and shape.seq % (cp * tp))
+
+
+def stage_layers(layers: int, pp: int) -> list[int]:
+    """Transformer layers of each pipeline stage, as even as possible; the earlier stages take the rest.
+
+    >>> stage_layers(10, 4)
+    [3, 3, 2, 2]
+    """
+    return [layers // pp + (stage < layers % pp) for stage in range(pp)]
+
+
+def partition_layers(shape: ModelShape, pp: int, partition: Partition = "layers") -> list[int]:
+    """Transformer layers of each pipeline stage under `engine.partition`.
+
+    "layers" is `stage_layers`. "parameters" makes the largest stage as small as possible; the first stage has the
+    embeddings, the last the final norm and the head's weight (also a tied one, as a copy). A list is used as it is.
+
+    >>> partition_layers(ModelShape(hidden=768, layers=12, heads=12), 4, "parameters")
+    [1, 5, 5, 1]
+    """
+    if partition == "layers":
+        return stage_layers(shape.layers, pp)
+    if partition == "parameters":
+        return _by_parameters(shape, pp)
+    fits = len(partition) == pp and sum(partition) == shape.layers and min(partition) > 0
+    assert fits, "engines.resolve_engine refuses it"
+    return list(partition)
+
+
+def params_of_stages(shape: ModelShape, blocks: Sequence[int]) -> list[float]:
+    """Parameters of each stage at tp=1, from its transformer layers."""
+    each, pp = layer_params(shape, 1), len(blocks)
+    return [count * each + outer_params(shape, 1, pp, stage) for stage, count in enumerate(blocks)]
+
+
+def _by_parameters(shape: ModelShape, pp: int) -> list[int]:
+    """The split with the smallest largest stage, and among those the most even one."""
+    if pp == 1:
+        return [shape.layers]
+    middle = pp - 2
+
+    def candidates() -> Iterator[list[int]]:
+        for first in range(1, shape.layers - middle):
+            for last in range(1, shape.layers - middle - first + 1):
+                left = shape.layers - first - last
+                # The stages in between are alike, so they share the rest as evenly as possible.
+                if middle or not left:
+                    yield [first, *(stage_layers(left, middle) if middle else []), last]
+
+    def unevenness(blocks: list[int]) -> tuple[float, float]:
+        params = params_of_stages(shape, blocks)
+        return max(params), sum(count * count for count in params)
+
+    return min(candidates(), key=unevenness)

@@ -1,0 +1,198 @@
+"""A run made small enough: for any machine, with the same engine and switches; or demo, for a cluster profile."""
+
+import itertools
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.experiment_file import SMALL_EXPERIMENT, load_experiment
+from hpc_gpt.core.settings.layout import AXES, Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolve import size_run
+from hpc_gpt.core.settings.schedule import cut_notes, cut_schedule
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.words import counted
+
+SMOKE_STEPS = 5
+HIDDEN = 64
+SEQ = 64
+LAYERS_A_STAGE = 2
+_MOST_RANKS = 8
+# Kernels that torch has for GPUs alone.
+_GPU_ATTENTION = ("cudnn", "efficient")
+
+
+@dataclass(frozen=True)
+class SmallExperiment:
+    """The small experiment, and notes on what had to change otherwise."""
+
+    experiment: Experiment
+    notes: tuple[str, ...] = ()
+
+
+def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int]:
+    """{key: value} to lay over SMALL_EXPERIMENT for the largest of its layouts that the profile's nodes, and `gpus` in
+    all, can hold; empty if that is its own."""
+    own = load_experiment(SMALL_EXPERIMENT).layout
+    most, most_tp, most_pp = own.gpus or 1, own.tp or 1, own.pp or 1
+    for ranks, tp, pp in itertools.product((most, most // 2, 1), (most_tp, 1), (most_pp, 1)):
+        sizes = {"layout.gpus": ranks, "layout.tp": tp, "layout.pp": pp}
+        if ranks % (tp * pp) or ranks > (gpus or ranks):
+            continue
+        try:
+            size_run(load_experiment(SMALL_EXPERIMENT, sizes), profile)
+        except UserError:
+            continue
+        return {} if (ranks, tp, pp) == (most, most_tp, most_pp) else sizes
+    return {}
+
+
+def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperiment:
+    """The experiment made small, `real` being what it resolves to at full size.
+
+    Sizes of the layout above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it
+    trains on bytes of the standard library, from the same kind of source. `has_gpu`: of the machine that is to run it.
+    """
+    layout = small_layout(real.layout)
+    tp, pp, cp = layout.tp, layout.pp, layout.cp
+    stages = _stages(real.engine.partition, real.model.layers, real.layout.pp, pp)
+    seq, parts = min(SEQ, real.model.seq), tp if cp == 1 else 2 * cp * tp
+    model = _model(real.model, tp, cp, layers=sum(stages), seq=max(parts, seq // parts * parts))
+    request = LayoutRequest(
+        gpus=layout.gpus,
+        tp=tp,
+        pp=pp,
+        cp=cp if cp > 1 else None,
+        dp=layout.dp,
+        micro_batch=min(2, real.batch.micro_batch),
+        micro_batches=min(4 if pp > 1 else 2, real.batch.micro_batches),
+        allow_tp_across_nodes=experiment.layout.allow_tp_across_nodes,
+    )
+    dtype, notes = real.train.dtype, list[str]()
+    if dtype == "fp16" and not has_gpu and not engine_named(real.engine.name).trains_fp16_on_cpu:
+        dtype = "bf16"
+        notes.append("DeepSpeed does not train in fp16 on a CPU: bf16 here")
+    engine = replace(
+        experiment.engine,
+        partition=tuple(stages) if isinstance(real.engine.partition, tuple) else real.engine.partition,
+        loss_chunks=min(real.engine.loss_chunks, SEQ),
+    )
+    if not has_gpu and engine.attention in _GPU_ATTENTION:
+        notes.append(f"engine.attention {engine.attention} needs a GPU: auto here")
+        engine = replace(engine, attention="auto")
+    train = _train(experiment.train, dtype)
+    if experiment.train.init is not None:
+        notes.append("a small model has no weights of train.init's folder: random ones here")
+    notes += cut_notes(experiment.train, train)
+    small = Experiment(
+        name=f"{experiment.name}-smoke",
+        model=model,
+        data=_data(experiment.data),
+        engine=engine,
+        layout=request,
+        train=train,
+        job=replace(experiment.job, time="00:10:00", signal_lead_s=60),
+    )
+    return SmallExperiment(small, tuple(notes))
+
+
+def small_layout(real: Layout) -> Layout:
+    """The layout whose sizes above 1 are 2, and of at most 8 ranks: dp is 1 if the others take them."""
+    tp, pp, cp, dp = (min(2, getattr(real, axis)) for axis in AXES)
+    return Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
+
+
+def sizes_beside(real: Sized, small: Sized) -> list[str]:
+    """The shrunken run beside the real one, a line for each of layout, model and batch."""
+    return [
+        f"{name:<7} {before}  ->  {after}"
+        for (name, before), (_, after) in zip(_sizes(real).items(), _sizes(small).items(), strict=True)
+    ]
+
+
+def _sizes(resolved: Sized) -> dict[str, str]:
+    shape, batch = resolved.model, resolved.batch
+    return {
+        "layout": f"{resolved.layout} on {counted(resolved.gpus, 'GPU')}",
+        "model": f"{shape.layers} layers of {shape.hidden}, {shape.heads} heads, seq {shape.seq}, vocab {shape.vocab}",
+        "batch": f"{batch.micro_batch} x {batch.micro_batches} x dp {resolved.layout.dp} = {batch.global_batch}",
+        "train": f"{counted(resolved.train.steps, 'step')} in {resolved.train.dtype}",
+    }
+
+
+def _stages(partition: str | tuple[int, ...], layers: int, real_pp: int, pp: int) -> list[int]:
+    """Layers of each small stage, at most 2; uneven if the real ones are by the user's list.
+
+    >>> _stages("layers", 64, 16, 2), _stages("layers", 1, 1, 1), _stages((3, 5, 5, 3), 16, 4, 2)
+    ([2, 2], [1], [1, 2])
+    """
+    if isinstance(partition, tuple) and len(set(partition)) > 1:
+        return [1, 2] if partition[0] <= partition[-1] else [2, 1]
+    return [min(LAYERS_A_STAGE, layers // real_pp)] * pp
+
+
+def _model(real: ModelShape, tp: int, cp: int, layers: int, seq: int) -> Model:
+    hidden, heads = real.hidden, real.heads
+    if hidden > HIDDEN or heads % (tp * cp) or not real.is_gpt2:
+        hidden = HIDDEN
+        heads = next(count for count in (4, 2, 1) if count <= max(heads, tp * cp) and count % (tp * cp) == 0)
+    kind = {} if real.is_gpt2 else _small_kind(real, heads, tp)
+    vocab_multiple = real.vocab_multiple if _rows(real.vocab_multiple) % tp == 0 else real.vocab_multiple * tp
+    return Model(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        vocab=256,
+        seq=seq,
+        tied=real.tied,
+        vocab_multiple=vocab_multiple,
+        **kind,
+    )
+
+
+def _small_kind(real: ModelShape, heads: int, tp: int) -> dict[str, Any]:
+    """What makes a shape another than GPT-2's, small: fewer heads of keys if the real one has fewer, an MLP of about
+    the same proportion, and a rotation whose scaling acts within the short sequence."""
+    sizes = ("preset", "hf", "hidden", "layers", "heads", "vocab", "seq", "tied", "vocab_multiple")
+    kind = {entry.name: getattr(real, entry.name) for entry in fields(Model) if entry.name not in sizes}
+    kind["kv_heads"] = max(1, heads // 2) if real.is_grouped else heads
+    kind["head_dim"] = 2 * HIDDEN // heads if real.query_width != real.hidden else None
+    kind["ffn"] = max(1, round(HIDDEN * real.mlp_width / real.hidden / 8 / tp)) * 8 * tp
+    if real.pad_token is not None:
+        kind["pad_token"] = min(real.pad_token, 255)
+    if real.rope_scaling is not None:
+        kind["rope_scaling"] = replace(real.rope_scaling, original_max_position_embeddings=SEQ // 2)
+    return kind
+
+
+def _rows(vocab_multiple: int) -> int:
+    """Rows of the embedding of 256 bytes."""
+    return -(-256 // vocab_multiple) * vocab_multiple
+
+
+def _data(data: Data) -> Data:
+    """Bytes of the standard library from the same kind of source; random tokens stay random."""
+    here = replace(data, tokenizer="byte", begin_token=False, workers=min(2, data.workers), mix=None, phases=())
+    if data.source in ("stream", "megatron"):
+        return replace(here, path="stdlib")
+    return replace(here, source="random" if data.source == "random" else "stdlib", path=None)
+
+
+def _train(train: Train, dtype: Dtype) -> Train:
+    """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
+    small = replace(
+        train,
+        steps=SMOKE_STEPS,
+        init=None,
+        minutes=None,
+        dtype=dtype,
+        warmup_steps=min(1, train.warmup_steps),
+        log_every=1,
+        eval_every=SMOKE_STEPS if train.eval_every else 0,
+        eval_batches=min(1, train.eval_batches),
+        save_every=SMOKE_STEPS if train.save_every else 0,
+    )
+    return cut_schedule(small)[0]

@@ -1,0 +1,144 @@
+"""The `[rows]` of an experiment's file, with a line for each row of a table of measurements.
+
+A row is an inline table that is laid over the file's other tables. In addition to the keys of an experiment it may have
+`published`, the figures of a published table in this row, by column (`seed` in earlier versions), and `impossible`, why
+no such layout can exist: such a row is listed and never runs. Rows keep the order of the file.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, UserError, raise_faults
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.tables import close_matches, undotted
+from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.words import and_more
+
+# A row's name becomes a part of the names of its run's folder and job.
+_ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
+# The table of the published figures, by its name and by that of earlier versions.
+_PUBLISHED = ("seed", "published")
+_EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One row: its tables over the base, the published figures by column, and why it cannot run, else None."""
+
+    name: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+    published: dict[str, float | str] = field(default_factory=dict)
+    impossible: str | None = None
+
+
+def choose_row(rows: Sequence[SweepRow], name: str | None, path: Path) -> SweepRow:
+    """The row of that name, or the first that can run. ConfigError if there is none, or if it is impossible."""
+    if name is None:
+        possible = next((row for row in rows if row.impossible is None), None)
+        if possible is None:
+            raise ConfigError(f"{path}: no row can run; the first: {rows[0].impossible}", "add a row that can")
+        return possible
+    row = next((row for row in rows if row.name == name), None)
+    if row is None:
+        known = [row.name for row in rows]
+        raise ConfigError(f"{path}: no row {name!r}", close_matches(name, known) or f"rows: {', '.join(known)}")
+    if row.impossible is not None:
+        raise ConfigError(f"{path}: row {name!r} cannot run: {row.impossible}", "choose another row")
+    return row
+
+
+def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
+    """The rows of a `[rows]` table as TOML gives it; ConfigError with every fault of every row."""
+    if not isinstance(table, Mapping) or not table:
+        raise ConfigError(f"{path}: rows must be a table with a line for each row", _EXAMPLE)
+    rows: list[SweepRow] = []
+    names: dict[str, str] = {}
+    faults: list[str] = []
+    for name, values in table.items():
+        where = f"{path}: row {name!r}"
+        if not _ROW_NAME.fullmatch(name):
+            faults.append(f"{where}: a row's name has letters and digits, and after the first . _ + - too")
+        twin = names.setdefault(name.lower(), name)
+        if twin != name:  # TOML itself refuses the same name twice
+            faults.append(f"{where}: {twin!r} differs from it only by upper and lower case")
+        if not isinstance(values, Mapping):
+            faults.append(f"{where} must be an inline table, not {values!r}")
+            continue
+        try:
+            values = undotted(values)
+        except ConfigError as fault:
+            faults.append(f"{where}: {fault}")
+        faults += [f"{where}: {fault}" for fault in _row_faults(values)]
+        own = {key: value for key, value in values.items() if key in _TABLES}
+        try:
+            check_tables(own, Experiment, where)
+        except ConfigError as fault:
+            faults += str(fault).splitlines()
+        tables = [table for key in _PUBLISHED if isinstance(table := values.get(key), Mapping)]
+        published = {column: figure for table in tables for column, figure in table.items()}
+        rows.append(SweepRow(name, own, published, values.get("impossible")))
+    raise_faults(dict.fromkeys(faults, _EXAMPLE))
+    return tuple(rows)
+
+
+def _row_faults(values: Mapping[str, Any]) -> list[str]:
+    """The faults of a row's keys that are not an experiment's."""
+    faults = []
+    impossible = values.get("impossible")
+    if impossible is not None and not (isinstance(impossible, str) and impossible.strip()):
+        faults.append(f"impossible must be the reason in words, not {impossible!r}")
+    known = [*_TABLES, "published", "impossible"]
+    for key in values:
+        if key not in (*known, *_PUBLISHED):
+            faults.append(f"unknown key {key}; " + (close_matches(key, known) or f"known here: {', '.join(known)}"))
+    texts: dict[str, Any] = {}
+    for key in _PUBLISHED:
+        table = values.get(key, {})
+        if not isinstance(table, Mapping):
+            faults.append(f"{key} must be a table of columns, as {key}.step_s = 0.661, not {table!r}")
+            continue
+        for column, figure in table.items():
+            where = f"{key}.{column}"
+            if not column.isprintable():
+                faults.append(f"a column of {key} must be printable, not {column!r}")
+            elif isinstance(figure, bool) or not isinstance(figure, int | float | str):
+                faults.append(f"{where} must be a number or a text, not {figure!r}")
+            elif isinstance(figure, float) and not math.isfinite(figure):
+                faults.append(
+                    f"{where} must be a finite number, not {figure!r}; leave out what the table does not have"
+                )
+            else:
+                texts[where] = figure
+    faults += [
+        f"{key} must be one line of printable text, not {text!r}"
+        for key, text in (*texts.items(), ("impossible", impossible))
+        if isinstance(text, str) and not text.isprintable()
+    ]
+    return faults
+
+
+class RowFaults(ConfigError):
+    """The faults of some rows of a sweep, `faults` by row; other rows may have none."""
+
+    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
+        super().__init__(message, hint)
+        self.faults = faults
+
+
+def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
+    """The faults of several rows as one error; a fault that several rows have is printed once."""
+    rows: dict[str, list[str]] = {}
+    for row, fault in faults.items():
+        for line in str(fault).splitlines():
+            rows.setdefault(line, []).append(repr(row))
+    lines = []
+    for line, named in rows.items():
+        others = and_more(len(named), 3)
+        lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
+    hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
+    return RowFaults("\n".join(lines), "; ".join(hints), faults)

@@ -1,0 +1,348 @@
+"""Slurm's clients (squeue for all jobs, sacct if accounting is on, scontrol, scancel).
+
+A client of a controller that hangs retries for a minute. Every question has a limit, and what does not need its answer
+does not wait for it.
+
+At a site with several clusters the same id is another job on each. A client asks the cluster that it is given, else
+the default one, never that of SLURM_CLUSTERS. In a federation ids are unique: the default cluster knows them all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.core.process import seconds_given
+from hpc_gpt.core.runs.run_folder import RunFolder, user_name
+from hpc_gpt.core.slurm.environment import PATIENCE, without_choice
+
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|connection refused|connect failure|could not establish a configuration|"
+    r"socket timed out|zero bytes were transmitted|dns srv lookup failed|communication connection failure|"
+    r"unable to establish|network is unreachable|host is down|slurm_load_jobs error: unable",
+    re.IGNORECASE,
+)
+_GONE = re.compile(r"invalid job id|already completing or completed", re.IGNORECASE)
+TIMEOUT_S = 60.0
+_PING_S = 20.0
+KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL, Slurm's own default
+_GPUS = re.compile(r"\bgpu(?::[^:(),]+)?:(\d+)")
+# For what is only told of a job that has ended.
+_ENDED_S = 5.0
+# The ids in one argument, which the system limits to 128 KiB.
+_MOST_ASKED = 1000
+_SQUEUE = ["squeue", "--noheader", "--states=all", "--array"]
+_SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
+# The state of a federation's job that another of its clusters has started: nothing of the job's.
+REVOKED = "REVOKED"
+
+
+class NoAnswer(SlurmUnreachable):
+    """A client that got no answer in time: its request may have been taken."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a Slurm client."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def message(self) -> str:
+        """The client's message, without its name at the start of the lines."""
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
+        return "\n".join(re.sub(r"^(sbatch|squeue|scontrol|scancel|sacct): ", "", line) for line in lines)
+
+    @property
+    def sentence(self) -> str:
+        """The message on one line, without `error:`."""
+        return "; ".join(
+            re.sub(r"^(error|fatal|allocation failure): ", "", line).strip()
+            for line in self.message.splitlines()
+            if line.strip()
+        )
+
+    @property
+    def unreachable(self) -> bool:
+        return self.code != 0 and bool(_UNREACHABLE.search(self.stderr))
+
+
+def gpus_in(gres: str) -> int:
+    """The number of GPUs in Slurm's list of generic resources.
+
+    >>> gpus_in("gpu:a100:4(IDX:0-3),nic:1"), gpus_in("(null)")
+    (4, 0)
+    """
+    return sum(map(int, _GPUS.findall(gres)))
+
+
+def has_sbatch() -> bool:
+    return shutil.which("sbatch") is not None
+
+
+class Client:
+    """A Slurm client that has been started, for a job on `cluster`. It is killed at the end of a `with` block.
+
+    SlurmUnreachable if it is not installed, or if SLURM_CONF names no file: it would wait for one for a minute.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        environment: Mapping[str, str] | None = None,
+        text: str | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        if environment is None:
+            environment = without_choice(os.environ)
+        if cluster:
+            command = [command[0], f"--clusters={cluster}", *command[1:]]
+        configuration = environment.get("SLURM_CONF")
+        if configuration and not os.path.exists(configuration):
+            raise SlurmUnreachable(f"SLURM_CONF names {configuration}, which does not exist", "correct it, or unset it")
+        self.name = command[0]
+        self._text = text
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                env=dict(environment),
+            )
+        except (FileNotFoundError, PermissionError):
+            raise SlurmUnreachable(
+                f"no {self.name} on this machine", "run on a login node of the cluster, or use --cluster local"
+            ) from None
+        except OSError as fault:
+            raise SlurmUnreachable(f"{self.name} cannot be started: {fault.strerror}", "try again") from None
+
+    def answer(self, timeout_s: float) -> Answer | None:
+        """Its answer; None if there is none within `timeout_s`, after which it may be asked again."""
+        try:
+            stdout, stderr = self._process.communicate(self._text, timeout=max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            return None
+        return Answer(self._process.returncode, stdout, stderr)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            if self._process.poll() is None:
+                self._process.kill()
+
+
+def ask(
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    text: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    cluster: str | None = None,
+) -> Answer:
+    """Runs a Slurm client. SlurmUnreachable if it cannot be started, NoAnswer if it does not answer in time."""
+    with Client(command, environment, text, cluster) as client:
+        answer = client.answer(timeout_s)
+    if answer is None:
+        raise NoAnswer(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
+    return answer
+
+
+def patience_s() -> float:
+    """Seconds in all to wait for Slurm's answer about runs that have ended, by HPC_GPT_SLURM_S. Raises ConfigError."""
+    return seconds_given(PATIENCE, "5", "20 for a busy controller")
+
+
+def check_reachable() -> None:
+    """SlurmUnreachable unless sbatch is installed and a controller answers."""
+    if not has_sbatch():
+        raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
+    answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
+    if answer.code != 0 or " is UP" not in answer.stdout:
+        said = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
+        raise SlurmUnreachable(
+            f"Slurm's controller does not answer: {said.rpartition('; ')[2] or 'scontrol ping failed'}",
+            "nothing was submitted; try again when slurmctld is up",
+        )
+
+
+def check_output_path(logs: Path) -> None:
+    """ConfigError for a logs folder whose path sbatch's --output cannot carry."""
+    path = str(logs.absolute())
+    bad = ["a backslash"] * ("\\" in path) + ["a newline"] * ("\n" in path)
+    if bad:
+        raise ConfigError(
+            f"HPC_GPT_LOGS: {path!r} holds {' and '.join(bad)}, which sbatch's --output cannot carry",
+            "set HPC_GPT_LOGS to a path without it",
+        )
+
+
+def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
+    """The exception for an sbatch that failed, with its message."""
+    if answer.unreachable:
+        return SlurmUnreachable(f"sbatch cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
+
+
+def squeue(cluster: str | None) -> Client:
+    """The question for the user's jobs on a cluster, recently ended ones too; `queued_jobs` reads the answer. Raises as
+    Client."""
+    return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%T|%r", "--sibling"], cluster=cluster)
+
+
+def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
+    """{job id: (long name of its state, as PENDING, reason)} of the jobs in squeue's answer. Raises SlurmUnreachable if
+    it is none.
+
+    The elements of an array are separate jobs: `4711_0` and so on. A missing job is unknown, not failed: squeue forgets
+    a job minutes after its end.
+    """
+    if answer.code != 0:
+        raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
+    jobs = {}
+    for line in answer.stdout.splitlines():
+        job_id, _, rest = line.partition("|")
+        state, _, reason = rest.partition("|")
+        if state.strip() != REVOKED:
+            jobs[job_id.strip()] = (state.strip(), reason.strip())
+    return jobs
+
+
+def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
+    """The questions to the accounting for a cluster's jobs, which `accounted_states` reads, one after the other; none
+    without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client."""
+    known = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
+    wanted = list(dict.fromkeys(found[1] for found in known if found))
+    for at in range(0, len(wanted) if shutil.which("sacct") else 0, _MOST_ASKED):
+        yield Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted[at : at + _MOST_ASKED])], cluster=cluster)
+
+
+def accounted_states(answer: Answer) -> dict[str, str]:
+    """{job id: last state} in sacct's answer, "CANCELLED by 1000" as CANCELLED; empty without accounting."""
+    states = {}
+    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+        job_id, _, state = line.partition("|")
+        states[job_id] = state.split(" ")[0].rstrip("+")
+    return {job_id: state for job_id, state in states.items() if state != REVOKED}
+
+
+def who_cancelled(job_id: str, cluster: str | None) -> str | None:
+    """Who cancelled a job, and when, by accounting; None if it was not cancelled, or nobody answers."""
+    if not re.fullmatch(r"\d+(_\d+)?", job_id) or shutil.which("sacct") is None:
+        return None
+    try:
+        answer = ask([*_SACCT, "-o", "State,End", "-j", job_id], timeout_s=_ENDED_S, cluster=cluster)
+    except SlurmUnreachable:
+        return None
+    found = re.search(r"^CANCELLED by (\d+)\|(\d{4}-\d\d-\d\d)T(\d\d:\d\d)", answer.stdout, re.MULTILINE)
+    return f"{user_name(int(found[1]))} cancelled it on {found[2]} at {found[3]}" if found else None
+
+
+def slurm_config(cluster: str | None = None) -> dict[str, str]:
+    """Slurm's settings by `scontrol show config`. Raises SlurmUnreachable if it cannot be asked."""
+    answer = ask(["scontrol", "show", "config"], cluster=cluster)
+    if answer.code != 0:
+        raise SlurmUnreachable(f"scontrol show config: {answer.sentence}", "is slurmctld up?")
+    pairs = (line.partition("=") for line in answer.stdout.splitlines())
+    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
+
+
+def scheduler_parameter(config: Mapping[str, str], name: str) -> int | None:
+    """A whole number in SchedulerParameters; None if it is not given.
+
+    >>> scheduler_parameter({"SchedulerParameters": "defer,max_array_tasks=100"}, "max_array_tasks")
+    100
+    """
+    found = re.search(rf"(?:^|,){name}=(\d+)", config.get("SchedulerParameters", ""))
+    return int(found[1]) if found else None
+
+
+def largest_array() -> int:
+    """The most elements of an array whose indexes begin at 0: MaxArraySize, which is above every index, or
+    max_array_tasks if that is less; 1 if arrays are off. Raises SlurmUnreachable if it cannot be asked."""
+    config = slurm_config()
+    if not (size := config.get("MaxArraySize", "")).isdecimal():
+        raise SlurmUnreachable("scontrol show config names no MaxArraySize", "is slurmctld up?")
+    most = scheduler_parameter(config, "max_array_tasks")
+    return max(1, min(int(size), int(size) if most is None else most))
+
+
+def cancel_job(*job_ids: str, cluster: str | None = None, save: bool = False) -> None:
+    """Cancels queued or running jobs of a cluster; an ended job is no error. `save`: send SIGINT to every rank of a
+    running job instead, which then saves and stops. Raises SlurmUnreachable, JobRefused."""
+    if not job_ids:
+        return
+    answer = ask(["scancel", *(["--signal=INT"] if save else []), *job_ids], cluster=cluster)
+    if answer.unreachable:
+        raise SlurmUnreachable(f"scancel cannot reach Slurm: {answer.sentence}", "try again when slurmctld is up")
+    if answer.code != 0 and not _GONE.search(answer.stderr):
+        raise JobRefused(f"scancel refused: {answer.sentence}", "is it your job?")
+
+
+def scancel_command(job_id: str, cluster: str | None) -> str:
+    """The command with which a user cancels a job."""
+    return f"scancel {f'-M {cluster} ' if cluster else ''}{job_id}"
+
+
+# --- jobs whose sbatch got no answer: the controller may have queued them
+
+# Such a submission is a line of submissions.jsonl without an id, whose `lost` is sbatch's message. The job is found by
+# the `script` that Slurm shows as its command; another line then has its id. Until then the run is `unknown`.
+
+# The request was sent. An error of the connection is none: then sbatch could not send it.
+_SENT = re.compile(
+    r"socket timed out|zero bytes were transmitted|message receive failure|connection reset|transport endpoint|"
+    r"header lengths are longer|insane message length|unexpected message received",
+    re.IGNORECASE,
+)
+
+
+def is_lost(answer: Answer) -> bool:
+    """Whether sbatch, which failed, had sent its request, or was killed."""
+    return answer.code < 0 or (answer.code != 0 and bool(_SENT.search(answer.stderr)))
+
+
+def ask_for_lost(line: Mapping[str, Any]) -> Client:
+    """The question for the job of a lost submission, which `add_found` reads. Raises as Client."""
+    return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%o"], cluster=line.get("clusters"))
+
+
+def add_found(run: RunFolder, line: Mapping[str, Any], answer: Answer) -> str:
+    """The id of the job of a lost submission, as squeue's answer shows it, noted in the run; empty if it is not there.
+    Raises SlurmUnreachable, RunFolderError."""
+    if answer.code != 0:
+        raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
+    known = {each["job_id"] for each in run.submissions() if each.get("job_id")}
+    job_id, cluster = _newest(line, known, answer.stdout)
+    if job_id:
+        asked = str(line.get("clusters") or "")
+        cluster = cluster or (asked if "," not in asked else "")  # of one cluster squeue prints no name
+        chosen = {"slurm_cluster": cluster} if cluster else {}
+        run.add_submission({**line, "lost": None, "job_id": job_id, **chosen})
+    return job_id
+
+
+def _newest(line: Mapping[str, Any], known: Collection[str], listed: str) -> tuple[str, str]:
+    """(id, cluster) of the newest job with the command of a lost submission that is not `known`."""
+    element, script = str(line.get("element") or ""), str(line.get("script"))
+    found, cluster = ("", ""), ""
+    for row in listed.splitlines():
+        if row.startswith("CLUSTER: "):  # before the jobs of each cluster that was asked
+            cluster = row.removeprefix("CLUSTER: ").strip()
+        job_id, _, command = row.partition("|")
+        mine = command == script and job_id not in known and job_id.partition("_")[1:] == element.partition("_")[1:]
+        if mine and int(job_id.partition("_")[0]) > int(found[0].partition("_")[0] or 0):
+            found = job_id, cluster
+    return found

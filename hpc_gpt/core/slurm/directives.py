@@ -1,0 +1,326 @@
+"""The options of sbatch and srun (of Slurm 22.05, and newer ones that ask for GPUs), and the `#SBATCH` lines of a job:
+the text of each, the faults of what they are to carry, and those of a script.
+
+A profile, an experiment or a script of the user's own may have any of the options. Who refuses, ignores or translates
+which of them says so itself.
+"""
+
+import functools
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.requeue import requeue_of
+
+# Names with their letters: options with a value, with an optional value, without a value.
+_BOTH = (
+    """account/A acctg-freq bb bbf begin/b chdir/D clusters/M cluster-constraint comment constraint/C container context
+    core-spec/S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task/c deadline delay-boot dependency/d distribution/m
+    error/e exclude/x export extra-node-info/B gid gpu-bind gpu-freq gpus/G gpus-per-node gpus-per-socket gpus-per-task
+    gres gres-flags hint input/i job-name/J licenses/L mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+    mem-per-gpu mincpus network nodefile/F nodelist/w nodes/N ntasks/n ntasks-per-core ntasks-per-gpu ntasks-per-node
+    ntasks-per-socket ntasks-per-tres open-mode output/o partition/p power prefer priority profile qos/q reservation
+    segment signal sockets-per-node switches thread-spec threads-per-core time/t time-min tmp tres-bind tres-per-node
+    tres-per-task uid wckey""",
+    "exclusive nice no-kill/k propagate x11",
+    """contiguous help hold/H overcommit/O oversubscribe/s quiet/Q reboot spread-job usage use-min-nodes verbose/v
+    version/V""",
+)
+_OPTIONS = {
+    "sbatch": (
+        _BOTH[0] + " array/a batch export-file kill-on-invalid-dep wait-all-nodes wrap",
+        _BOTH[1] + " get-user-env",
+        _BOTH[2] + " ignore-pbs no-requeue parsable requeue test-only wait/W",
+    ),
+    "srun": (
+        _BOTH[0] + " accel-bind bcast bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout prolog relative/r"
+        " slurmd-debug task-epilog task-prolog threads/T wait/W",
+        _BOTH[1] + " compress immediate/I kill-on-bad-exit/K resv-ports send-libs",
+        _BOTH[2] + " debugger-test disable-status/X exact interactive label/l multi-prog no-allocate/Z overlap"
+        " preserve-env/E pty quit-on-interrupt test-only unbuffered/u whole",
+    ),
+}
+# Other names of an option, which getopt takes for it.
+_ALIASES = {
+    "cluster": "clusters", "tasks-per-node": "ntasks-per-node", "cpu_bind": "cpu-bind", "pack-group": "het-group",
+}  # fmt: skip
+# {key of [job]: the option of sbatch with the same text}, in the order of a script's directives.
+OF_JOB = {
+    "name": "job-name",
+    **{key: key for key in ("account", "partition", "qos", "constraint", "reservation", "nodelist", "exclude",
+                            "comment", "dependency", "mem", "time")},
+}  # fmt: skip
+# Those of them that a site has its own way with: keys of a profile, too.
+OF_SITE = ("partition", "account", "qos", "constraint", "reservation", "mem", "time")
+OptionKind = Literal["valued", "optional", "plain"]
+
+
+class Options(NamedTuple):
+    """{long name: whether it takes a value}, and {letter: long name}."""
+
+    kinds: dict[str, OptionKind]
+    letters: dict[str, str]
+
+    def named(self, name: str) -> str:
+        """The long name that getopt takes `name` for: an alias, or an abbreviation of one option; else `name` itself.
+
+        >>> sbatch = options_of("sbatch")
+        >>> sbatch.named("part"), sbatch.named("ntask"), sbatch.named("cluster")
+        ('partition', 'ntask', 'clusters')
+        """
+        if name in self.kinds or name in _ALIASES:
+            return _ALIASES.get(name, name)
+        found = {_ALIASES.get(each, each) for each in (*self.kinds, *_ALIASES) if name and each.startswith(name)}
+        return min(found & set(self.kinds)) if len(found) == 1 and found <= set(self.kinds) else name
+
+
+def options_table(valued: str, optional: str, plain: str) -> Options:
+    """The options of three lists of `name` or `name/letter`."""
+    found = Options({}, {})
+    kinds: tuple[tuple[OptionKind, str], ...] = (("valued", valued), ("optional", optional), ("plain", plain))
+    for kind, entries in kinds:
+        for entry in entries.split():
+            name, _, letter = entry.partition("/")
+            found.kinds[name] = kind
+            if letter:
+                found.letters[letter] = name
+    return found
+
+
+@functools.cache
+def options_of(command: Literal["sbatch", "srun"]) -> Options:
+    """The options of sbatch or of srun."""
+    return options_table(*_OPTIONS[command])
+
+
+_ASKS_FOR_GPUS = re.compile(r"^#SBATCH\s.*?(?:--gpus\b|--gpus-per-|--gres[= ]\S*gpu|-G\s?\d)", re.MULTILINE)
+
+
+def asks_for_gpus(script: Path) -> bool:
+    """Whether a job script has a directive for GPUs; not if it cannot be read."""
+    try:
+        return _ASKS_FOR_GPUS.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
+
+
+_FLAG = re.compile(r"-[A-Za-z]|-[A-Za-z].+|--[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# {flag that the script sets itself: the key that decides it, None if no key does}.
+_OWNED_SBATCH = {
+    **{option: f"job.{key}" for key, option in OF_JOB.items()},
+    "cpus-per-task": "job.cpus_per_task", "nodes": "layout.nodes", "gpus": "layout.gpus",
+    **dict.fromkeys(("gres", "gpus-per-node"), "the profile's gpu_flag and gpu_type"), "signal": "job.signal_lead_s",
+    **dict.fromkeys(("requeue", "no-requeue"), "the profile's chain"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "gpus-per-task", "output", "error", "open-mode", "export", "wrap",
+                     "array", "wait", "parsable", "quiet", "test-only")),
+}  # fmt: skip
+_OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "gpus-per-task", "export", "kill-on-bad-exit"))
+# Those of a job of [after] that are given.
+_OWNED_AFTER = dict.fromkeys(
+    ("job-name", "output", "error", "open-mode", "array", "wrap", "wait", "parsable", "test-only", "clusters")
+)
+# {flag without such a key: why it cannot be added}.
+_WHY = {
+    "gpus-per-task": "it hides a rank's neighbours from NCCL; one task a GPU comes from --ntasks-per-node",
+    **dict.fromkeys(("output", "error"), "all output goes to attempts/<n>/log"),
+    "export": "the ranks need the whole environment of the job",
+}  # fmt: skip
+# Directives after those of the size.
+_LATER = ("mem", "time")
+DIRECTIVE = "#SBATCH"
+_BLANKS = " \t\n\v\f\r"  # C's isspace
+JOB_NAME = "--job-name="
+
+
+def check_job(resolved: Resolved) -> None:
+    """ConfigError, with all faults, for values that a directive, a file pattern or the script cannot carry."""
+    faults = [
+        *_text_faults(resolved),
+        *_owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH),
+        *_owned_faults("job.srun", "srun", resolved.job.srun, _OWNED_SRUN),
+        *_environment_faults(resolved),
+    ]
+    try:
+        limit = limit_s(resolved.job.time)
+    except ConfigError as fault:
+        faults.append(str(fault))
+    else:
+        lead = resolved.job.signal_lead_s
+        if lead is not None and lead < 1:
+            faults.append(f"job.signal_lead_s is {lead}, but must be at least 1")
+        elif limit is not None and lead is not None and lead >= limit:
+            faults.append(
+                f"job.signal_lead_s {lead} s leaves no time of job.time {resolved.job.time} ({limit} s): "
+                "the job would save and go back to the queue at once"
+            )
+    spares = resolved.job.spare_nodes or 0
+    if spares < 0:
+        faults.append(f"job.spare_nodes is {spares}, but must not be negative")
+    elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
+        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, and only it finds a node to replace")
+    cpus = resolved.job.cpus_per_task
+    if cpus is not None and cpus < 1:
+        faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
+    raise_faults(dict.fromkeys(faults, "change the key in the experiment, the cluster profile or with --set"))
+
+
+def check_after(resolved: Resolved) -> None:
+    """ConfigError, with all faults, for options that the directives of a job of `[after]` cannot carry."""
+    faults: list[str] = []
+    for i, flag in enumerate(resolved.after.sbatch):
+        if bad := _control_character(flag):
+            faults.append(f"after.sbatch[{i}] holds {bad}, which a line of the script cannot carry: {flag!r}")
+    faults += _owned_faults("after.sbatch", "sbatch", resolved.after.sbatch, _OWNED_AFTER)
+    raise_faults(dict.fromkeys(faults, "change after.sbatch"))
+
+
+def after_options(resolved: Resolved) -> list[str]:
+    """The options of sbatch for a job of `[after]`."""
+    account = resolved.job.account
+    return [*([f"--account={account}"] if account is not None else []), *resolved.after.sbatch]
+
+
+def sbatch_directives(resolved: Resolved) -> list[str]:
+    """The text after `#SBATCH` in each line, quoted. `check_job` must have passed."""
+    job, profile = resolved.job, resolved.cluster
+    lines: list[str] = []
+    texts = {key: f"--{option}={quote_directive(value)}" for key, option in OF_JOB.items()
+             if (value := getattr(job, key)) is not None}  # fmt: skip
+    lines += [text for key, text in texts.items() if key not in _LATER]
+    lines += [f"--nodes={allocated_nodes(resolved)}", f"--ntasks-per-node={resolved.ranks_per_node}"]
+    kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
+    if profile.gpu_flag == "gres":
+        lines.append("--gres=" + quote_directive(f"gpu:{kind}{resolved.ranks_per_node}"))
+    elif profile.gpu_flag == "gpus-per-node":
+        lines.append("--gpus-per-node=" + quote_directive(f"{kind}{resolved.ranks_per_node}"))
+    cpus = cpus_per_task(resolved)
+    if cpus is not None:
+        lines.append(f"--cpus-per-task={cpus}")
+    lines += [text for key, text in texts.items() if key in _LATER]
+    if job.exclusive:
+        lines.append("--exclusive")
+    lines += [requeue_of(profile).flag, "--open-mode=append"]
+    # Without job.time the partition's limit holds, and Slurm sends the signal ahead of that.
+    if job.signal_lead_s is not None and (job.time is None or limit_s(job.time) is not None):
+        lines.append(f"--signal=USR2@{job.signal_lead_s}")
+    # Not in the run folder: it may not exist yet, and a job whose output cannot be opened dies without a message.
+    lines.append("--output=%x-%j.out")
+    lines += [quote_directive(flag) for flag in job.sbatch]
+    return lines
+
+
+def allocated_nodes(resolved: Resolved) -> int:
+    """The nodes to request: those of the layout and the spare ones."""
+    return resolved.nodes + (resolved.job.spare_nodes or 0)
+
+
+def quote_directive(text: str) -> str:
+    """A value of a directive. sbatch reads quotes as a shell does, but removes a backslash even between them."""
+    return shlex.quote(text.replace("\\", "\\\\"))
+
+
+def cpus_per_task(resolved: Resolved) -> int | None:
+    """The CPUs of a rank: as requested, else a GPU's share of the node, else None."""
+    if resolved.job.cpus_per_task is not None:
+        return resolved.job.cpus_per_task
+    if resolved.cluster.cpus_per_node is None:
+        return None
+    return max(1, resolved.cluster.cpus_per_node // resolved.cluster.gpus_per_node)
+
+
+def _text_faults(resolved: Resolved) -> Iterator[str]:
+    job, profile = resolved.job, resolved.cluster
+    texts: dict[str, str | None] = {f"job.{name}": getattr(job, name) for name in OF_JOB}
+    texts |= {f"job.sbatch[{i}]": flag for i, flag in enumerate(job.sbatch)}
+    texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
+    where = f"cluster profile {profile.name}"
+    texts |= {f"{where}: {name}": getattr(profile, name) for name in ("gpu_type", "venv", "python", "node_suffix")}
+    texts |= {f"{where}: modules[{i}]": module for i, module in enumerate(profile.modules)}
+    if profile.container is not None:
+        texts[f"{where}: container.image"] = profile.container.image
+        texts |= {f"{where}: container.mounts[{i}]": mount for i, mount in enumerate(profile.container.mounts)}
+    for key, text in texts.items():
+        if text is None:
+            continue
+        if bad := _control_character(text):
+            yield f"{key} holds {bad}, which a line of the script cannot carry: {text!r}"
+        elif text == "" and key not in (f"{where}: node_suffix", "job.comment"):
+            yield f"{key} is empty; leave it out instead"
+    if job.name and (bad_chars := sorted(set(job.name) & set("%\\/"))):
+        yield (
+            f"job.name {job.name!r} holds {' and '.join(bad_chars)}, which the output's name %x-%j.out cannot carry "
+            "(job.name is the experiment's name unless set)"
+        )
+    if profile.container is not None and profile.scheduler == "local":
+        yield f"{where} is this machine, where ranks run without a container"
+    if profile.container is not None and profile.container.kind == "pyxis":
+        for i, mount in enumerate(profile.container.mounts):
+            if "," in mount:
+                yield f"{where}: container.mounts[{i}] {mount!r} holds a comma, which separates mounts in pyxis"
+
+
+def _control_character(text: str) -> str:
+    """A description of the first character that no directive can carry; empty without one."""
+    for char in text:
+        if char == "\n":
+            return "a newline"
+        if char == "\0":
+            return "a NUL"
+        if ord(char) < 32 or ord(char) == 127:
+            return f"the control character {char!r}"
+        if 0xD800 <= ord(char) <= 0xDFFF:
+            return "bytes that are no UTF-8"
+    return ""
+
+
+def _owned_faults(
+    where: str, command: Literal["sbatch", "srun"], flags: Sequence[str], owned: Mapping[str, str | None]
+) -> Iterator[str]:
+    letters = options_of(command).letters
+    for i, flag in enumerate(flags):
+        key = f"{where}[{i}]"
+        if not _FLAG.fullmatch(flag):
+            yield f"{key} {flag!r} is no flag of {command}: one --name or --name=value each"
+            continue
+        name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
+        if name in owned:
+            instead = owned[name]
+            why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
+            yield f"{key} {flag!r} is not for you to add: {why}"
+
+
+def _environment_faults(resolved: Resolved) -> Iterator[str]:
+    for name, value in resolved.cluster.environment.items():
+        where = f"cluster profile {resolved.cluster.name}: environment.{name}"
+        if not _NAME.fullmatch(name):
+            yield f"{where!r} is no name of a variable"
+        elif "\0" in value:
+            yield f"{where} holds a NUL, which no variable can carry"
+
+
+def is_command(line: str) -> bool:
+    """Whether sbatch stops reading directives at a line: its first character that is no blank is not `#`."""
+    text = line.strip(_BLANKS)
+    return bool(text) and not text.startswith("#")
+
+
+def script_directives(script: str) -> list[str]:
+    """The directives of a script: the text after `#SBATCH`, up to the first command, at which sbatch stops reading.
+
+    >>> script_directives("#!/bin/bash\\n#SBATCH --nodes=2\\n  # more\\n#SBATCH-n4\\ntrue\\n#SBATCH --nodes=3\\n")
+    ['--nodes=2', '-n4']
+    """
+    head = itertools.takewhile(lambda line: not is_command(line), script.split("\n"))
+    return [line.removeprefix(DIRECTIVE).strip(_BLANKS) for line in head if line.startswith(DIRECTIVE)]
+
+
+def directives_but_name(script: str) -> list[str]:
+    """The directives without the job's name; scripts in which they are equal can be one array."""
+    return [line for line in script_directives(script) if not line.startswith(JOB_NAME)]

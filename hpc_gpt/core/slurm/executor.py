@@ -1,0 +1,220 @@
+"""submitit's Slurm executor with our own scripts: sbatch gets the job.sh that is in the run folder."""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.slurm.slurm import SlurmExecutor
+
+from hpc_gpt.core.errors import JobRefused, RunFolderError, SlurmUnreachable
+from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.clients import (
+    NoAnswer,
+    add_found,
+    ask,
+    ask_for_lost,
+    is_lost,
+    patience_s,
+    sbatch_failed,
+    scancel_command,
+)
+from hpc_gpt.core.slurm.directives import options_of, script_directives
+from hpc_gpt.core.slurm.environment import (
+    CHOOSE_CLUSTER,
+    OF_ONE_JOB,
+    job_python,
+    submission_environment,
+    without_choice,
+)
+from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.sbatch_words import chosen_clusters, read_call
+
+ARRAY_SCRIPT = "array.sh"
+ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # in a folder with a link for each run
+# A job is looked for whose sbatch got no answer, for so many times the patience with Slurm.
+_TIMES = 4
+_POLL_S = 0.5
+
+
+class ScriptExecutor(SlurmExecutor):
+    """Submits a script with sbatch's `command` line: the job.sh of a run, or that of an array.
+
+    `runs` are by what follows the job's id in their own: nothing for a single job, `_0` and so on for the elements of
+    an array. All jobs of a run go to the cluster that took its first one.
+    """
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], runs: Mapping[str, RunFolder], profile: str
+    ) -> None:
+        self.first = next(iter(runs.values()))
+        try:
+            super().__init__(self.first.path)
+        except RuntimeError as fault:  # submitit found no srun
+            raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
+        self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
+        # Of all jobs of a chain: the first may start before the next is submitted.
+        self._before = {element: run.attempts_before for element, run in runs.items()}
+
+    def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
+        """Calls sbatch with the script in its own folder, not with a copy, and returns the job's id. Each run's
+        submissions.jsonl gets a line, with `note` added.
+
+        Raises JobRefused or SlurmUnreachable with sbatch's message, which is in those lines, too.
+        """
+        entry = {"scheduler": "slurm", "job_id": None, "command": self.command, "refused": None}
+        entry |= {"cluster": self.profile, **(note or {})}
+        cluster, environment = self.first.slurm_cluster(), self.environment
+        if cluster is None and job_ids(self.first):
+            environment = without_choice(environment)
+        began, lost = time.time(), ""
+        try:
+            answer = ask(self.command, environment, cluster=cluster)
+            if is_lost(answer):
+                lost = answer.sentence or f"it ended with {answer.code}"
+        except (NoAnswer, KeyboardInterrupt) as fault:
+            lost = str(fault) or "Ctrl-C"
+            if isinstance(fault, KeyboardInterrupt):
+                self._note({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
+                raise
+        except SlurmUnreachable as fault:
+            self._note({**entry, "refused": str(fault)})
+            raise
+        if lost:
+            return self._look_for({**entry, **self._sent(cluster, environment), "time": began, "lost": lost})
+        if answer.code != 0:
+            self._note({**entry, "refused": answer.message})
+            refusal = sbatch_failed(answer)
+            kept = "the run is" if len(self.runs) == 1 else f"the {len(self.runs)} runs are"
+            refusal.hint += f"; {kept} kept, marked refused: {self.first.path}"
+            raise refusal
+        job_id = self._get_job_id_from_submission_command(answer.stdout)
+        if found := re.search(r" on cluster (\S+)", answer.stdout):
+            entry["slurm_cluster"] = cluster = found[1]
+        try:
+            self._note(entry, job_id)
+        except RunFolderError as fault:
+            raise RunFolderError(
+                f"job {job_id} is queued, but {fault}", f"{scancel_command(job_id, cluster)} ends it"
+            ) from None
+        return job_id
+
+    def _sent(self, cluster: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
+        """The keys that find a job whose sbatch gave no answer: its command, and the clusters that may have it."""
+        options, script = read_call(self.command[1:], options_of("sbatch"))
+        chosen = cluster or options.get("clusters") or next(filter(None, map(environment.get, CHOOSE_CLUSTER)), None)
+        if chosen is None:
+            text = Path(script[0]).read_text(encoding="utf-8", errors="replace")
+            chosen = chosen_clusters(script_directives(text))
+        return {"script": " ".join(script), "clusters": chosen}
+
+    def _look_for(self, entry: Mapping[str, Any]) -> str:
+        """The id of a job whose sbatch got no answer. SlurmUnreachable if it is not found in time: it may be queued."""
+        self._note(entry)  # first: what follows may be killed
+        until, job_id = time.monotonic() + _TIMES * patience_s(), ""
+        while not job_id and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            with contextlib.suppress(SlurmUnreachable), ask_for_lost(entry) as client:
+                if (answer := client.answer(until - time.monotonic())) is not None:
+                    ids = [add_found(run, run.submissions()[-1], answer) for run in self.runs.values()]
+                    job_id = next(filter(None, ids), "").partition("_")[0]
+        if not job_id:
+            name = self.first.run_id if len(self.runs) == 1 else self.first.sweep_id or self.first.run_id
+            raise SlurmUnreachable(
+                f"sbatch sent the job and got no answer ({entry['lost']}): it may be queued",
+                f"do not submit it again: hpc-gpt status {name} finds it once Slurm answers",
+            )
+        return job_id
+
+    def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
+        for element, run in self.runs.items():
+            line = {**entry, "element": element} if entry.get("lost") else entry
+            run.add_submission({**line, **self._before[element], "job_id": f"{job_id}{element}" if job_id else None})
+
+
+def _executor(
+    script: Path, flags: Sequence[str], own: Mapping[str, str], runs: Mapping[str, RunFolder], resolved: Resolved
+) -> ScriptExecutor:
+    """For a rendered script. What belongs to the runs is not in it but in the variables `own`, and in `flags`."""
+    command = ["sbatch", f"--chdir={Path.cwd()}", *flags, "--export=ALL", str(script)]
+    environment = submission_environment(os.environ, {**own, **job_python(resolved)})
+    return ScriptExecutor(command, environment, runs, resolved.cluster.name)
+
+
+def submit_own(
+    folder: Path,
+    output: str,
+    resolved: Resolved,
+    runs: Mapping[str, RunFolder],
+    options: Sequence[str],
+    later: Sequence[str] = (),
+) -> str:
+    """Submits the job.sh around a script of the user's own: sbatch sees the environment, the folder and the
+    `options` that the user gives it. What belongs to the runs are arguments of job.sh: the `folder` of the run, or that
+    with a link to each, the interpreter, and the options for `later` jobs of the chain. `output` is a pattern in it."""
+    path = f"{_no_pattern(folder)}/{output}"
+    flags = [*options, requeue_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
+    python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
+    script = next(iter(runs.values())).job_script
+    command = ["sbatch", *flags, str(script), str(folder), *([python or "", *later] if python or later else [])]
+    environment = {name: value for name, value in os.environ.items() if name not in {*OF_ONE_JOB, "SBATCH_WAIT"}}
+    return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
+
+
+def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> list[str]:
+    """Submits the run's job.sh, as a chain of so many jobs, and returns the ids of those that Slurm accepted.
+
+    `options` are further ones of sbatch, for a script of the user's own.
+
+    Each is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was not accepted.
+    """
+    output = "slurm-%j.out"  # for what the script prints before it has made its attempt's folder
+    if resolved.script is not None:
+        later = options if job_ids(run) else ()  # job.sh has those of the first submission
+        if run.sweep_id is None:
+            return [submit_own(run.path, output, resolved, {"": run}, options, later)]
+        folder = run.path.parent / run.sweep_id / "1"  # of its array
+        only = [*options, f"--array={resolved.row}"]
+        return [submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)]
+    requeue = requeue_of(resolved.cluster)
+    flags = [f"--output={_no_pattern(run.path)}/{output}", *requeue.flags(resolved, run.run_id)]
+    executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
+    if not requeue.at_once:
+        return [executor.submit_script()]
+    accepted: list[str] = []
+    for number in range(1, jobs + 1):
+        try:
+            accepted.append(executor.submit_script({"link": number, "links": jobs}))
+        except (JobRefused, SlurmUnreachable):
+            # For example a limit on queued jobs: the accepted jobs run, and the last one submits another.
+            if not accepted:
+                raise
+            break
+    return accepted
+
+
+def submit_array(
+    folder: Path, resolved: Resolved, runs: Sequence[RunFolder], at_once: int | None, after: str | None = None
+) -> str:
+    """Submits `array.sh` in a folder with a link for each run, by number, and returns the array's job id.
+
+    The runs have equal directives. `at_once`: how many of them may run at a time. `after`: the array that must have
+    ended before. Raises as submit_script.
+    """
+    most = f"%{at_once}" if at_once else ""
+    flags = [f"--array=0-{len(runs) - 1}{most}", f"--output={_no_pattern(folder)}/{ARRAY_OUTPUT}"]
+    if after is not None:  # on the command line it takes the place of the script's own
+        asked = resolved.job.dependency
+        flags.append(f"--dependency={f'{asked},' if asked else ''}afterany:{after}")
+    elements = {f"_{number}": run for number, run in enumerate(runs)}
+    own = {"HPC_GPT_ARRAY": str(folder)}
+    return _executor(folder / ARRAY_SCRIPT, flags, own, elements, resolved).submit_script()
+
+
+def _no_pattern(path: Path) -> str:
+    """The path for --output, which sbatch reads as a pattern: a % is doubled."""
+    return str(path).replace("%", "%%")

@@ -1,0 +1,285 @@
+"""The options that a job script, SBATCH_ variables and a command line give sbatch, read as sbatch reads them; and the
+names of a job's output files, by the patterns of --output and --error.
+
+Nothing is translated: sbatch gets the same words. They are read to know what the job is, and to refuse what cannot be.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.core.slurm.directives import Options, options_of
+
+# Variables whose option has another name.
+_OTHER_NAMES = {
+    "timelimit": "time", "array-inx": "array", "debug": "verbose", "mem-per-node": "mem", "req-switch": "switches",
+    "burst-buffer": "bb", "cpu-freq-req": "cpu-freq",
+}  # fmt: skip
+_COUNT = re.compile(r"(\d+)([kKmM]?)")
+# A part of a directive's word: a quoted text, a character after a backslash, or what is neither quote nor comment.
+_WORD_PART = re.compile(
+    r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^\s"'#\\]""", re.DOTALL
+)
+_FIELD = re.compile(r"%(\d*)([%A-Za-z])")  # of a pattern of --output
+_SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option by its long name; `value` is None without one, `argv` is what the command line has of it."""
+
+    name: str
+    value: str | None
+    argv: tuple[str, ...]
+
+
+def read_options(line: Sequence[str]) -> Iterator[Option]:
+    """The options of sbatch in a line of options alone; a word that is none has an empty name.
+
+    The word after an option that this version does not know, as a plugin's, is its value.
+    """
+    return _read(list(line), options_of("sbatch"))
+
+
+def read_call(line: Sequence[str], known: Options) -> tuple[dict[str, str], list[str]]:
+    """({long name: value or ""}, the arguments after the options) of a call of one of Slurm's commands.
+
+    >>> read_call(["-n4", "-K", "--nodes=2", "bash", "-l"], options_of("srun"))
+    ({'ntasks': '4', 'kill-on-bad-exit': '', 'nodes': '2'}, ['bash', '-l'])
+    """
+    left = list(line)
+    values: dict[str, str] = {}
+    for option in _read(left, known):
+        if not option.name:
+            return values, left if option.value == "--" else [*option.argv, *left]
+        values[option.name] = option.value or ""
+    return values, []
+
+
+def _read(left: list[str], known: Options) -> Iterator[Option]:
+    """The options at the beginning of `left`, which keeps the words that are not read yet."""
+    kinds, letters = known
+    while left:
+        word = left.pop(0)
+        if word.startswith("--") and len(word) > 2:
+            name, equals, given = word[2:].partition("=")
+            name = known.named(name)
+            follows = name not in kinds and left and not left[0].startswith("-") and left[0] != ":"
+            if not equals and left and (kinds.get(name) == "valued" or follows):
+                value = left.pop(0)
+                yield Option(name, value, (word, value))
+            else:
+                yield Option(name, given if equals else None, (word,))
+        elif word.startswith("-") and len(word) > 1 and word != "--":
+            cluster = word[1:]
+            while cluster:
+                letter, cluster = cluster[0], cluster[1:]
+                name = letters.get(letter, letter)
+                kind = kinds.get(name, "plain")
+                if kind == "valued" and not cluster and left:
+                    value = left.pop(0)
+                    yield Option(name, value, (f"-{letter}", value))
+                elif kind != "plain" and cluster:
+                    yield Option(name, cluster, (f"-{letter}{cluster}",))
+                    cluster = ""
+                else:
+                    yield Option(name, None, (f"-{letter}",))
+        else:
+            yield Option("", word, (word,))
+
+
+def chosen_clusters(directives: Sequence[str]) -> str | None:
+    """The Slurm clusters that directives name, the job being for one of them; None for the default one.
+
+    >>> chosen_clusters(["--nodes=2", "-M east  # the new one"]), chosen_clusters(["--nodes=2"])
+    ('east', None)
+    """
+    options = read_options([word for line in directives for word in split_directive(line)])
+    return {option.name: option.value for option in options}.get("clusters")
+
+
+def options_of_variables(environment: Mapping[str, str]) -> list[str]:
+    """The options that SBATCH_ variables give, as words of a command line.
+
+    >>> options_of_variables({"SBATCH_TIMELIMIT": "9", "SBATCH_REQUEUE": "", "HOME": "/"})
+    ['--requeue', '--time=9']
+    """
+    kinds = options_of("sbatch").kinds
+    options = []
+    for variable, value in sorted(environment.items()):
+        if variable.startswith("SBATCH_") and not (variable == "SBATCH_CLUSTERS" and "SLURM_CLUSTERS" in environment):
+            name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
+            name = _OTHER_NAMES.get(name, name)
+            if kinds.get(name) == "plain" or (kinds.get(name) == "optional" and not value):
+                options.append(f"--{name}")
+            elif name in kinds:
+                wait = environment.get("SBATCH_WAIT4SWITCH") if name == "switches" else None
+                options.append(f"--{name}={value}" + (f"@{wait}" if wait else ""))
+    if clusters := environment.get("SLURM_CLUSTERS"):  # as sbatch reads it, before its own
+        options.append(f"--clusters={clusters}")
+    return options
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the options ask for: nodes, tasks and GPUs of a node; `gpus` is 0 if they ask for none, `tasks` None."""
+
+    nodes: int
+    tasks: int | None
+    gpus: int
+
+
+def sizes_of(options: Mapping[str, str | None]) -> Sizes:
+    """The sizes of {long name: value}; of a range the least.
+
+    >>> sizes_of({"nodes": "2-4", "gres": "gpu:a100:8", "ntasks-per-node": "1"})
+    Sizes(nodes=2, tasks=2, gpus=8)
+    >>> sizes_of({"gpus-per-socket": "2", "sockets-per-node": "2"}).gpus, sizes_of({"gres": "gpu:4g.20gb:2"}).gpus
+    (4, 2)
+    """
+    total, per_node = _count(options.get("ntasks")), _count(options.get("ntasks-per-node"))
+    nodes = _count(options.get("nodes")) or (-(-total // per_node) if total and per_node else 1)
+    tasks = total or (nodes * per_node if per_node else None)
+    sockets = _count(options.get("sockets-per-node")) or _count(options.get("extra-node-info"))
+    tasks_here = per_node or -(-(tasks or nodes) // nodes)
+    per_gpu = _count(options.get("ntasks-per-gpu")) or _count(options.get("ntasks-per-tres"))
+    gpus = (
+        _gpus(options.get("gpus-per-node")),
+        _gpus_of_tres(options.get("gres")),
+        _gpus_of_tres(options.get("tres-per-node")),
+        _gpus(options.get("gpus-per-socket")) * sockets,
+        -(-_gpus(options.get("gpus")) // nodes),
+        _gpus(options.get("gpus-per-task")) * tasks_here,
+        _gpus_of_tres(options.get("tres-per-task")) * tasks_here,
+        -(-tasks_here // per_gpu) if per_gpu and tasks else 0,
+    )
+    return Sizes(nodes, tasks, next(filter(None, gpus), 0))
+
+
+def _count(text: str | None) -> int:
+    found = _COUNT.match(text or "")
+    return int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()] if found else 0
+
+
+def _gpus(text: str | None) -> int:
+    """The GPUs in `4`, `a100:4`, `a100` or `a100:2,v100:2`: without a number it is one.
+
+    >>> _gpus("4090:4"), _gpus("1g.5gb"), _gpus("a100:2,v100:1"), _gpus("a100:4(S:0-1)"), _gpus(None)
+    (4, 1, 3, 4, 0)
+    """
+    counts = [part.partition("(")[0].rpartition(":")[2] for part in (text or "").split(",") if part]
+    return sum(_count(count) if _COUNT.fullmatch(count) else 1 for count in counts)
+
+
+def _gpus_of_tres(text: str | None) -> int:
+    """The GPUs in `gpu:4090:4`, `gres:gpu:2`, `cpu=8,gres/gpu:a100=2` or `gpu`."""
+    found = re.findall(r"(?:^|,)(?:gres[/:])?gpu(?:[:=]([^,]+))?(?=$|,)", text or "")
+    return sum(_gpus(each.replace("=", ":") or "1") for each in found)
+
+
+@dataclass(frozen=True)
+class LimitSignal:
+    """`--signal`: the signal, seconds before the time limit, and whether the batch shell alone gets it."""
+
+    name: str
+    lead_s: int
+    to_shell: bool
+
+
+def signal_of(text: str) -> LimitSignal | None:
+    """The signal of `--signal`'s value; None if it is none that sbatch takes.
+
+    >>> signal_of("B:USR1@120")
+    LimitSignal(name='USR1', lead_s=120, to_shell=True)
+    """
+    found = _SIGNAL.fullmatch(text)
+    if found is None:
+        return None
+    flags = (found["flags"] or "").upper()
+    return LimitSignal(found["signal"].upper().removeprefix("SIG"), int(found["lead"] or 60), "B" in flags)
+
+
+def array_numbers(text: str) -> list[int]:
+    """The elements of `--array`'s value; empty if sbatch would not take it.
+
+    >>> array_numbers("0-6:3,9%4")
+    [0, 3, 6, 9]
+    """
+    numbers: set[int] = set()
+    for part in text.partition("%")[0].split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
+        if found is None or int(found[3] or 1) == 0 or int(found[2] or 0) - int(found[1]) > 10**7:
+            return []
+        numbers |= set(range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)))
+    return sorted(numbers)
+
+
+def array_variables(numbers: Sequence[int]) -> dict[str, str]:
+    """The variables that all elements of an array have.
+
+    >>> array_variables([3, 5, 7])["SLURM_ARRAY_TASK_STEP"], array_variables([1, 2, 9])["SLURM_ARRAY_TASK_STEP"]
+    ('2', '1')
+    """
+    steps = {later - number for number, later in itertools.pairwise(numbers)}
+    step = steps.pop() if len(steps) == 1 else 1
+    found = {"COUNT": len(numbers), "MIN": min(numbers), "MAX": max(numbers), "STEP": step}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in found.items()}
+
+
+def split_directive(line: str) -> list[str]:
+    r"""The words of a line after `#SBATCH`, as sbatch reads them: a backslash counts within quotes, too, and what
+    follows a `#` that is not quoted is a comment. ValueError if a quote has no end.
+
+    >>> split_directive(r"--comment='a # \b' -n4  # four")
+    ['--comment=a # b', '-n4']
+    """
+    parts: list[str] = []
+    place, inside = 0, False
+    while place < len(line) and line[place] != "#":
+        if line[place].isspace():
+            place, inside = place + 1, False
+            continue
+        found = _WORD_PART.match(line, place)
+        if found is None:
+            if line[place] == "\\":  # at the end of the line
+                break
+            raise ValueError(f"a quote has no end: {line}")
+        text = found["escaped"] or found[0]
+        if found["quote"]:
+            text = re.sub(r"\\(.)", r"\1", found["quoted"])
+        parts[-1:] = [parts[-1] + text] if inside else [*parts[-1:], text]
+        place, inside = found.end(), True
+    return parts
+
+
+def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "") -> str:
+    r"""The name of a file by sbatch's pattern, of the job that an environment is of.
+
+    >>> expand_pattern("log/%x-%4j.out", {"SLURM_JOB_NAME": "gpt", "SLURM_JOB_ID": "7"})
+    'log/gpt-0007.out'
+    """
+    if "\\" in pattern:  # then sbatch replaces nothing
+        return pattern.replace("\\", "")
+    job = environment.get("SLURM_JOB_ID", "")
+    values = {
+        "%": "%",
+        "A": environment.get("SLURM_ARRAY_JOB_ID", job),
+        "a": environment.get("SLURM_ARRAY_TASK_ID", "4294967294"),
+        "J": job,
+        "j": job,
+        "N": (environment.get("SLURMD_NODENAME") or "").partition(".")[0],
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": user,
+        "x": environment.get("SLURM_JOB_NAME", ""),
+    }
+
+    def value(found: re.Match[str]) -> str:
+        text = values.get(found[2])
+        if text is None:
+            return found[0]
+        return text.zfill(min(int(found[1] or 0), 10)) if text.isdigit() else text
+
+    return _FIELD.sub(value, pattern)

@@ -1,0 +1,304 @@
+"""Whether a job can start, now or ever, asked before it is submitted; and Slurm's reasons why it waits, in words.
+
+`sbatch --test-only` gives one answer for a request that no node can ever hold and for nodes that are drained just now,
+and accepts a time limit above the partition's. sbatch itself queues all three. So the partition and its nodes are
+looked at, too: only a job that can never start is refused.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.clients import Answer, ask, gpus_in, has_sbatch, sbatch_failed
+from hpc_gpt.core.slurm.directives import (
+    after_options,
+    allocated_nodes,
+    cpus_per_task,
+    quote_directive,
+    script_directives,
+)
+from hpc_gpt.core.slurm.environment import submission_environment
+from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
+from hpc_gpt.core.words import clock, counted, some
+
+# On a busy controller the answer may take long, as it simulates the queue.
+_ASK_S = 30.0
+_NO_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
+# sbatch queues a job of which --test-only says this.
+_NOT_NOW = re.compile(r"not available now|required node not available|temporarily", re.IGNORECASE)
+# The partition is drained or inactive: sbatch refuses what it takes another day.
+_CLOSED = re.compile(r"partition not available", re.IGNORECASE)
+_STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+# A start that is expected so soon is now.
+_SOON_S = 60.0
+_PAIR = re.compile(r"(\w+)=(\S*)")
+# sinfo's states of nodes that take no new job; `*` is a node that does not answer.
+_UNUSABLE = re.compile(r"(down|drain|fail|error|unknown|reboot|blocked|inval|maint|reserved|perfctrs)|.*\*")
+
+
+class NeverStarts(JobRefused):
+    """A job that sbatch would queue for ever."""
+
+
+@dataclass(frozen=True)
+class ExpectedStart:
+    """What Slurm says of a job before it is submitted: its `answer`, and why the job `waits`, empty if it starts."""
+
+    answer: str
+    waits: str = ""
+
+
+def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
+    """Asks `sbatch --test-only` about a script. Raises NeverStarts, JobRefused for what sbatch itself refuses, and
+    SlurmUnreachable."""
+    try:
+        answer = ask(["sbatch", "--test-only"], submission_environment(os.environ, {}), script, _ASK_S)
+    except SlurmUnreachable as fault:
+        if not has_sbatch():
+            raise
+        return ExpectedStart(f"{fault}: not asked when it would start")
+    if answer.unreachable:
+        raise sbatch_failed(answer)
+    clusters = chosen_clusters(script_directives(script))
+    partitions = _partitions(resolved.job.partition, clusters)
+    if too_long := _above_time_limit(resolved, partitions):
+        raise _never(resolved, too_long)
+    if answer.code == 0:
+        return ExpectedStart(answer.message, _closed(partitions) or _later(answer.message, time.time()))
+    if _NO_NODES.search(answer.stderr):
+        return ExpectedStart(answer.message, _nodes_to_come(resolved, partitions, answer, clusters))
+    if _NOT_NOW.search(answer.stderr):
+        return ExpectedStart(answer.message, answer.sentence)
+    raise sbatch_failed(answer)
+
+
+def ask_after(resolved: Resolved) -> str:
+    """What Slurm says of the jobs of `[after]`, before there is a checkpoint; empty if it would take them, or cannot be
+    asked. Raises JobRefused for what it would refuse for good."""
+    script = "\n".join(["#!/bin/bash", *(f"#SBATCH {quote_directive(option)}" for option in after_options(resolved))])
+    try:
+        answer = ask(["sbatch", "--test-only"], submission_environment(os.environ, {}), f"{script}\n", _ASK_S)
+    except SlurmUnreachable:
+        return ""
+    if answer.code == 0 or answer.unreachable:
+        return ""
+    if any(found.search(answer.stderr) for found in (_NO_NODES, _NOT_NOW, _CLOSED)):
+        return f"Slurm would not start the jobs of [after] now: {answer.sentence}"
+    raise JobRefused(f"Slurm would refuse the jobs of [after]: {answer.sentence}", "change after.sbatch")
+
+
+def _never(resolved: Resolved, why: str) -> NeverStarts:
+    where = f" -p {resolved.job.partition}" if resolved.job.partition else ""
+    return NeverStarts(
+        f"Slurm would never start this job: {why}", f"change the request, or the --partition; see sinfo{where}"
+    )
+
+
+def _later(message: str, now: float) -> str:
+    start = _STARTS.search(message)
+    begin = time.mktime(time.strptime(start[1], "%Y-%m-%dT%H:%M:%S")) if start else now
+    return f"Slurm expects to start it at {clock(begin, now)}" if begin > now + _SOON_S else ""
+
+
+# --- the partition, and its nodes
+
+
+def _partitions(names: str | None, clusters: str | None) -> list[dict[str, str]]:
+    """The settings of the partitions that a job asks for, or of the default one; empty if Slurm does not say."""
+    try:
+        answer = ask(["scontrol", "--oneliner", "show", "partition"], timeout_s=_ASK_S, cluster=clusters)
+    except SlurmUnreachable:
+        return []
+    known = [dict(_PAIR.findall(line)) for line in answer.stdout.splitlines() if line.startswith("PartitionName=")]
+    wanted = (names or "").split(",")
+    return [each for each in known if each["PartitionName"] in wanted or (not names and each.get("Default") == "YES")]
+
+
+def _above_time_limit(resolved: Resolved, partitions: Sequence[Mapping[str, str]]) -> str:
+    """Words if the job's time limit is above that of every partition. A QOS may allow more."""
+    asked = limit_s(resolved.job.time)
+    limits = [each.get("MaxTime", "UNLIMITED") for each in partitions if each.get("QoS", "N/A") == "N/A"]
+    if asked is None or resolved.job.qos or not limits or len(limits) < len(partitions):
+        return ""
+    try:
+        if any((most := limit_s(limit)) is None or asked <= most for limit in limits):
+            return ""
+    except ConfigError:  # a form that sbatch does not take
+        return ""
+    where = _names(partitions)
+    return f"it asks for --time {resolved.job.time}, and partition {where} allows {', '.join(limits)}"
+
+
+def _names(partitions: Sequence[Mapping[str, str]]) -> str:
+    return " or ".join(each["PartitionName"] for each in partitions)
+
+
+def _closed(partitions: Sequence[Mapping[str, str]]) -> str:
+    if partitions and all(each.get("State") == "DOWN" for each in partitions):
+        return f"partition {_names(partitions)} is down: jobs wait until it is up"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Node:
+    name: str
+    partition: str
+    state: str
+    cpus: int
+    gpus: int
+    features: tuple[str, ...]
+    reason: str
+
+    @property
+    def is_usable(self) -> bool:
+        return not _UNUSABLE.match(self.state)
+
+
+def _nodes(clusters: str | None) -> list[_Node]:
+    """The nodes of every partition, as sinfo lists them; empty if Slurm does not say."""
+    try:
+        answer = ask(
+            ["sinfo", "--all", "--Node", "--noheader", "--format=%N|%R|%T|%c|%G|%f|%E"],
+            timeout_s=_ASK_S,
+            cluster=clusters,
+        )
+    except SlurmUnreachable:
+        return []
+    rows = [line.strip().split("|", 6) for line in answer.stdout.splitlines()]
+    return [
+        _Node(
+            name, partition, state, int(cpus) if cpus.isdigit() else 0, gpus_in(gres),
+            tuple(features.split(",")), reason,
+        )
+        for name, partition, state, cpus, gres, features, reason in (row for row in rows if len(row) == 7)
+    ]  # fmt: skip
+
+
+def _nodes_to_come(
+    resolved: Resolved, partitions: Sequence[Mapping[str, str]], answer: Answer, clusters: str | None
+) -> str:
+    """Why the job cannot start now, if nodes that could hold it take no job just now. Raises NeverStarts if not."""
+    never = ""
+    nodes, wanted = _nodes(clusters), allocated_nodes(resolved)
+    for partition in partitions:
+        name, most = partition["PartitionName"], partition.get("MaxNodes", "UNLIMITED")
+        own = [node for node in nodes if node.partition == name]
+        fit = [node for node in own if _can_hold(node, resolved)]
+        away = [node for node in fit if not node.is_usable]
+        if most.isdigit() and int(most) < wanted:
+            never = never or f"it asks for {wanted} nodes, and partition {name} gives a job {most} at most"
+        elif len(fit) < wanted:
+            never = never or f"it asks for {_too_many(name, wanted, own, fit, resolved)}"
+        elif away:
+            return _away_text(name, wanted, fit, away)
+    raise _never(resolved, f"{never} (sbatch: {answer.sentence})" if never else answer.sentence)
+
+
+def _can_hold(node: _Node, resolved: Resolved) -> bool:
+    """Whether a node has the CPUs, GPUs and feature that a job asks of each. An expression of features is not read."""
+    ranks, feature = resolved.ranks_per_node, resolved.job.constraint
+    return (
+        node.cpus >= ranks * (cpus_per_task(resolved) or 1)
+        and (resolved.cluster.gpu_flag == "none" or node.gpus >= ranks)
+        and (not feature or not re.fullmatch(r"[\w.-]+", feature) or feature in node.features)
+    )
+
+
+def _too_many(partition: str, wanted: int, own: Sequence[_Node], fit: Sequence[_Node], resolved: Resolved) -> str:
+    """`2 nodes, and partition main has 1`, or how many of its nodes are large enough and how large they are."""
+    if len(own) < wanted:
+        return f"{counted(wanted, 'node')}, and partition {partition} has {len(own)}"
+    have = f"{len(fit) or 'none'} of the {counted(len(own), 'node')} of partition {partition} can hold that"
+    most = counted(max(node.cpus for node in own), "CPU")
+    if resolved.cluster.gpu_flag != "none":
+        most += f" and {counted(max(node.gpus for node in own), 'GPU')}"
+    return f"{counted(wanted, 'node')} of {_size(resolved)} each, and {have}: a node has at most {most}"
+
+
+def _size(resolved: Resolved) -> str:
+    ranks, feature = resolved.ranks_per_node, resolved.job.constraint
+    size = counted(ranks * (cpus_per_task(resolved) or 1), "CPU")
+    size += f" and {counted(ranks, 'GPU')}" if resolved.cluster.gpu_flag != "none" else ""
+    return size + (f" with {feature}" if feature else "")
+
+
+def _away_text(partition: str, wanted: int, fit: Sequence[_Node], away: Sequence[_Node]) -> str:
+    """Words on nodes that take no job: how many, in which states, and what the administrators noted."""
+    states = ", ".join(f"{n} {state}" for state, n in Counter(node.state.rstrip("*~#!%$@^-") for node in away).items())
+    notes = [f"{node.name}: {node.reason}" for node in away if node.reason not in ("none", "")]
+    why = f" ({some(notes, 3)})" if notes else ""
+    return (
+        f"it needs {wanted} of the {len(fit)} nodes of partition {partition} that can hold it, and these take no job "
+        f"now: {states}{why}"
+    )
+
+
+_NEVER = "it never starts: cancel it, and change the request"
+# {squeue's reason of a waiting job: what it means}.
+_REASONS = {
+    "Resources": "its nodes are busy",
+    "Priority": "other jobs come first",
+    "BeginTime": "its begin time has not come",
+    "Dependency": "it waits for another job",
+    "DependencyNeverSatisfied": f"the job it waits for did not end as asked; {_NEVER}",
+    "PartitionConfig": f"the partition has no nodes that hold the request; {_NEVER}",
+    "PartitionNodeLimit": f"it asks for more nodes than the partition has or allows; {_NEVER}",
+    "PartitionTimeLimit": f"its --time is above the partition's limit; {_NEVER}",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "BadConstraints": f"no nodes have the features or the size that it asks for; {_NEVER}",
+    "AccountNotAllowed": f"its account may not use the partition; {_NEVER}",
+    "QOSNotAllowed": f"its QOS may not be used in the partition; {_NEVER}",
+    "InvalidAccount": f"its account does not exist any more; {_NEVER}",
+    "InvalidQOS": f"its QOS does not exist any more; {_NEVER}",
+    "JobHeldUser": "its user holds it; scontrol release lets it start",
+    "JobHeldAdmin": "an administrator holds it: ask them why",
+    "JobArrayTaskLimit": "as many runs of the array as may run at a time do so",
+    "Licenses": "the licenses it asks for are in use",
+    "NodeDown": "a node that it needs is down",
+    "ReqNodeNotAvail": "nodes that it asks for are down, drained or reserved",
+    "Reservation": "its reservation has not begun",
+    "ReservationDeleted": f"its reservation is gone; {_NEVER}",
+    "Cleaning": "its former start is still being cleaned up",
+    "Prolog": "its prolog runs",
+    "launch failed requeued held": "its launch failed, and Slurm holds it; scontrol release starts it again",
+}
+_LIMIT = re.compile(r"(QOS|Assoc)\w+|Max\w+PerAccount")
+# The minutes that the jobs have used; those of GrpRunMinutes are what the running ones may still use.
+_USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
+_OF_ONE_JOB = re.compile(r"PerJob|PerNode|MaxWall|Min(?!ute)")
+
+
+def reason_text(reason: str) -> str:
+    """What Slurm's reason of a waiting job means, with the reason; empty without one. An unknown one stays as it is.
+
+    >>> reason_text("Priority"), reason_text("None"), reason_text("SomethingNew")
+    ('other jobs come first (Priority)', '', 'SomethingNew')
+    >>> reason_text("QOSMaxGRESPerUser")
+    'with the jobs that run, a limit of its QOS is reached (QOSMaxGRESPerUser)'
+    >>> reason_text("AssocGrpBillingMinutes")
+    "the minutes of its account are used up: no other job's end helps, more of them do (AssocGrpBillingMinutes)"
+    """
+    if reason in ("", "None", "WaitingForScheduling"):
+        return ""
+    name = reason.partition(",")[0]
+    meaning = _REASONS.get(reason) or _REASONS.get(name) or _limit_text(name)
+    return f"{meaning} ({reason})" if meaning else reason
+
+
+def _limit_text(name: str) -> str:
+    found = _LIMIT.fullmatch(name)
+    if not found:
+        return ""
+    whose = "its QOS" if found[1] == "QOS" else "its account"
+    if _OF_ONE_JOB.search(name):
+        return f"it is beyond what {whose} allows one job; {_NEVER}"
+    if _USED_UP.search(name):
+        return f"the minutes of {whose} are used up: no other job's end helps, more of them do"
+    return f"with the jobs that run, a limit of {whose} is reached"

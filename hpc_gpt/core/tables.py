@@ -1,0 +1,146 @@
+"""Tables of TOML: read a file, merge tables, write values. `typed_tables` turns them into a dataclass."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError
+
+# tomllib's messages for a key given twice, and the place in them.
+_TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
+_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+_QUOTED = re.compile(r"'(.*)'")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, with or without a byte order mark; ConfigError with file and line if it cannot be
+    read."""
+    text = ""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        if (twice := _given_twice(text, str(fault))) is not None:
+            raise ConfigError(f"{path}: {twice}", "keep one of them") from None
+        raise ConfigError(f"{path}: {fault}", "correct the TOML there; strings need quotes") from None
+    except UnicodeDecodeError as fault:
+        raise ConfigError(f"{path}: not UTF-8 at byte {fault.start}", "TOML files are UTF-8") from None
+    except OSError as fault:
+        raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
+
+
+def _given_twice(text: str, fault: str) -> str | None:
+    """A message with key and place for tomllib's `fault` that a key or table is given twice; None for another fault.
+
+    >>> _given_twice("a = 1\\na = [\\n2]", "Cannot overwrite a value (at end of document)")
+    'a is given twice (at line 2, column 1)'
+    """
+    if not _TWICE.match(fault):
+        return None
+    lines = text.splitlines()
+    found = _LINE.search(fault)
+    first = int(found[1]) - 1 if found else len(lines) - 1
+    while first and not _is_toml("\n".join(lines[:first])):  # the statement begins further up
+        first -= 1
+    statement = lines[first].lstrip()
+    inline = _QUOTED.search(fault) if fault.startswith("Duplicate") else None
+    key = statement.partition("#")[0].strip() if statement.startswith("[") else statement.partition("=")[0].strip()
+    column = len(lines[first]) - len(statement) + 1
+    return f"{inline[1] if inline else key} is given twice (at line {first + 1}, column {column})"
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def merge_tables(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the values of `over` laid over it, table by table."""
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge_tables(merged[key], value) if both else value
+    return merged
+
+
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of nested tables by dotted key, lists as their text."""
+    found: dict[str, Any] = {}
+    for quoted, value in settings.items():
+        key = before + str(quoted).strip("\"' ")
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{key}.")
+        else:
+            found[key] = json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+    return found
+
+
+def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a key such as `train.steps`; None removes it. ConfigError if a part of the key is no table."""
+    *parents, last = key.split(".")
+    for part in parents:
+        table = tables.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{key}: {part} is a value, not a table", "give the key as table.key")
+        tables = table
+    if value is None:
+        tables.pop(last, None)
+    else:
+        tables[last] = value
+
+
+def undotted(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with quoted dotted keys as TOML has them without quotes; ConfigError for one that is stated twice.
+
+    >>> undotted({"train.steps": 3, "train": {"lr": 1.0}})
+    {'train': {'lr': 1.0, 'steps': 3}}
+    """
+    found = dict(tables)
+    for key in [key for key in tables if "." in key]:
+        nested = found.pop(key)
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        if twice := set(flat(nested)) & set(flat(found)):
+            raise ConfigError(f"{', '.join(sorted(twice))} is given twice", "keep one of them")
+        found = merge_tables(found, nested)
+    return found
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it. JSON's strings, numbers and lists are TOML's too, but DEL must be escaped, and a
+    character above U+FFFF must not be in two halves.
+
+    >>> print(toml_value({"a b": ["é😀", 1e-5, True], "c": "\\x7f"}))
+    {"a b" = ["é😀", 1e-05, true], c = "\\u007f"}
+    """
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(toml_lines(value)) + "}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_lines(table: Mapping[str, Any]) -> list[str]:
+    """`key = value` of the keys of a table that are set."""
+    keys = ((key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key), value) for key, value in table.items())
+    return [f"{key} = {toml_value(value)}" for key, value in keys if value is not None]
+
+
+def close_matches(name: str, known: Iterable[str]) -> str:
+    """`did you mean …?` for the names nearest to `name`, or nothing."""
+    import difflib
+
+    known = list(known)
+    begun = [other for other in known if len(name) > 2 and _letters(other).startswith(_letters(name))]
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or begun[:3]
+    return f"did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def _letters(name: str) -> str:
+    return "".join(char for char in name.lower() if char.isalnum())

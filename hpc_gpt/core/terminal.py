@@ -1,0 +1,187 @@
+"""The terminal. This is the only module that uses rich, and it loads rich only to draw."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import re
+import select
+import shutil
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+
+from hpc_gpt.core import output
+from hpc_gpt.core.words import Style, plain, show_duration, wrapped
+
+# A colour is never the only sign: the text says the same.
+_CODES = {"bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36,
+          "light red": 91, "light blue": 94, "light magenta": 95}  # fmt: skip
+_CODE = re.compile(r"\x1b\[\d*m")
+# Work that ends before so many seconds shows no life; then it does so often.
+_LIFE_AFTER_S, _LIFE_EVERY_S = 1.0, 0.25
+
+
+def width(stderr: bool = False) -> int | None:
+    """Columns of the terminal at stdout (or stderr); None if it is a pipe or a file."""
+    stream = sys.stderr if stderr else sys.stdout
+    if not stream.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def can_ask() -> bool:
+    """Whether the user can see and answer a question: stdin and stderr are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def colour_wanted() -> bool:
+    """False under NO_COLOR or a dumb terminal, as https://no-color.org asks."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, style: Style, stderr: bool = False) -> str:
+    """The text in a style on a terminal that wants colour, else plain. A mapping has a style for each character."""
+    if not style or not text.strip() or width(stderr) is None or not colour_wanted():
+        return text
+    if isinstance(style, str):
+        return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+    alike = itertools.groupby(text, lambda letter: style.get(letter, ""))
+    return "".join(painted("".join(letters), each, stderr) for each, letters in alike)
+
+
+def say(text: str, err: bool = False, label: str = "", style: str = "", hang: int | None = None) -> None:
+    """Prints lines of ours: whole into a pipe; on a terminal they wrap between words, and what follows is indented by
+    `hang` columns, by two more than the line unless given. `label` is before the first line, in a style."""
+    out, columns = (sys.stderr if err else sys.stdout), width(err)
+    for place, line in enumerate((label + text).split("\n")):
+        first, *rest = wrapped(line, columns, hang)
+        if not place:
+            first = painted(label, style, err) + first.removeprefix(label)
+        out.write("\n".join([first, *rest]) + "\n")
+    out.flush()
+
+
+def write_heading(line: str) -> None:
+    """Prints a heading: bold on a terminal, plain elsewhere. Bold is never the only sign."""
+    sys.stdout.write("".join(painted(each, "bold") + "\n" for each in wrapped(line, width())))
+
+
+def agrees(question: str) -> bool:
+    """The answer at the terminal; the end of input is a no. Ctrl-C raises KeyboardInterrupt.
+
+    input() forgets a Ctrl-C that comes while it flushes the prompt, as one typed at once at a busy machine does.
+    """
+    while True:
+        sys.stderr.write(f"{question} [y/N]: ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if answer.strip().lower() in ("y", "yes", "n", "no", ""):
+            sys.stderr.write("" if answer else "\n")
+            return answer.strip().lower() in ("y", "yes")
+        sys.stderr.write("Error: invalid input\n")
+
+
+@contextlib.contextmanager
+def shows_life(what: str, work: Callable[[], str] = lambda: output.working_on) -> Iterator[None]:
+    """In the block, which prints nothing, a line on stderr says what is done, for how long and on what, if that is a
+    terminal and it takes more than a moment. The line is rewritten in place, and gone at the end."""
+    over, began, columns = threading.Event(), time.monotonic(), width(stderr=True)
+
+    def draw() -> None:
+        pause, drawn = _LIFE_AFTER_S, False
+        while not over.wait(pause):
+            text = f"{what}, {show_duration(round(time.monotonic() - began))}: {work()}".removesuffix(": ")
+            # Not by sys.stderr, whose lock a process that is forked meanwhile would keep.
+            os.write(2, f"\r\x1b[K{plain(text)[: (columns or 80) - 1]}".encode(errors="replace"))
+            pause, drawn = _LIFE_EVERY_S, True
+        if drawn:
+            os.write(2, b"\r\x1b[K")
+
+    thread = threading.Thread(target=draw, name="life", daemon=True)
+    if columns is not None and os.environ.get("TERM") != "dumb":
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """Within the block, what waits at most so many seconds for a key, and returns it; empty if none was pressed."""
+    listened = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    before = termios.tcgetattr(listened[0]) if listened else None
+
+    def pressed(seconds: float) -> str:
+        ready = select.select(listened, [], [], seconds)[0]
+        return (os.read(ready[0], 1).decode("ascii", "replace") or "q") if ready else ""  # at the end of input, too
+
+    try:
+        if before is not None:
+            tty.setcbreak(listened[0])
+        yield pressed
+    finally:
+        if before is not None:
+            termios.tcsetattr(listened[0], termios.TCSADRAIN, before)
+
+
+class ProgressLine:
+    """A progress line on stderr: rewritten in place on a terminal, one line after another in a file."""
+
+    def __init__(self) -> None:
+        self._columns = width(stderr=True)
+
+    def show(self, text: str) -> None:
+        if self._columns is None:
+            sys.stderr.write(text + "\n")
+        else:
+            sys.stderr.write("\r\x1b[K" + text[: self._columns - 1])
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Ends the line; the last text stays on the screen."""
+        if self._columns is not None:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+class Screen:
+    """A text that is shown repeatedly: in place on a terminal, as far as it has rows, one after another in a file."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        columns = width()
+        if columns is not None:
+            text = _fitted(text, columns, shutil.get_terminal_size().lines - 1)
+            if self._shown:
+                sys.stdout.write(f"\x1b[{_rows(self._shown, columns)}F\x1b[J")
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        self._shown = text
+
+
+def _fitted(text: str, columns: int, most: int) -> str:
+    """The first lines of a text that `most` rows can hold, and how many are left out: what has scrolled off the top
+    cannot be rewritten."""
+    lines = text.split("\n")
+    kept = len(lines)
+    while kept > 1 and _rows("\n".join(lines[:kept]), columns) + (kept < len(lines)) > most:
+        kept -= 1
+    return "\n".join([*lines[:kept], *([f"… {len(lines) - kept} more lines"] if kept < len(lines) else [])])
+
+
+def _rows(text: str, columns: int) -> int:
+    """Rows of the terminal that a text takes, with long lines wrapped."""
+    from rich.cells import cell_len
+
+    return sum(max(1, math.ceil(cell_len(line) / columns)) for line in _CODE.sub("", text).split("\n"))

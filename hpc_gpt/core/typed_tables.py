@@ -1,0 +1,274 @@
+"""Tables turned into a dataclass: what a user wrote is checked key by key, what we stored is read as it is."""
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from hpc_gpt.core.errors import raise_faults
+from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.tables import close_matches, flat
+
+T = TypeVar("T")
+LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
+# {type of a key: what its value should be, in TOML's terms}; any other is a table.
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
+
+
+def check_tables(
+    tables: Mapping[str, Any],
+    kind: type[T],
+    where: str,
+    given: Collection[str] = (),
+    more: Mapping[str, str] | None = None,
+    topic: str = "keys",
+) -> T:
+    """The tables as dataclass `kind`. ConfigError lists every fault at once, with close matches for unknown names.
+
+    Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
+    A value must have its key's own type; the `given` keys also take a text that reads as one (`yes`). `more` has faults
+    that the caller has found, each with its hint. `topic`: of `hpc-gpt help`, with the keys.
+    """
+    check = _Check(kind, frozenset(given))
+    checked = check.table(kind, tables, "")
+    lines = {}
+    for key, fault in check.faults.items():
+        of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
+        lines[f"{'your options' if of_options else where}: {fault}"] = f"hpc-gpt help {topic} lists every key"
+    raise_faults(lines | dict(more or {}))
+    return cast(T, checked)
+
+
+def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
+    """The dotted keys of all values in the table of a dotted key, or the key itself."""
+    value: Any = tables
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return set(flat(value, f"{key}.")) if isinstance(value, Mapping) and value else {key}
+
+
+@dataclass
+class _Check:
+    """Reads tables as dataclass `root`, and gathers {dotted key: what is wrong with its value}."""
+
+    root: Any
+    given: frozenset[str]
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def table(self, kind: Any, tables: Mapping[str, Any], prefix: str) -> Any:
+        """The object of a dataclass; None if any value has a fault."""
+        hints, values = _hints(kind), {}
+        for entry in fields(kind):
+            key = prefix + entry.name
+            if entry.name in tables:
+                values[entry.name] = self.value(hints[entry.name], tables[entry.name], key)
+            elif (entry.default, entry.default_factory) == (MISSING, MISSING):
+                self.faults[key] = f"{key}: field required"
+        for name in tables:
+            if name not in hints:
+                self.faults[prefix + name] = self._unknown(kind, prefix, name)
+        return None if self.faults else kind(**values)
+
+    def value(self, kind: Any, value: Any, key: str) -> Any:
+        """A value in the type of its key."""
+        origin, inner = get_origin(kind), get_args(kind)
+        if origin in (Union, UnionType):
+            return self._one_of(inner, value, key)
+        if is_dataclass(kind) and isinstance(value, Mapping):
+            return self.table(kind, value, f"{key}.")
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(self.value(inner[0], part, key) for part in value)
+        if origin is dict and isinstance(value, Mapping):
+            return {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            return _scalar(kind, value, key in self.given)
+        self.faults.setdefault(key, _type_fault(key, kind, value))
+        return None
+
+    def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
+        """A value of a key that may have several types. The fault of one that has none names each."""
+        if value is None and NoneType in kinds:
+            return None
+        tried = [kind for kind in kinds if kind is not NoneType]
+        if isinstance(value, list | tuple):
+            tried = [kind for kind in tried if get_origin(kind) is tuple] or tried
+        faults = []
+        for kind in tried:
+            check = _Check(self.root, self.given)
+            found = check.value(kind, value, key)
+            if not check.faults:
+                return found
+            faults.append(check.faults)
+        if len(faults) == 1:
+            self.faults |= faults[0]
+        else:
+            words = [next(iter(each.values())).removeprefix(f"{key}: ") for each in faults]
+            self.faults[key] = f"{key}: {', or '.join(words)}"
+        return None
+
+    def _unknown(self, table: Any, prefix: str, name: str) -> str:
+        known = _field_names(table)
+        # The key belongs to another table.
+        elsewhere = [f"{other}.{name}" for other, of in _hints(self.root).items() if name in _field_names(of)]
+        match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
+        return f"unknown key {prefix}{name}; " + (match or f"known here: {', '.join(known)}")
+
+
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def _scalar(kind: Any, value: Any, from_text: bool) -> Any:
+    """A value of a key without a table or list; TypeError, ValueError or OverflowError if it has another type.
+
+    A float without a fraction is a whole number, too (`steps = 1e4`). `from_text`: so is a text that reads as one.
+    """
+    if get_origin(kind) is Literal and (type(value), value) in {(type(each), each) for each in get_args(kind)}:
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in (int, float) and (is_number or (from_text and isinstance(value, str))):
+        number = value if is_number else float(value)
+        if kind is int and isinstance(number, float) and not (number.is_integer() and abs(number) <= LARGEST):
+            raise ValueError("no whole number")
+        return kind(number)
+    if kind is bool and from_text and str(value).lower() in _FLAGS:
+        return _FLAGS[str(value).lower()]
+    if kind in (bool, str) and isinstance(value, kind):
+        return value
+    raise TypeError("another type")
+
+
+def _type_fault(key: str, kind: Any, value: Any) -> str:
+    """The message for a value that does not have the type of its key."""
+    if get_origin(kind) is Literal:
+        choices = [repr(choice) for choice in get_args(kind)]
+        listed = " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+        match = close_matches(str(value), map(str, get_args(kind)))
+        return f"{key}: input should be {listed}" + (f"; {match}" if match else "")
+    if get_origin(kind) is tuple and isinstance(value, str):
+        return f"{key}: input should be a list: {key.rpartition('.')[2]} = [{_toml(value)}]"
+    return f"{key}: input should be {_TYPES.get(get_origin(kind) or kind, 'a table')}, not {_kind_of_value(value)}"
+
+
+def _kind_of_value(value: Any) -> str:
+    if isinstance(value, str):
+        return f"the text {_toml(value)}"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, bool | int | float):
+        return _toml(value)
+    return f"the {type(value).__name__} {value}"  # a date or time of TOML
+
+
+def _field_names(table: Any) -> list[str]:
+    return [entry.name for entry in fields(table)] if is_dataclass(table) else []
+
+
+def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
+    """The object of dataclass `kind` from JSON tables. A missing key has its default: an older version wrote them.
+
+    Raises KeyError for a missing key without a default; TypeError or ValueError, with the key, for a wrong type.
+    """
+    if not isinstance(tables, Mapping):
+        raise TypeError(f"{where or 'it'} is no object")
+    values: dict[str, Any] = {}
+    for stored in _stored_fields(kind):
+        if stored.has_default and stored.name not in tables:
+            continue
+        value = tables[stored.name]
+        if stored.table is not None and not (value is None and stored.may_be_none):
+            place = f"{where}.{stored.name}" if where else stored.name
+            if stored.is_named:
+                value = {name: from_tables(stored.table, each, f"{place}.{name}") for name, each in value.items()}
+            else:
+                value = from_tables(stored.table, value, place)
+        elif not stored.check(value):
+            raise ValueError(f"{where}.{stored.name} is {value!r:.60}" if where else f"{stored.name} is {value!r:.60}")
+        values[stored.name] = tuple(value) if isinstance(value, list) and not stored.is_list else value
+    return kind(**values)
+
+
+class _StoredField(NamedTuple):
+    """A field of a dataclass: what a value must be, the dataclass that it holds if it does, alone or in a dictionary
+    (`is_named`), and whether a list stays one."""
+
+    name: str
+    check: Callable[[Any], bool]
+    table: Any
+    has_default: bool
+    may_be_none: bool
+    is_named: bool
+    is_list: bool
+
+
+@functools.cache
+def _stored_fields(kind: Any) -> list[_StoredField]:
+    """The fields of a dataclass. Cached: finding them takes longer than reading a run's file."""
+    found = []
+    for entry in fields(kind):
+        hint = _hints(kind)[entry.name]
+        parts = (hint, *get_args(hint))
+        table, is_named = table_in(hint)
+        has_default = (entry.default, entry.default_factory) != (MISSING, MISSING)
+        is_list = any(get_origin(each) is list for each in parts)
+        check = _check_of(hint)
+        found.append(_StoredField(entry.name, check, table, has_default, NoneType in parts, is_named, is_list))
+    return found
+
+
+def table_in(hint: Any) -> tuple[Any, bool]:
+    """(the dataclass in the type of a field, None without one; whether the field is a dictionary of such)."""
+    for each in (hint, *get_args(hint)):
+        named = get_origin(each) is dict and is_dataclass(get_args(each)[1])
+        if named or is_dataclass(each):
+            return (get_args(each)[1] if named else each), named
+    return None, False
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON has a type; an integer is a float, too, and no number is larger than LARGEST."""
+    return _check_of(hint)(value)
+
+
+@functools.cache
+def _check_of(hint: Any) -> Callable[[Any], bool]:
+    """What `fits` asks of a value of that type. Cached: looking into a type takes longer than the check."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if hint is int:
+        return _is_whole
+    if hint is float:
+        return lambda value: math.isfinite(value) if isinstance(value, float) else _is_whole(value)
+    if origin in (Union, UnionType):
+        plain = tuple(each for each in inner if each in (bool, str, NoneType))
+        others = [_check_of(each) for each in inner if each not in plain]
+        if len(others) == 1:  # as of each heartbeat of thousands of ranks
+            return lambda value: isinstance(value, plain) or others[0](value)
+        return lambda value: isinstance(value, plain) or any(check(value) for check in others)
+    if origin is Literal:
+        kinds, choices = {type(each) for each in inner}, {(type(each), each) for each in inner}
+        return lambda value: type(value) in kinds and (type(value), value) in choices
+    if origin in (tuple, list):
+        check = _check_of(inner[0])
+        return lambda value: isinstance(value, list) and all(map(check, value))
+    if origin is dict:
+        check = _check_of(inner[1])
+        return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    return lambda value: isinstance(value, hint)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _toml(value: str | float) -> str:
+    """A scalar as TOML writes it, cut if it is long, without secrets."""
+    text = json.dumps(hide_secrets(value[:200]) if isinstance(value, str) else value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,397 @@
+"""transformers' config.json: a file as a shape, and a shape as a file. Without torch or transformers; no code is run.
+
+A key of a file is used, is known to be without effect here (`config_keys`), or is refused with its value. What changes
+initial weights or gradients alone and is not followed is named by `unfollowed_keys`; what transformers' class of that
+model type does not read either by `unread_keys`. All is as its class of 5.23 reads it: what a file does not give is the
+class's default.
+"""
+
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.experiment import RopeScaling
+from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of, check_shape
+from hpc_gpt.core.weights.config_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
+from hpc_gpt.core.words import and_more
+
+_SHOWN = 8
+# A rotated model can be trained at any length; a file's own is often that of its last, short stage.
+_LONGEST = 8192
+
+
+def read_config(path: Path, seq: int | None = None, pads: bool = True) -> ModelShape:
+    """The shape in a config.json, or in the folder that has one. `seq` is the length that is trained, by default the
+    file's positions, at most 8192. Without `pads` its pad token is not read, as earlier versions did not.
+
+    Raises ConfigError for a file that cannot be read, another architecture, and each key that says what cannot be
+    trained here.
+    """
+    return _read(path, seq, pads)[0]
+
+
+def unread_keys(path: Path, seq: int | None = None) -> str:
+    """A line on the keys of a file that neither transformers' class nor this module reads; empty if there is none.
+
+    Raises ConfigError as `read_config`.
+    """
+    _, keys, kind = _read(path, seq)
+    unread = keys.unread()
+    if not unread:
+        return ""
+    are = "keys" if len(unread) > 1 else "a key"
+    named = ", ".join(unread[:_SHOWN]) + and_more(len(unread), _SHOWN, ", and ", "other")
+    return f"{keys.file}: {named}: {are} that transformers' {ARCHITECTURES[kind]} does not read either"
+
+
+# GPT-2's dropouts, and each class's deviation of drawn weights, with what a class has if a file does not say.
+_DROPOUTS, _DROPPED, _STD = ("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1, 0.02
+
+
+def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list[str]:
+    """Lines on the values of a file that change no logit of its weights, but a training, as far as they are among the
+    `names` that this run does not follow. Raises ConfigError as `read_config`."""
+    shape, keys, kind = _read(path, seq)
+    lines = []
+    rates = {name: keys.take(name, float, _DROPPED) for name in _DROPOUTS if name in names and kind == "gpt2"}
+    if said := [f"{name} is {rate:g}" for name, rate in rates.items() if rate]:
+        lines.append(f"{', '.join(said)}: not followed, as there is no dropout here")
+    if "initializer_range" in names and (std := keys.take("initializer_range", float, _STD)) != _STD:
+        lines.append(f"initializer_range is {std:g}: not followed, as weights are drawn with {_STD:g} here")
+    if "pad_token_id" in names and shape.pad_token is not None:
+        lines.append(f"pad_token_id is {shape.pad_token}: not followed, as its row is trained like any other")
+    return [f"{keys.file}: {line}" for line in lines]
+
+
+def _read(path: Path, seq: int | None, pads: bool = True) -> tuple[ModelShape, Keys, str]:
+    file = path / "config.json" if path.is_dir() else path
+    config = read_config_json(file)
+    kind = model_type_of(config, file)
+    keys = Keys(config, file)
+    keys.taken.add("initializer_range")
+    shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
+    if pads and kind != "gpt2":  # whose class gives its embedding none
+        shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
+    keys.check_rest()
+    check_shape(shape)
+    return shape, keys, kind
+
+
+def architecture_in(path: Path) -> str:
+    """The class of transformers that a folder's config.json names. Raises ConfigError as `read_config`."""
+    file = path / "config.json"
+    return ARCHITECTURES[model_type_of(read_config_json(file), file)]
+
+
+def model_name(path: Path) -> str:
+    """A model's name by its file: that of the folder.
+
+    >>> model_name(Path("models/Qwen3-8B/config.json")), model_name(Path("a/b.json"))
+    ('Qwen3-8B', 'b')
+    """
+    path = path.absolute()
+    return path.parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else path.name
+
+
+def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
+    keys.must_be("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    keys.must_be("scale_attn_weights", True)
+    keys.must_be("scale_attn_by_inverse_layer_idx", False)
+    keys.must_be("reorder_and_upcast_attn", False)
+    keys.must_be("add_cross_attention", False)
+    keys.taken |= {*_DROPOUTS}
+    positions = keys.take_either("n_positions", "max_position_embeddings", int, 1024)
+    if keys.config.get("n_ctx") == positions:  # of earlier versions
+        keys.taken.add("n_ctx")
+    hidden, ffn = keys.need_either("n_embd", "hidden_size", int), keys.take("n_inner", int)
+    return ModelShape(
+        hidden=hidden,
+        layers=keys.need_either("n_layer", "num_hidden_layers", int),
+        heads=keys.need_either("n_head", "num_attention_heads", int),
+        vocab=keys.take("vocab_size", int, 50257),
+        seq=seq or positions,
+        tied=keys.take("tie_word_embeddings", bool, True),
+        ffn=None if ffn == 4 * hidden else ffn,
+        norm_eps=keys.take("layer_norm_epsilon", float, 1e-5),
+    )
+
+
+# The heads of keys if a file does not say; null are as many as heads.
+_KEY_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4}
+
+
+def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
+    keys.must_be("hidden_act", "silu", "swish")
+    keys.must_be("attention_dropout", 0, 0.0)
+    hidden, heads = keys.need("hidden_size", int), keys.need("num_attention_heads", int)
+    layers = keys.need("num_hidden_layers", int)
+    kv_heads = keys.take("num_key_value_heads", int)
+    if "num_key_value_heads" not in keys.config:
+        kv_heads = _KEY_HEADS.get(kind)
+    head_dim = keys.take("head_dim", int, 128 if kind == "qwen3" else None)
+    length = keys.take("max_position_embeddings", int, _LONGEST)
+    seq = seq or min(length, _LONGEST)
+    theta, scaling = _read_rotation(keys, kind)
+    nope_every = _read_layers_without_rotation(keys, layers) if kind == "smollm3" else None
+    _check_window(keys, kind, layers, seq, nope_every)
+    return ModelShape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        vocab=keys.need("vocab_size", int),
+        seq=seq,
+        tied=keys.take("tie_word_embeddings", bool, kind == "smollm3"),
+        kv_heads=None if kv_heads == heads else kv_heads,
+        head_dim=None if head_dim and head_dim * heads == hidden else head_dim,
+        ffn=keys.need("intermediate_size", int),
+        mlp="swiglu",
+        norm="rmsnorm",
+        positions="rope",
+        bias=_read_bias(keys, kind),  # type: ignore[arg-type]
+        norm_eps=keys.take("rms_norm_eps", float, 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        qk_norm=kind == "qwen3",
+        nope_every=nope_every,
+    )
+
+
+def _read_pad_token(keys: Keys, kind: str, vocab: int) -> int | None:
+    """The row that torch's `padding_idx` takes from training. A negative one counts from the end."""
+    given, of_class = keys.take("pad_token_id", int), ""
+    if "pad_token_id" not in keys.config:
+        given = _tokens_of(kind)["pad_token_id"]
+        of_class = f" (not given, so that of the class, {given})"
+    if given is not None and not -vocab <= given < vocab:
+        why = f"a row that an embedding of {vocab} has not{of_class}: transformers cannot build such a model"
+        keys.refuse("pad_token_id", why, "correct it in the file; null is for none")
+    return None if given is None else given % vocab
+
+
+def _read_bias(keys: Keys, kind: str) -> str:
+    if kind in ("qwen3", "smollm3"):
+        keys.must_be("attention_bias", False)
+    if kind == "smollm3":
+        keys.must_be("mlp_bias", False)
+    if kind != "llama":
+        return "qkv" if kind == "qwen2" else "none"
+    attention, mlp = keys.take("attention_bias", bool, False), keys.take("mlp_bias", bool, False)
+    if attention != mlp:
+        name = "attention_bias" if attention else "mlp_bias"
+        keys.refuse(name, "but the other of attention_bias and mlp_bias is not: biases are in all layers, or in none")
+    return "all" if attention else "none"
+
+
+def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int | None) -> None:
+    """Refuses attention over a window that is shorter than `seq`, in any layer."""
+    if kind == "llama":
+        return
+    window = keys.take("sliding_window", int)
+    if "sliding_window" not in keys.config and kind != "smollm3":
+        window = 4096
+    slides = window is not None
+    if kind != "mistral":
+        slides = keys.take("use_sliding_window", bool, False) and slides
+        types = keys.take("layer_types", list)
+        known = ("full_attention", "sliding_attention") if slides else ("full_attention",)
+        if types is not None and any(each not in known for each in types):
+            keys.refuse("layer_types", "but every layer here attends to all tokens before")
+        if types is not None:
+            slides = slides and "sliding_attention" in types
+        elif kind == "smollm3":
+            slides = slides and nope_every is not None
+        else:
+            slides = slides and keys.take("max_window_layers", int, 28) < layers
+    if slides and window is not None and window < seq:
+        words = "" if "sliding_window" in keys.config else f" (not given, so that of the class, {window})"
+        keys.refuse("sliding_window", f"a window shorter than model.seq {seq}{words}", f"use --seq {window} or less")
+
+
+_FIGURES = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def _read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
+    """theta and scaling, in the spelling of transformers 4 or of 5; if both are there, they must agree."""
+    keys.must_be("partial_rotary_factor", 1, 1.0)
+    found = []
+    old_theta, old = keys.take("rope_theta", float), keys.take("rope_scaling", dict)
+    new = keys.take("rope_parameters", dict)
+    if old_theta is not None or old is not None:
+        found.append(("rope_scaling", old_theta, old or {}))
+    if new is not None:
+        found.append(("rope_parameters", new.get("rope_theta"), new))
+    read = {name: (theta, _read_scaling(keys, name, values)) for name, theta, values in found}
+    if len(read) == 2:
+        (one_theta, one), (other_theta, other) = read.values()
+        if one != other or (one_theta is not None and other_theta is not None and one_theta != other_theta):
+            keys.refuse("rope_parameters", "but rope_theta and rope_scaling say something else", "take one of them out")
+    theta = next((theta for theta, _ in read.values() if theta is not None), 2e6 if kind == "smollm3" else 1e4)
+    if isinstance(theta, bool) or not isinstance(theta, int | float):
+        keys.refuse("rope_parameters", "whose rope_theta is no number")
+    return float(theta), next((scaling for _, scaling in read.values()), None)
+
+
+def _read_scaling(keys: Keys, name: str, values: Mapping[str, Any]) -> RopeScaling | None:
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        keys.refuse(name, "a rotation of another kind than default and llama3")
+    if any(isinstance(value, Mapping) for value in values.values()):
+        keys.refuse(name, "a rotation for each kind of layer: here all are alike")
+    if values.get("partial_rotary_factor", 1) != 1:
+        keys.refuse(name, "whose partial_rotary_factor is not 1: here the whole of each head is rotated")
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(_FIGURES if kind == "llama3" else ())}
+    keys.within += [f"{name}.{key}" for key in values if key not in known]
+    if kind == "default":
+        return None
+    given = {_FIGURES[-1]: keys.config.get("max_position_embeddings"), **values}
+    figures = [given.get(key) for key in _FIGURES]
+    if any(isinstance(figure, bool) or not isinstance(figure, int | float) for figure in figures):
+        keys.refuse(name, f"which lacks one of {', '.join(_FIGURES)}, or has no number there")
+    factor, low, high, original = figures
+    return RopeScaling("llama3", float(factor), float(low), float(high), int(original))  # type: ignore[arg-type]
+
+
+def _read_layers_without_rotation(keys: Keys, layers: int) -> int | None:
+    """SmolLM3's: 1 in `no_rope_layers` means that a layer is rotated."""
+    every = keys.take("no_rope_layer_interval", int, 4)
+    listed = keys.take("no_rope_layers", list)
+    if listed is None:
+        return int(every)
+    without = [layer for layer, rotates in enumerate(listed) if not rotates]
+    every = without[0] + 1 if without else None
+    expected = [int(not (every and (layer + 1) % every == 0)) for layer in range(layers)]
+    if listed != expected or every == 1:
+        keys.refuse(
+            "no_rope_layers", f"but here the layers without rotation are every n-th one of the {layers}, n above 1"
+        )
+    return every
+
+
+# --- a shape as a file
+
+# The tokens that begin, end and pad a text, if a file does not say: bos, eos, pad.
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OWN_TOKENS = {
+    "gpt2": (50256, 50256, None),
+    "llama": (1, 2, None),
+    "mistral": (1, 2, None),
+    "smollm3": (128000, 128001, 128004),
+}
+
+
+def _tokens_of(kind: str) -> dict[str, int | None]:
+    """The tokens of a class."""
+    return dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
+
+
+_OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """The folder that a run began from, as far as an export passes it on: the class, the keys of its config.json that
+    no shape has, and its generation_config.json."""
+
+    architecture: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] | None = None
+
+
+def init_config_in(path: Path) -> InitConfig:
+    """What an export passes on from a folder: the tokens that begin, end and pad a text, the positions, the windows.
+
+    Raises ConfigError as `read_config`.
+    """
+    config = read_config_json(path / "config.json")
+    kind = model_type_of(config, path / "config.json")
+    own = _tokens_of(kind)
+    kept: dict[str, Any] = {key: config.get(key, own[key]) for key in _TOKENS}
+    if kind != "gpt2" and config.get("max_position_embeddings") is not None:
+        kept["max_position_embeddings"] = config["max_position_embeddings"]
+    if kind == "mistral" or config.get("use_sliding_window"):
+        kept |= {key: config[key] for key in _OF_WINDOWS if key in config}
+    if kind == "mistral":
+        kept.setdefault("sliding_window", 4096)
+    generation = None
+    if (path / GENERATION).is_file():
+        with contextlib.suppress(ConfigError):
+            generation = read_config_json(path / GENERATION)
+    return InitConfig(ARCHITECTURES[kind], kept, generation)
+
+
+def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | None = None) -> dict[str, Any]:
+    """The keys of config.json, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
+
+    Our model has no dropout. Learned positions are those of the shape. What the shape does not have is as in the folder
+    that the run began from: its class, if that is of the same shape; the tokens that begin and end a text, which are
+    none otherwise; its positions, if the run has not more. The rotation is written in both spellings.
+    """
+    name = architecture_of(shape)
+    assert name is not None, "its callers ask architecture_of"
+    begun = begun or InitConfig()
+    if name == "LlamaForCausalLM" and begun.architecture == ARCHITECTURES["mistral"] and shape.bias == "none":
+        name = begun.architecture
+    kind = next(kind for kind, architecture in ARCHITECTURES.items() if architecture == name)
+    config: dict[str, Any] = {"architectures": [name], "model_type": kind}
+    config["vocab_size"] = shape.vocab if vocab is None else vocab
+    rest: dict[str, Any] = {"tie_word_embeddings": shape.tied, "use_cache": True}
+    rest |= {key: begun.config.get(key) for key in _TOKENS if kind == "smollm3" or key in (*_TOKENS[:2], *begun.config)}
+    pad, stored = shape.pad_token, rest.get("pad_token_id")
+    if pad is not None and (stored is None or stored % shape.vocab != pad):
+        rest["pad_token_id"] = pad
+    if kind == "gpt2":
+        return config | _gpt2_config(shape) | rest
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    length = shape.seq
+    if shape.rope_scaling is not None:
+        figures = {key: getattr(shape.rope_scaling, key) for key in _FIGURES}
+        scaling = {"rope_type": "llama3", **figures}
+        length = max(length, int(shape.rope_scaling.factor * shape.rope_scaling.original_max_position_embeddings))
+    if "max_position_embeddings" in begun.config:
+        length = max(shape.seq, begun.config["max_position_embeddings"])
+    config |= {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp_width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_heads,
+        "head_dim": shape.head_width,
+        "hidden_act": "silu",
+        "max_position_embeddings": length,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None if shape.rope_scaling is None else scaling,
+        "rope_parameters": {"rope_theta": shape.rope_theta, **scaling},
+        "attention_dropout": 0.0,
+    }
+    if kind == "mistral":
+        config |= {"sliding_window": None}
+    if kind == "llama":
+        config |= {"attention_bias": shape.bias == "all", "mlp_bias": shape.bias == "all"}
+    if kind == "smollm3":
+        rotated = [int(shape.rotates(layer)) for layer in range(shape.layers)]
+        config |= {"no_rope_layers": rotated, "no_rope_layer_interval": shape.nope_every}
+    if kind.startswith("qwen") or kind == "smollm3":
+        config |= {"use_sliding_window": False}
+    if name == begun.architecture:
+        config |= {key: begun.config[key] for key in _OF_WINDOWS if key in begun.config}
+    return config | rest
+
+
+def _gpt2_config(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "n_positions": shape.seq,
+        "n_embd": shape.hidden,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_inner": shape.mlp_width,
+        "activation_function": "gelu_new",  # the tanh approximation
+        "layer_norm_epsilon": shape.norm_eps,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }

@@ -1,0 +1,182 @@
+"""The keys of a config.json: which are read, which have no effect here, and which are refused if they are set."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, OsErrorAs
+from hpc_gpt.core.files import json_in
+from hpc_gpt.core.typed_tables import fits
+
+# The model types that are read, with the class of each (transformers 5.23).
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+# Families that are known and not trained here, by the beginning of the class's name, and why.
+_FAMILIES_REFUSED = {
+    "Olmo": "OLMo norms after the layers, and queries and keys over their whole width",
+    "Gemma": "Gemma has four norms a layer, which multiply by 1 + weight, and scales the embedding",
+    "GptOss": "GPT-OSS has experts and attention sinks",
+    "Deepseek": "DeepSeek has latent attention and experts",
+    "Qwen2Moe": "it has experts",
+    "Qwen3Moe": "it has experts",
+    "Mixtral": "it has experts",
+    "Phi": "Phi rotates only a part of each head, or fuses its matrices",
+}
+# What transformers' classes read, and what decides neither the model's arithmetic nor its size: which tokens begin and
+# end a text, other heads than the language model's, how the file was written and in which numbers, what saves memory.
+_WITHOUT_EFFECT = {
+    *("_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "dtype", "model_type"),
+    *("torch_dtype", "transformers_version", "transformers.js_config", "use_cache", "return_dict", "output_attentions"),
+    *("output_hidden_states", "chunk_size_feed_forward", "bos_token_id", "eos_token_id", "pad_token_id", "id2label"),
+    *("label2id", "num_labels", "problem_type", "summary_activation", "summary_first_dropout", "summary_last_dropout"),
+    *("summary_proj_to_labels", "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout"),
+    *("pretraining_tp", "max_window_layers", "gradient_checkpointing", "tie_last_hidden_states", "name_or_path"),
+    "_commit_hash",
+}
+# What transformers takes out of config.json: how a text is generated (`GenerationConfig`).
+_OF_GENERATION = {
+    *("assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens"),
+    *("diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "epsilon_cutoff"),
+    *("encoder_repetition_penalty", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id"),
+    *("forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beams"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups", "num_return_sequences"),
+    *("output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens"),
+    *("target_lookbehind", "temperature", "top_k", "top_p", "typical_p"),
+}
+# What earlier versions of transformers wrote for every model, and none of these classes reads.
+_FORMER = {
+    *("cross_attention_hidden_size", "decoder_start_token_id", "finetuning_task", "is_decoder", "output_past"),
+    *("prefix", "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder"),
+    *("tokenizer_class", "torchscript", "use_bfloat16", "xla_device"),
+}
+_SILENT = _WITHOUT_EFFECT | _OF_GENERATION | _FORMER
+# What asks for something that no model here has, whatever its type: {key: what it asks for}.
+_REFUSED = {
+    "auto_map": "code of the folder's own, which is never run here",
+    "quantization_config": "weights in another format than numbers of 16 or 32 bits",
+    "transformers_weights": "another file of weights than the folder's model.safetensors or its index",
+    "per_layer_config": "layers that differ, but here all are alike",
+    "fusion_config": "modules that transformers replaces as it loads them",
+    "is_encoder_decoder": "an encoder, but a decoder is trained here",
+}
+
+
+def read_config_json(file: Path) -> dict[str, Any]:
+    """The object in a file. Raises ConfigError if it cannot be read."""
+    hint = "give a config.json of transformers, or the folder that has one; nothing is downloaded"
+    if not file.exists() and (there := sorted(path.name for path in file.parent.glob("*"))):
+        if "params.json" in there:
+            hint = "these are of Meta's format, which transformers' convert_llama_weights_to_hf.py converts"
+        raise ConfigError(f"{file.parent} has no {file.name}, but {', '.join(there[:4])}", hint)
+    with OsErrorAs(ConfigError, str(file), hint):
+        try:
+            config = json_in(file)
+        except ValueError as fault:
+            hint = "download it again; it is a text of a few hundred bytes"
+            raise ConfigError(f"{file}: no JSON: {fault}", hint) from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: no object, but a {type(config).__name__}", "give a config.json of transformers")
+    return config
+
+
+def model_type_of(config: Mapping[str, Any], file: Path) -> str:
+    """The family, by the class in `architectures`, or by `model_type`. Raises ConfigError for one not trained here."""
+    named, kind = config.get("architectures"), config.get("model_type")
+    known = {name: kind for kind, name in ARCHITECTURES.items()}
+    name = named[0] if isinstance(named, list) and len(named) == 1 else named
+    if name is None and kind in ARCHITECTURES:
+        return str(kind)
+    if isinstance(name, str) and name in known:
+        if kind not in (None, known[name]):
+            raise ConfigError(f"{file}: architectures is {name}, but model_type is {kind}", "correct one of them")
+        return known[name]
+    what = f"architectures is {name}" if name is not None else f"model_type is {kind}"
+    reason = next(
+        (why for begun, why in _FAMILIES_REFUSED.items() if str(name or kind).lower().startswith(begun.lower())), None
+    )
+    raise ConfigError(
+        f"{file}: {what}, which cannot be trained here" + (f": {reason}" if reason else ""),
+        f"the classes that can: {', '.join(ARCHITECTURES.values())}",
+    )
+
+
+_KINDS = {bool: "true or false", int: "whole number", float: "number", list: "list", dict: "object"}
+
+
+@dataclass
+class Keys:
+    """The keys of a file. `taken`: those that were asked for; `within`: keys of its objects that nothing reads."""
+
+    config: Mapping[str, Any]
+    file: Path
+    taken: set[str] = field(default_factory=set)
+    within: list[str] = field(default_factory=list)
+
+    def take(self, name: str, kind: type, default: Any = None) -> Any:
+        """The value of a key; its default, which may be None, if the file lacks it or has null."""
+        self.taken.add(name)
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not fits(value, kind):
+            self.refuse(name, f"which is no {_KINDS[kind]}")
+        return kind(value) if kind is float else value
+
+    def take_either(self, name: str, alias: str, kind: type, default: Any = None) -> Any:
+        """The value of a key that has another name, too; if both are given, they must agree."""
+        value, other = self.take(name, kind), self.take(alias, kind)
+        if None not in (value, other) and value != other:
+            self.refuse(alias, f"but {name}, which means the same, is {_json(value)}", "correct one of them")
+        return next((one for one in (value, other) if one is not None), default)
+
+    def need(self, name: str, kind: type) -> Any:
+        """The value of a key that the file must have."""
+        return self._there(name, self.take(name, kind))
+
+    def need_either(self, name: str, alias: str, kind: type) -> Any:
+        """The value of a key that the file must have, by one of its names."""
+        return self._there(name, self.take_either(name, alias, kind))
+
+    def _there(self, name: str, value: Any) -> Any:
+        if value is None:
+            raise ConfigError(f"{self.file} lacks {name}", "give the model's own config.json")
+        return value
+
+    def must_be(self, name: str, *allowed: Any) -> None:
+        """Refuses any value but the allowed ones, and null."""
+        self.taken.add(name)
+        if (value := self.config.get(name)) is not None and value not in allowed:
+            self.refuse(name, f"which this trainer has not: it has {' or '.join(map(_json, allowed))}")
+
+    def refuse(self, name: str, why: str, hint: str = "") -> None:
+        raise ConfigError(
+            f"{self.file}: {name} is {_json(self.config.get(name))}, {why}", hint or "choose another model"
+        )
+
+    def check_rest(self) -> None:
+        """Refuses what asks for something that no model here has."""
+        self.must_be("is_causal", True)  # which transformers asks of every class as it makes the mask
+        for name, what in _REFUSED.items():
+            if self.config.get(name):
+                self.refuse(name, what)
+
+    def unread(self) -> list[str]:
+        """What nothing reads, as `name is value`."""
+        known = self.taken | _SILENT | _REFUSED.keys()
+        return [
+            *(f"{name} is {_json(value)}" for name, value in self.config.items() if name not in known),
+            *self.within,
+        ]
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

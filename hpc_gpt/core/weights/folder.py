@@ -1,0 +1,328 @@
+"""A folder of published weights, as `train.init` names it: config.json, and safetensors in one file or several.
+
+All but the edges of tensors is read from the headers alone, without torch or safetensors, so that `submit` and
+`doctor` can compare a folder with a shape before anything is queued. The format is that of
+https://github.com/huggingface/safetensors: eight bytes with the length of the header, the header in JSON, the tensors
+one after the other.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, OsErrorAs
+from hpc_gpt.core.files import json_object
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.config import architecture_in, read_config
+from hpc_gpt.core.weights.names import stored_sizes
+from hpc_gpt.core.words import and_more, counted
+
+POSITIONS = "transformer.wpe.weight"
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_LONGEST_HEADER = 100 * 10**6  # safetensors' own limit
+_SHOWN = 5
+_BLOCK = 1 << 24
+# Buffers that older files have among the weights: GPT-2's causal mask, the rotation's frequencies.
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_AGAIN = "download the folder again, or name another"
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """Where a weight is: its file, type, size, and first and last byte in the file."""
+
+    file: Path
+    dtype: str
+    size: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WeightsFolder:
+    """The headers of a folder. `weights`: by the names of transformers' class; `stored`: {that name: the file's own},
+    which lacks the class's prefix in files of the model without its head.
+
+    `identity` is what the headers say of it: SHA-256 of config.json and index, and of each file its size and the
+    SHA-256 of its header, beside the `architecture` (`identity_of` adds what the numbers say).
+    """
+
+    path: Path
+    weights: dict[str, StoredWeight]
+    stored: dict[str, str]
+    identity: dict[str, Any]
+
+
+def read_folder(path: Path) -> WeightsFolder:
+    """Reads the headers of a folder. Raises ConfigError if a file is missing, damaged or of another format.
+
+    As transformers does, it takes model.safetensors if that is there beside an index.
+    """
+    check_folder(path)
+    if (path / ADAPTER).is_file():
+        raise ConfigError(
+            f"{path} has {ADAPTER}: transformers adds an adapter's weights to the others if peft is installed",
+            "save the merged model: model.merge_and_unload().save_pretrained(FOLDER)",
+        )
+    architecture = architecture_in(path)
+    identity: dict[str, Any] = {"path": str(path), "config": _sha256(_read(path / CONFIG)), "index": None, "files": {}}
+    identity["architecture"] = architecture
+    listed: dict[str, str] | None = None
+    if (path / SINGLE).is_file():
+        names = [SINGLE]
+    elif (path / INDEX).is_file():
+        index = _read(path / INDEX)
+        identity["index"] = _sha256(index)
+        listed = _weight_map(path / INDEX, index)
+        names = sorted(set(listed.values()))
+        if missing := [name for name in names if not (path / name).is_file()]:
+            more = and_more(len(missing), 1, ", and ")
+            raise ConfigError(f"{path / INDEX} names {missing[0]}, which is not there{more}", _AGAIN)
+    else:
+        others = sorted(one.name for one in path.iterdir() if one.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+        what = f"only {others[0]}, a pickle, which may run code" if others else "no weights"
+        raise ConfigError(f"{path} has no {SINGLE} and no {INDEX}: {what}", "save it with safetensors: transformers "
+                          "writes them with model.save_pretrained(FOLDER)")  # fmt: skip
+    found: dict[str, StoredWeight] = {}
+    for name in names:
+        header, weights = _read_header(path / name)
+        identity["files"][name] = {"size": (path / name).stat().st_size, "header": header}
+        found |= weights
+    for key, file in (listed or {}).items():
+        if key not in found or found[key].file.name != file:
+            raise ConfigError(f"{path / INDEX}: {key} is to be in {file}, but is not", _AGAIN)
+    stored = _with_prefix([name for name in found if not name.endswith(_BUFFERS)])
+    return WeightsFolder(path, {name: found[own] for name, own in stored.items()}, stored, identity)
+
+
+def check_folder(path: Path) -> None:
+    """Raises ConfigError if train.init names no folder here."""
+    if path.is_dir():
+        return
+    what = "but that is a file" if path.is_file() else "but there is no such folder here"
+    raise ConfigError(f"train.init is {path}, {what}", "name a folder with config.json and safetensors, on a disk "
+                      "that the nodes see; nothing is downloaded")  # fmt: skip
+
+
+def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
+    """Raises ConfigError if the folder's model is another than `shape`: in its config.json, its names or its sizes."""
+    theirs = read_config(folder.path, shape.seq, pads=shape.pad_token is not None)
+    differ = [f"{name} is {_shown(other)} there, {_shown(own)} here" for name, own, other in _differing(shape, theirs)]
+    if differ:
+        raise _of_another_model(folder, differ)
+    expected = stored_sizes(shape)
+    for name, weight in folder.weights.items():
+        if name == "lm_head.weight" and shape.tied and name not in expected:
+            embedding = folder.weights.get("model.embed_tokens.weight", folder.weights.get("transformer.wte.weight"))
+            if embedding is None or not _are_equal(weight, embedding):
+                differ.append("lm_head.weight is not the embedding, to which the head is tied")
+        elif name not in expected:
+            differ.append(f"{name} is no weight of this model")
+        elif name == POSITIONS and weight.size[1:] == expected[name][1:] and weight.size[0] >= shape.seq:
+            pass  # a shorter sequence takes the first rows
+        elif name == POSITIONS and weight.size[1:] == expected[name][1:]:
+            raise ConfigError(
+                f"{folder.path} has {weight.size[0]:,} learned positions, but model.seq is {shape.seq:,}",
+                f"use --seq {weight.size[0]} or less: its first rows are taken",
+            )
+        elif weight.size != expected[name]:
+            differ.append(f"{name} is {list(weight.size)} there, {list(expected[name])} here")
+    differ = [f"{name} is not there" for name in expected if name not in folder.weights] + differ
+    if differ:
+        raise _of_another_model(folder, differ)
+
+
+def _of_another_model(folder: WeightsFolder, differ: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{folder.path} has the weights of another model, in {counted(len(differ), 'point')}:\n"
+        + "\n".join(differ[:_SHOWN])
+        + and_more(len(differ), _SHOWN, "\nand "),
+        f'set model.hf = "{folder.path}", and no other key of [model] but seq',
+    )
+
+
+def _differing(own: ModelShape, other: ModelShape) -> list[tuple[str, Any, Any]]:
+    names = ("hidden", "layers", "heads", "key_heads", "head_width", "mlp_width", "vocab", "tied", "mlp", "norm")
+    names += ("norm_eps", "positions", "bias", "qk_norm", "nope_every", "rope_theta", "rope_scaling")  # type: ignore[assignment]
+    return [(name, getattr(own, name), getattr(other, name)) for name in names
+            if getattr(own, name) != getattr(other, name)]  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _read(file: Path) -> bytes:
+    with OsErrorAs(ConfigError, str(file), _AGAIN):
+        return file.read_bytes()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _weight_map(file: Path, content: bytes) -> dict[str, str]:
+    listed = (json_object(content) or {}).get("weight_map")
+    if isinstance(listed, dict) and all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
+        return listed
+    raise ConfigError(f"{file} is no index of safetensors: it lacks weight_map, or names no files", _AGAIN)
+
+
+def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
+    """(SHA-256 of the header, the weights). Raises ConfigError for a file that is not whole."""
+    with OsErrorAs(ConfigError, str(file), _AGAIN), file.open("rb") as opened:
+        size, length = file.stat().st_size, int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+            raise ConfigError(f"{file} is damaged: its header would have {length} bytes, the file {size}", _AGAIN)
+        header = opened.read(length)
+    weights, data = {}, 8 + length
+    try:
+        for name, entry in json.loads(header).items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            weight = StoredWeight(file, entry["dtype"], tuple(entry["shape"]), data + begin, data + end)
+            if weight.dtype not in _BYTES:
+                known = ", ".join(_BYTES)
+                raise ConfigError(f"{file}: {name} is of type {weight.dtype}, but only {known} can be read", _AGAIN)
+            if end - begin != math.prod(weight.size) * _BYTES[weight.dtype]:
+                raise ConfigError(f"{file} is damaged: {name} has {end - begin} bytes, its size asks for another "
+                                  "number", _AGAIN)  # fmt: skip
+            weights[name] = weight
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        if isinstance(fault, ConfigError):
+            raise
+        raise ConfigError(f"{file} is damaged: its header is no JSON of safetensors", _AGAIN) from None
+    if (end := max((weight.end for weight in weights.values()), default=data)) != size:
+        raise ConfigError(f"{file} is cut off or damaged: its header asks for {end} bytes, it has {size}", _AGAIN)
+    return _sha256(header), weights
+
+
+def _with_prefix(names: list[str]) -> dict[str, str]:
+    """{the name with its class's prefix: the stored name}."""
+    for prefix, embedding in (("transformer.", "wte.weight"), ("model.", "embed_tokens.weight")):
+        if embedding in names:
+            return {name if name.startswith("lm_head.") else prefix + name: name for name in names}
+    return {name: name for name in names}
+
+
+def _are_equal(one: StoredWeight, other: StoredWeight) -> bool:
+    if (one.dtype, one.size) != (other.dtype, other.size):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.begin)
+        second.seek(other.begin)
+        left = one.end - one.begin
+        while left:
+            count = min(_BLOCK, left)
+            if first.read(count) != second.read(count):
+                return False
+            left -= count
+    return True
+
+
+# --- whether a folder is the one that a run was submitted with, without reading all of it
+
+# provenance.json keeps what identifies it: of config.json and index the SHA-256; of each file the size, the SHA-256 of
+# its header, its modification time and inode; of each tensor a hash of its first and last block. Weights that were
+# trained further, or are another model's of the same shapes, differ in every tensor's blocks.
+EDGE = 4096  # bytes
+# Of a file, what a copy or a restore changes; the rest says what is in it.
+_OF_THE_DISK = ("mtime_ns", "inode")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How a folder differs from what provenance.json says of it: {file: how}, and the files that only have another
+    modification time or inode."""
+
+    files: dict[str, str]
+    copied: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """A line on files that were copied; empty if none was."""
+        if not self.copied:
+            return ""
+        return (
+            f"{', '.join(self.copied)}: another modification time or inode than at submission, as after a copy or a "
+            f"restore; size, header, and first and last {EDGE} bytes of each tensor are equal"
+        )
+
+
+def identity_of(folder: WeightsFolder) -> dict[str, Any]:
+    """What provenance.json keeps of a folder. Raises ConfigError if a file cannot be read."""
+    files = {}
+    for name, stored in folder.identity["files"].items():
+        state = (folder.path / name).stat()
+        blocks = _hashes(folder, name)
+        files[name] = {**stored, "mtime_ns": state.st_mtime_ns, "inode": state.st_ino, "blocks": blocks}
+    return {**folder.identity, "files": files}
+
+
+def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
+    """Compares a folder with what provenance.json says of it; what an earlier version did not store, not.
+
+    Raises ConfigError if a file cannot be read.
+    """
+    now, before = identity_of(folder), then.get("files", {})
+    if then.get("index") is not None and SINGLE in now["files"] and SINGLE not in before:
+        return Changes({SINGLE: f"goes before {INDEX}, from which the run was submitted"})
+    changes = {
+        name: "changed, added or removed"
+        for key, name in (("config", CONFIG), ("index", INDEX))
+        if then.get(key) != now[key]
+    }
+    copied = []
+    for name in {**before, **now["files"]}:
+        own, other = before.get(name), now["files"].get(name)
+        if own is None or other is None or any(own.get(key) != other[key] for key in ("size", "header")):
+            changes[name] = "changed, added or removed"
+        elif differ := [tensor for tensor, block in own.get("blocks", {}).items() if other["blocks"][tensor] != block]:
+            changes[name] = f"other numbers in {_listed(differ)}"
+        elif any(own.get(key, other[key]) != other[key] for key in _OF_THE_DISK):
+            copied.append(name)
+    return Changes(changes, tuple(copied))
+
+
+def check_unchanged(folder: WeightsFolder, then: dict[str, Any]) -> str:
+    """A note for the user, or empty. Raises ConfigError if the folder is not what provenance.json says of it."""
+    changes = changes_since(folder, then)
+    if changes.files:
+        raise ConfigError(
+            f"{folder.path} has changed since the run was submitted: "
+            + _listed([f"{name} ({how})" for name, how in changes.files.items()]),
+            "submit again to begin from what is there now",
+        )
+    return changes.note
+
+
+def _hashes(folder: WeightsFolder, name: str) -> dict[str, str]:
+    """{a tensor's name in the file: 64 bits of the SHA-256 of its first and last block, in hexadecimal}."""
+    tensors = {folder.stored[own]: weight for own, weight in folder.weights.items() if weight.file.name == name}
+    found = {}
+    path = folder.path / name
+    with OsErrorAs(ConfigError, str(path), "download the folder again"), path.open("rb", buffering=0) as file:
+        for tensor, weight in sorted(tensors.items(), key=lambda one: one[1].begin):
+            digest = hashlib.sha256()
+            for begin, end in _blocks(weight):
+                file.seek(begin)
+                digest.update(file.read(end - begin))
+            found[tensor] = digest.hexdigest()[:16]
+    return found
+
+
+def _blocks(weight: StoredWeight) -> Iterable[tuple[int, int]]:
+    """The bytes of the first and the last block; of a small tensor all at once."""
+    begin, end = weight.begin, weight.end
+    return [(begin, end)] if end - begin <= 2 * EDGE else [(begin, begin + EDGE), (end - EDGE, end)]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + and_more(len(names), _SHOWN, ", and ", "other")

@@ -1,0 +1,163 @@
+"""The weights of a folder of transformers' format: each rank reads its own slices of the files, and an export writes
+config.json and safetensors in one file or several.
+
+A file is written for every 5 GB of weights, which is about the memory that an export needs.
+
+The format is that of transformers' class of the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
+LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. Mistral's shape is Llama's, so a run writes
+MistralForCausalLM if it began from one.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.files import aside, sync
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.requirements import check_package
+from hpc_gpt.core.weights.config import GENERATION, InitConfig, config_of
+from hpc_gpt.core.weights.folder import WeightsFolder, check_weights
+from hpc_gpt.core.weights.names import parts_of, size_of, to_hf
+
+
+class SliceReader:
+    """Reads weights by our names, as slices of transformers' parameters (`names.parts_of`).
+
+    The files are mapped, so a node's ranks share their pages, and stay open until `close`.
+    """
+
+    def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
+        check_weights(folder, shape)
+        self._folder = folder
+        self._shape = shape
+        self._files: dict[str, Any] = {}
+
+    def read(self, name: str, target: Tensor, row: int, column: int) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
+
+        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
+        """
+        rows = size_of(self._shape, name)[0]
+        last = min(rows, row + target.shape[0])
+        target[max(0, last - row) :] = 0
+        for part in parts_of(self._shape, name):
+            begin, end = max(row, part.start), min(last, rows if part.end is None else part.end)
+            if begin >= end:
+                continue
+            index = [slice(begin - part.start, end - part.start)]
+            if target.ndim > 1:
+                columns = slice(column, column + target.shape[1])
+                index = [columns, index[0]] if part.transposed else [index[0], columns]
+            values = self._slice(part.name)[tuple(index)]
+            target[begin - row : end - row].copy_(values.t() if part.transposed else values)
+            # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
+            if not all(one.isfinite() for one in values.aminmax()):
+                raise ConfigError(
+                    f"{self._folder.path}: {self._folder.stored[part.name]} has NaN or infinity",
+                    "these weights cannot be trained; name another folder",
+                )
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _slice(self, name: str) -> Any:
+        file = str(self._folder.weights[name].file)
+        if file not in self._files:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                self._files[file] = safe_open(file, framework="pt")
+            except (OSError, SafetensorError) as fault:
+                raise ConfigError(f"{file} cannot be read: {fault}", "download the folder again") from None
+        return self._files[file].get_slice(self._folder.stored[name])
+
+
+PIECE_BYTES = 5 * 10**9  # what transformers writes too
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_INDEX = "model.safetensors.index.json"
+
+
+def write_hf(
+    shape: ModelShape,
+    weights: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    piece_bytes: int = PIECE_BYTES,
+    dtype: str = "fp32",
+    others: Iterable[Path] = (),
+    begun: InitConfig | None = None,
+) -> tuple[str, ...]:
+    """Writes weights, by our names and without the vocabulary's padding, and `others`; returns the files' names.
+
+    The folder is made as a whole or not at all: whoever finds it after a crash or a power cut finds all of it.
+    `begun`: see `config_of`.
+    """
+    with aside(folder) as unfinished:
+        unfinished.mkdir(parents=True)
+        files = _write_weights(to_hf(shape, weights), unfinished, piece_bytes, _DTYPES[dtype])
+        for other in others:
+            shutil.copyfile(other, unfinished / other.name)
+            files.append(other.name)
+        if begun is not None and begun.generation is not None:
+            (unfinished / GENERATION).write_text(json.dumps(begun.generation, indent=2) + "\n", encoding="utf-8")
+            files.append(GENERATION)
+        config = config_of(shape, begun=begun)
+        first = {key: config[key] for key in ("architectures", "model_type")}
+        text = json.dumps({**first, "dtype": str(_DTYPES[dtype]).removeprefix("torch."), **config}, indent=2) + "\n"
+        (unfinished / "config.json").write_text(text, encoding="utf-8")
+        for written in (*unfinished.iterdir(), unfinished):
+            sync(written)
+        check_export(folder)
+        unfinished.rename(folder)
+        sync(folder.parent)
+    return (*files, "config.json")
+
+
+def check_export(folder: Path) -> None:
+    """Raises ConfigError if the folder exists or safetensors is not installed."""
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder} exists, and an export replaces no folder", "name another folder with --out")
+    check_package("safetensors", "hf", "the export")
+
+
+def _write_weights(
+    weights: Iterator[tuple[str, Tensor]], folder: Path, piece_bytes: int, dtype: torch.dtype
+) -> list[str]:
+    """Writes weights in files of about `piece_bytes`, and an index if there are several; returns the files' names."""
+    from safetensors.torch import save_file
+
+    pieces: list[list[str]] = []
+    total = 0
+
+    def write(piece: dict[str, Tensor]) -> None:
+        save_file(piece, str(folder / f"piece-{len(pieces)}"), metadata={"format": "pt"})
+        pieces.append(list(piece))
+
+    piece: dict[str, Tensor] = {}
+    held = 0
+    for name, weight in weights:
+        # A copy: a view of a larger parameter would be written whole, and keep it alive.
+        piece[name] = kept = weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        held += kept.nbytes
+        total += kept.nbytes
+        if held >= piece_bytes:
+            write(piece)
+            piece, held = {}, 0
+    if piece:
+        write(piece)
+    if len(pieces) == 1:
+        (folder / "piece-0").rename(folder / "model.safetensors")
+        return ["model.safetensors"]
+    files = [f"model-{number:05d}-of-{len(pieces):05d}.safetensors" for number in range(1, len(pieces) + 1)]
+    for number, file in enumerate(files):
+        (folder / f"piece-{number}").rename(folder / file)
+    where = {name: file for names, file in zip(pieces, files, strict=True) for name in names}
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return [*files, _INDEX]

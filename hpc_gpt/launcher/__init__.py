@@ -1,0 +1,1 @@
+"""From a request to a job, and what becomes of it: plan, launch, watch."""

@@ -1,0 +1,167 @@
+"""`hpc-gpt bench --machine`: what the machine that it runs on does, as `[machine]` and `[calibration]` of a profile.
+
+The ranks (train/machine.py) run here, or in a Slurm allocation on its nodes. A rate becomes a constant of the planner
+by the data sheet: plan with it predicts what was measured. Of a device without a data sheet the figures themselves
+follow from what was measured, by plan's usual shares.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from statistics import median
+from typing import Any
+
+from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import JobFailed
+from hpc_gpt.core.network import free_port
+from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.settings.cluster import ClusterProfile, MachineFigures
+from hpc_gpt.core.settings.devices import DEVICES, device_named
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.tables import toml_lines
+from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.launch.here import read_allocation
+from hpc_gpt.launcher.launch.this_machine import profile_here
+from hpc_gpt.launcher.plan.constants import VALUES
+from hpc_gpt.launcher.plan.machine import DEFAULT, Constants, Machine, Rates, generation_of, machine_of
+from hpc_gpt.launcher.plan.step_time import layer_time
+from hpc_gpt.trainer.preflight.verdict import MACHINE_LIMIT_S, MACHINE_MARK
+
+_ON_CPU = 2  # ranks without a GPU, so that there is something to send
+_START_S = 60.0  # in addition to their limit: torch loads, on a network file system
+_LARGEST = {entry.name: entry.metadata.get("most", 1e3) for entry in fields(Constants)}
+_FIGURES = ("memory_gib", "peak_tflops", "memory_gb_s", "node_gb_s", "host_gb_s", "network_gb_s")
+_SHOWN = {"pair": "send", "gather": "all-gather", "ring": "all-reduce"}
+
+
+def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
+    """Starts the ranks, and joins their figures. Raises JobFailed if they give none, ConfigError, SlurmUnreachable."""
+    nodes, ranks_per_node, host = 1, len(list_gpus()) or _ON_CPU, "127.0.0.1"
+    start = [sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", "here", str(ranks_per_node)]
+    environment = dict(os.environ)
+    if "SLURM_JOB_ID" in os.environ:
+        allocation = read_allocation()
+        nodes, ranks_per_node = len(allocation.nodes), min(node.gpus for node in allocation.nodes) or 1
+        cpus = max(1, min(node.cpus for node in allocation.nodes) // ranks_per_node)
+        host = allocation.nodes[0].name + (chosen.node_suffix if chosen else "")
+        start = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--cpus-per-task={cpus}"]
+        start += [f"--ntasks-per-node={ranks_per_node}", *(chosen.srun if chosen else ())]
+        # Not what salloc was asked for, nor the smaller step around this command.
+        kept = ("SLURM_JOB_ID", "SLURM_CONF")
+        environment = {key: text for key, text in os.environ.items() if key in kept or not key.startswith("SLURM_")}
+        environment |= chosen.environment if chosen else {}
+    environment |= {"MASTER_ADDR": environment.get("HPC_GPT_MASTER_ADDR", host)}
+    environment |= {"MASTER_PORT": str(free_port(os.getpid()))}
+    command = [*start, sys.executable, "-m", "hpc_gpt.trainer.train.machine", str(nodes), str(ranks_per_node)]
+    pipe, limit_s = subprocess.PIPE, MACHINE_LIMIT_S + _START_S  # the ranks end themselves before
+    printed = b""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        printed = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, timeout=limit_s, check=False
+        ).stdout
+    line = next((line for line in printed.decode(errors="replace").splitlines() if line.startswith(MACHINE_MARK)), None)
+    if line is None:
+        ranks = counted(nodes * ranks_per_node, "rank")
+        raise JobFailed(f"{ranks} gave no figures", "what they printed is above; hpc-gpt doctor checks the set-up")
+    return {"nodes": nodes, "ranks_per_node": ranks_per_node, **medians(json.loads(line.removeprefix(MACHINE_MARK)))}
+
+
+def medians(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The medians of the ranks that have a figure."""
+    every = {name: [rank[name] for rank in ranks if name in rank] for rank in ranks for name in rank}
+    tflops = {name: median(each[name] for each in every["tflops"]) for name in every["tflops"][0]}
+    found = {name: median(each) if isinstance(each[0], int | float) else each[0] for name, each in every.items()}
+    return found | {"tflops": tflops}
+
+
+def as_profile(measured: Mapping[str, Any], chosen: ClusterProfile | None) -> dict[str, Any]:
+    """What was measured, by the keys of a profile; figures and the fabric that `chosen` names stay."""
+    profile = profile_here(chosen, [])
+    product = "".join(char if char.isalnum() else " " for char in measured["device"].lower())
+    device = device_named(measured["device"]) or profile.device or "-".join(product.split())
+    known = DEVICES.get(device)
+    fabric = profile.fabric or ("nvlink" if known is not None and known.nvlink else "pcie")
+    of_profile = replace(profile, device=device, fabric=fabric, gpus_per_node=measured["ranks_per_node"])
+    machine, derived = _machine(measured, of_profile)
+    figures = {name: getattr(machine, name) for name in _FIGURES if getattr(machine, name)}
+    calibration = {"constants": _rounded(_constants(measured, machine, derived))}
+    return {"device": device, "fabric": fabric, "machine": _rounded(figures), "calibration": calibration}
+
+
+def machine_text(measured: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
+    """The TOML of a profile, with what was measured in comments."""
+    where = f"{counted(measured['nodes'], 'node')} with {counted(measured['ranks_per_node'], 'rank')} each"
+    products = ", ".join(f"{name} {rate:g}" for name, rate in measured["tflops"].items())
+    samples, heads, tokens = measured["attention"]
+    lines = [
+        f"# {measured['device']}, {where}: measured by hpc-gpt bench --machine",
+        f"# products of {measured['rows']:g} rows, TFLOP/s: {products}",
+        f"# attention of {samples} x {tokens} tokens, {heads} heads of 128: {1e3 * measured['attention_s']:.3g} ms",
+        f"# GB/s: memory {measured['memory_gb_s']:g}, from the host {measured['host_to_device_gb_s']:g}",
+    ]
+    for axis, place in (("node", "in a node"), ("nodes", "between nodes")):
+        rates = {words: measured.get(f"{axis}_{kind}_gb_s") for kind, words in _SHOWN.items()}
+        shown = ", ".join(f"{words} {rate:g}" for words, rate in rates.items() if rate)
+        lines += [f"# GB/s of a rank {place}: {shown}"] if shown else []
+    lines += [*toml_lines({key: profile[key] for key in ("device", "fabric")}), "", "[machine]"]
+    lines += [*toml_lines(profile["machine"]), "", "# plan --calibrate of whole runs replaces these."]
+    return "\n".join([*lines, "[calibration.constants]", *toml_lines(profile["calibration"]["constants"])]) + "\n"
+
+
+def _machine(measured: Mapping[str, Any], profile: ClusterProfile) -> tuple[Machine, set[str]]:
+    """(the machine, which of its figures follow from what was measured). Copies from the host are always as measured:
+    they have no constant."""
+    known, host = DEVICES.get(profile.device or ""), measured["host_to_device_gb_s"]
+    over = {"host_gb_s": host / VALUES["host.copies"]}
+    if known is None or known.nominal:
+        over |= {
+            "memory_gib": measured["memory_gib"],
+            "peak_tflops": {name: rate / VALUES["power.most"] for name, rate in measured["tflops"].items()},
+            "memory_gb_s": measured["memory_gb_s"] / DEFAULT.memory,
+            "node_gb_s": measured.get("node_gather_gb_s", host) / DEFAULT.node,
+        }
+    given = {key: value for key, value in vars(profile.machine or MachineFigures()).items() if value is not None}
+    machine = machine_of(replace(profile, machine=MachineFigures(**{**over, **given})))
+    derived = over.keys() - given.keys()
+    if measured["nodes"] > 1 and not machine.network_gb_s:
+        sends = measured["nodes_pair_gb_s"] * measured["ranks_per_node"]
+        return replace(machine, network_gb_s=sends / DEFAULT.network), derived | {"network_gb_s"}
+    return machine, derived
+
+
+def _constants(measured: Mapping[str, Any], machine: Machine, derived: set[str]) -> dict[str, float]:
+    """The constants by which plan predicts what was measured; none of a figure that is derived from it."""
+    training = _training(measured)
+    rates, gpus, sends = Rates(machine, DEFAULT, training), measured["ranks_per_node"], measured.get("nodes_pair_gb_s")
+    # The table's best products are alone, too; a model's reach a part of them (constants.toml, products).
+    best = rates.flops / VALUES[f"products.{generation_of(machine)}.none"] / 1e12
+    core_s = layer_time(training, rates).core_s
+    found = {
+        "gemm": ("peak_tflops", DEFAULT.gemm * measured["tflops"][training.dtype] / best),
+        "memory": ("memory_gb_s", measured["memory_gb_s"] / machine.memory_gb_s),
+        "attention": ("", DEFAULT.attention * core_s / measured["attention_s"]),
+        "node": ("node_gb_s", measured.get("node_gather_gb_s", 0.0) / machine.node_gb_s),
+        "network": ("network_gb_s", (sends or 0.0) * gpus / (machine.network_gb_s or 1.0)),
+        "reduction": ("", measured.get("nodes_ring_gb_s", 0.0) / (machine.network_gb_s or 1.0)),
+    }
+    shares = {name: share for name, (figure, share) in found.items() if share and figure not in derived}
+    return {name: min(share, _LARGEST[name]) for name, share in shares.items()}
+
+
+def _training(measured: Mapping[str, Any]) -> Training:
+    """A training with attention of the measured sizes, in the format that it is in."""
+    samples, heads, tokens = measured["attention"]
+    shape = ModelShape(128 * heads, 1, heads, vocab=51200, seq=tokens)
+    dtype = "bf16" if "bf16" in measured["tflops"] else "fp16"
+    return Training(shape, micro_batch=samples, dtype=dtype, engine="ddp", flash=True, attention="te")
+
+
+def _rounded(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of four digits."""
+    return {
+        key: _rounded(value) if isinstance(value, Mapping) else float(f"{value:.4g}") for key, value in table.items()
+    }

@@ -1,0 +1,322 @@
+"""A race: rows measured in rounds by one run, a visit after the other. Where it runs, a job or this machine, starts
+each visit's ranks and says how they ended; this decides what is next, and keeps bench.json.
+
+In a job the script asks: `python -m hpc_gpt.launcher.bench.race RUN ATTEMPT VISIT CODE SHOWN`. VISIT is the one that
+has ended, `-` for none, CODE srun's exit code, and SHOWN what `scontrol show job` prints, empty if it was not asked.
+Prints
+
+    hpc-gpt-next visit SECONDS FOLDER   its ranks are to start; they may take so long, 0 for any time
+    hpc-gpt-next end CODE               the race's attempt has ended: the script continues as after the ranks of a run
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.columns import peak
+from hpc_gpt.core.ends.decisions import NEXT_MARK, classify
+from hpc_gpt.core.ends.end_policy import End, asks_to_requeue, end_by_script, exit_code, first_failure, is_put_back
+from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY, meaning
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.files import replace_whole, write_once
+from hpc_gpt.core.runs.race import RaceRow, Visit, make_visit, measured, note_visit, read_rows, read_visits
+from hpc_gpt.core.runs.record import Record, finite
+from hpc_gpt.core.runs.requests import answer, open_requests
+from hpc_gpt.core.runs.run_folder import PREDICTED, Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.launcher.bench.bench_run import BenchFolder, tables_of
+from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
+from hpc_gpt.launcher.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
+from hpc_gpt.launcher.launch.this_machine import with_predicted_memory
+from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.readers.runs.own_run import DIALECT, figures_asked
+from hpc_gpt.reader.report.bench_table import file_text
+from hpc_gpt.reader.report.gather import gather_records
+
+# A visit after the first round may take so many times the leader's duration.
+_PATIENCE = 3
+# Ends that are no row's: of the job, its nodes, or its user.
+_OF_THE_JOB = ("stopped", "budget", "node_failure", "port_taken")
+
+
+class Race:
+    """The attempt of a race that now runs."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt) -> None:
+        self.run, self.attempt = run, attempt
+        self.rows, self.rounds = read_rows(run)
+        self.folder = BenchFolder(run.path)
+        self._read: dict[str, RunRead] = {}
+
+    # --- what is next
+
+    def advance(self) -> Visit | End:
+        """The next visit, begun; or how the race's attempt ends. RunFolderError if the disk refuses."""
+        nodes = str(self.attempt.started().get("node_list") or "")
+        for lost in self.visits:
+            if not lost.ended and not lost.dropped:
+                self._drop(lost, "its job ended before it")
+        if asked := self._asked():
+            return asked
+        turn = self._turn()
+        if turn is not None:
+            for each in [each for each in self.kept if each.round == turn[0] and each.nodes != nodes]:
+                self._drop(each, f"measured on {each.nodes}: the round begins again on {nodes}")
+            turn = self._turn()
+        self.write()
+        if fault := self._fault():
+            return End("user_error", fault)
+        if turn is None:
+            return self._over()
+        limit_s = None
+        if turn[0]:
+            times = [found.seconds for found in self.measured[leader_of(self.measured) or 0].values()]
+            limit_s = round(_PATIENCE * max(times), 1) if times else None
+        folder = make_visit(self.run, self.rows[turn[1]])
+        attempt = folder.new_attempt()
+        (attempt.folder / "flight").mkdir()  # of torch's recorder
+        started = {**self.attempt.started(), "attempt": attempt.number, "started": time.time()}
+        write_once(attempt.folder / "attempt.json", json.dumps(started) + "\n")
+        place = os.path.relpath(folder.path, self.run.path)
+        keys = {"round": turn[0], "row": turn[1], "attempt": self.attempt.number, "nodes": nodes}
+        note_visit(self.run, place, **keys, limit_s=limit_s)
+        self._forget()
+        print(f"round {turn[0] + 1}/{self.rounds}  {self.rows[turn[1]].name}: {place}", file=sys.stderr, flush=True)
+        return self.visits[-1]
+
+    def conclude(self, visit: Visit, end: End) -> End | None:
+        """Notes how a visit has ended. Returns how the race's attempt ends with it, if the end is not the row's own."""
+        late = visit.limit_s is not None and time.time() - visit.began >= visit.limit_s
+        if late and end.ended not in GOOD:
+            end = End("hang", f"not over within {visit.limit_s:g} s, {_PATIENCE} times the leader's visit")
+        of_job = not late and (meaning(end.ended).by_scheduler or end.ended in _OF_THE_JOB)
+        note_visit(self.run, visit.place, ended=end.ended, cause=end.cause, node=end.node, dropped=of_job)
+        self._forget()
+        why = f": {end.cause}" if end.cause and end.ended not in GOOD else ""
+        print(f"{self.rows[visit.row].name}: {end.ended}{why}", file=sys.stderr, flush=True)
+        return (
+            replace(end, cause=f"{end.cause or end.ended}, in a visit of {self.rows[visit.row].name}")
+            if of_job
+            else None
+        )
+
+    def end(self, end: End) -> int:
+        """Writes how the race's attempt has ended, and returns the exit code of the job's ranks."""
+        done = measured(self.visits)
+        for request in open_requests(self.attempt):
+            is_done = {"stop": "stopped", "requeue": "requeued"}.get(request.verb) == end.ended
+            answer(self.attempt, request, done, is_done, "" if is_done else "a race saves nothing")
+        again = asks_to_requeue(self.run, self.attempt, end)
+        self.attempt.write_ended(end.ended, end.cause, done, requeue=again, node=end.node)
+        self.write()
+        print(file_text(self.folder.file), end="", file=sys.stderr, flush=True)
+        return 0 if end.ended in GOOD or again else 1
+
+    def _asked(self) -> End | None:
+        """The end that a user, or the budget, asks for between two visits."""
+        if asked := self.run.asked_to_end(self.attempt.job_id):
+            return End(asked, f"hpc-gpt {'stop' if asked == 'stopped' else 'cancel'}")
+        verbs = {request.verb for request in open_requests(self.attempt)}
+        if "stop" in verbs:
+            return End("stopped", "hpc-gpt stop")
+        if "requeue" in verbs:
+            return End("requeued", "hpc-gpt requeue")
+        stop_at = os.environ.get("HPC_GPT_STOP_AT", "")
+        spent = stop_at.isdecimal() and time.time() >= int(stop_at)
+        return End("budget", "job.max_gpu_hours is used up") if spent else None
+
+    def _turn(self) -> tuple[int, int] | None:
+        visited = [(each.round, each.row) for each in self.kept]
+        out = {*self.failed, *(number for number, row in enumerate(self.rows) if row.folder is None)}
+        return next_turn(len(self.rows), self.rounds, visited, out, lambda number: leaving_after(self.measured, number))
+
+    def _fault(self) -> str:
+        """Why a race without a measured row ends: two visits in a row that failed for another cause than memory."""
+        if not self.rows:
+            return "the folder has no rows: hpc-gpt submit --race makes them, and plain sbatch does not"
+        kept = [each for each in self.kept if each.ended not in OUT_OF_MEMORY]
+        last = kept[-2:]
+        if self.measured or len(last) < 2 or self.kept[-2:] != last:
+            return ""
+        ends = "; ".join(f"{self.rows[each.row].name} ended as {each.ended}: {each.cause}" for each in last)
+        return f"two rows in turn failed, and none was measured: {ends}"
+
+    def _over(self) -> End:
+        if not self.measured:
+            return End("user_error", "no row was measured: " + "; ".join(row.record.cause or "" for row in self.table))
+        return End("done", str(self.result["why"]))
+
+    def _drop(self, visit: Visit, why: str) -> None:
+        note_visit(self.run, visit.place, dropped=True, cause=why)
+        self._forget()
+        print(f"{self.rows[visit.row].name}: {why}", file=sys.stderr, flush=True)
+
+    # --- what was measured
+
+    def _forget(self) -> None:
+        for name in ("visits", "measured", "table", "result"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def visits(self) -> list[Visit]:
+        return read_visits(self.run)
+
+    @property
+    def kept(self) -> list[Visit]:
+        """The visits that have ended and count."""
+        return [each for each in self.visits if each.ended and not each.dropped]
+
+    @property
+    def failed(self) -> dict[int, Visit]:
+        """By row the visit in which it failed: it has no other one."""
+        return {each.row: each for each in self.kept if not self._is_good(each)}
+
+    @cached_property
+    def measured(self) -> dict[int, dict[int, Round]]:
+        found: dict[int, dict[int, Round]] = {}
+        for visit in self.kept:
+            if self._is_good(visit) and visit.row not in self.failed:
+                steps = self._of(visit).steps
+                counted = steps.take(steps.counts)
+                losses = dict(zip(map(int, counted["step"]), map(float, counted["loss"]), strict=True))
+                times = Round(counted["step_s"][counted.steady].tolist(), losses, visit.seconds)
+                found.setdefault(visit.row, {})[visit.round] = times
+        return found
+
+    def _is_good(self, visit: Visit) -> bool:
+        """Whether it ended well with step times; of a program the tokens of a step need not be known."""
+        record = self._measurement(visit).record
+        return record.ended in GOOD and bool(record.step_s)
+
+    def _of(self, visit: Visit) -> RunRead:
+        if visit.place not in self._read:
+            run = RunFolder(self.run.path / visit.place)
+            self._read[visit.place] = gather_records([run]).runs[0]
+        return self._read[visit.place]
+
+    def _measurement(self, visit: Visit) -> Measurement:
+        record = with_predicted_memory(self._of(visit).record, self._resolved(visit.row))
+        ended = visit.ended if visit.ended not in GOOD else record.ended
+        return Measurement(replace(record, ended=ended, cause=visit.cause or record.cause), self.run.path / visit.place)
+
+    def _resolved(self, row: int) -> Any:
+        return RunFolder(self.run.path / str(self.rows[row].folder)).resolved()
+
+    @cached_property
+    def table(self) -> list[BenchRow]:
+        """A row for each row of the race, whether it was measured or not."""
+        return [self._row(number, row) for number, row in enumerate(self.rows)]
+
+    def _row(self, number: int, row: RaceRow) -> BenchRow:
+        name = self.folder.name_of(number)
+        found = [self._measurement(each) for each in self.kept if each.row == number]
+        good = [each.record.step_s for each in found if each.record.ended in GOOD and each.record.step_s]
+        if found and good and not any(each.is_good for each in found):
+            record = replace(found[0].record, run=name, step_s=statistics.median(good), rounds=len(good))
+            return BenchRow(row.name, record, (), tuple(each.place for each in found))
+        if found:
+            return measurement_row(row.name, name, found)
+        asked = figures_asked(self._resolved(number)) if row.folder is not None else {}
+        ended = "refused" if row.folder is None else "pending"
+        return BenchRow(
+            row.name, Record(run=name, name=row.name, dialect=DIALECT, ended=ended, cause=row.cause, **asked)
+        )
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The key `race` of bench.json: the winner's `run`, None without one, `why`, the planner's `place` for it;
+        `is_over`, whether it was measured to its end; `rows` in the table's order."""
+        dtype = self.run.resolved().train
+        unchecked = runs_program(self.run.resolved())
+        differ = {} if unchecked else apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
+        used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
+        best, why = winner(self.measured, differ, used)
+        leader = best if best is not None else leader_of(self.measured)
+        left = dict[int, str]()
+        for number in range(self.rounds):
+            left = leaving_after(self.measured, number) | left
+        rows = []
+        for number, row in enumerate(self.rows):
+            predicted = read_stored(self.run.path / str(row.folder) / PREDICTED).get("step") or {}
+            is_in = leader is not None and number in self.measured
+            rows.append(
+                {
+                    "name": row.name,
+                    "keys": row.keys,
+                    "place": row.place,
+                    "predicted_step_s": predicted.get("step_s"),
+                    "ratio": ratio(self.measured, number, leader) if is_in and leader is not None else None,
+                    "note": differ.get(number)
+                    or left.get(number)
+                    or (self.table[number].record.cause if not is_in else None),
+                    "losses_differ": number in differ,
+                }
+            )
+        run = None if best is None else self.folder.name_of(best)
+        place = None if best is None else self.rows[best].place
+        over = self._turn() is None
+        return {
+            "winner": run, "why": why, "place": place, "is_over": over, "unchecked": unchecked, "rows": rows
+        }  # fmt: skip
+
+    def write(self) -> None:
+        """Replaces bench.json. Raises RunFolderError."""
+        tables = {**tables_of(self.table, self.folder), "race": finite(self.result)}
+        replace_whole(self.folder.file, json.dumps(tables, indent=1, allow_nan=False) + "\n")
+
+
+# --- in a job
+
+
+def end_of_visit(race: Race, attempt: Attempt, code: int, shown: str) -> End:
+    """How a visit's ranks ended, by the facts of the script: as the attempt of any run is classified."""
+    message = first_failure(attempt)
+    put_back = is_put_back(race.attempt, shown)
+    said = end_by_script(race.run, attempt, exit_code(message, code), message, shown, put_back)
+    end = classify(attempt, *said, read_cause, cancelled=race.run.is_cancelled(race.attempt.job_id))
+    attempt.write_ended(end.ended, end.cause, int(attempt.last_metrics().get("step") or 0), node=end.node)
+    return end
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, last, code, shown = arguments
+    run = RunFolder(Path(folder))
+    race = Race(run, run.attempt(int(number)))
+    try:
+        print(f"{NEXT_MARK} {_answer(race, last, int(code), shown)}", flush=True)
+    except UserError as fault:
+        print(f"the next visit is not decided: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _answer(race: Race, last: str, code: int, shown: str) -> str:
+    """The line for the script, which asks once more if an answer was lost."""
+    newest = race.visits[-1] if race.visits else None
+    end = None
+    if said := race.attempt.ended():
+        return f"end {0 if said.get('ended') in GOOD or said.get('requeue') else 1}"
+    if newest is not None and newest.attempt == race.attempt.number and not newest.ended:
+        place = race.run.path / newest.place
+        if str(place) != last:
+            return _visit_line(race, newest)
+        end = race.conclude(newest, end_of_visit(race, RunFolder(place).attempts()[-1], code, shown))
+    found = end or race.advance()
+    return _visit_line(race, found) if isinstance(found, Visit) else f"end {race.end(found)}"
+
+
+def _visit_line(race: Race, visit: Visit) -> str:
+    return f"visit {round(visit.limit_s or 0)} {race.run.path / visit.place}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

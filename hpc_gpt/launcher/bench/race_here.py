@@ -1,0 +1,67 @@
+"""A race on this machine: what supervises its visits, one after the other."""
+
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from hpc_gpt.core.ends.decisions import classify
+from hpc_gpt.core.ends.end_policy import End
+from hpc_gpt.core.ends.notify import send_events
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.race import Visit
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.launcher.bench.race import Race
+from hpc_gpt.launcher.launch.local.controller import RunController
+from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.trainer.supervision.gpus import wait_until_free
+
+_ASKED = {signal.SIGTERM: End("cancelled", "SIGTERM"), signal.SIGINT: End("stopped", "Ctrl-C")}
+
+
+class VisitController(RunController):
+    """Runs the ranks of one visit, which may take `visit_s`; `left_s` is what the race's time limit leaves."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, visit_s: float | None, left_s: float | None) -> None:
+        self.asked: End | None = None
+        self._until = None if visit_s is None else time.monotonic() + visit_s
+        super().__init__(run, attempt)
+        self.limit_s = None if left_s is None else max(0, int(left_s))
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        self.asked = _ASKED.get(signal.Signals(signum), self.asked)
+        super()._pass_on(signum, frame)
+
+    def look(self) -> None:
+        if self._until is not None and time.monotonic() > self._until:
+            self._until = None
+            self._say("hang", "not over within three times the leader's visit")
+            self._kill_groups()
+
+
+def supervise(run: RunFolder, attempt: Attempt) -> int:
+    """Runs one attempt of a race; returns its exit code. At the return its ended.json exists."""
+    race, resolved, begun = Race(run, attempt), run.resolved(), time.monotonic()
+    limit = limit_s(resolved.job.time)
+    try:
+        while isinstance(found := race.advance(), Visit):
+            visit = RunFolder(run.path / found.place)
+            of_visit = visit.attempts()[-1]
+            left_s = None if limit is None else limit - (time.monotonic() - begun)
+            if held := wait_until_free():
+                print(f"note: {held}", file=sys.stderr, flush=True)
+            controller = VisitController(visit, of_visit, found.limit_s, left_s)
+            controller.run()
+            ended = race.conclude(found, classify(of_visit, "", "", read_cause))
+            if (last := ended or controller.asked) is not None:
+                found = last
+                break
+        assert isinstance(found, End)
+        return race.end(found)
+    finally:
+        os.environ["HPC_GPT_ATTEMPT"] = str(attempt.number)
+        attempt.write_ended("error", "the race's supervisor failed", 0)  # unless it is written
+        lock.release(run, lock.process_holder(os.getpid()))
+        send_events(run, resolved, attempt)

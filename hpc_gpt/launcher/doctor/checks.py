@@ -1,0 +1,403 @@
+"""The checks of `hpc-gpt doctor` on this machine. Each returns results: ok, warn or fail, and what to do.
+
+Also the preflight of a run on this machine alone, and the nodes that runs have found slow.
+"""
+
+import glob
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TextIO
+
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.files import data_dir, logs_folder, read_text, state_dir, write_once
+from hpc_gpt.core.network import GLOO, check_open_files, describe_interfaces
+from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
+from hpc_gpt.core.runs.provenance import collect, list_gpus
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.mixture import MIX
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.slurm.clients import ask, check_reachable
+from hpc_gpt.core.tables import close_matches
+from hpc_gpt.core.words import counted, show_bytes
+from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
+from hpc_gpt.launcher.launch.limits import Asked, limits_met
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.request import Request
+from hpc_gpt.launcher.launch.services import python_lines
+from hpc_gpt.launcher.launch.submission import check_inputs, dry_run, lines_on_data
+from hpc_gpt.trainer.preflight.nodes import Preflight
+from hpc_gpt.trainer.preflight.verdict import SKEW_BAD_S, SKEW_WARN_S, judge_space
+
+Level = Literal["ok", "warn", "fail"]
+_FEATURE = re.compile(r"[A-Za-z_][\w.+-]*")
+# File systems of one machine alone.
+_OWN_DISKS = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of a check. `hint`: what to do if the level is not ok."""
+
+    name: str
+    level: Level
+    words: str
+    hint: str = ""
+
+
+def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, probe: bool) -> list[Check]:
+    """Every check of what `request` would submit, or of the run that it names. `probe`: also start the ranks here."""
+    logs = run.path if run is not None else logs_folder()
+    checks = []
+    asked, data_beside = None, None
+    resolved: Resolved | None = None
+    findings: Sequence[str] = ()  # on lines of a job script
+    try:
+        if run is not None:
+            asked, data_beside = Asked(run.resolved(), read_text(run.job_script)), run.data_beside
+        else:
+            prepared = prepare(request, faster=True)
+            asked, data_beside = Asked.of(prepared), prepared.data_beside
+            if prepared.job_script is not None:
+                findings = prepared.job_script.findings
+            checks += [Check("config", "ok", line) for line in prepared.unread]
+            for line in prepared.faster:
+                sys.stderr.write(f"{line}\n")
+    except UserError as fault:
+        checks.append(Check("experiment", "fail", " ".join(str(fault).split()), fault.hint))
+    else:
+        resolved = asked.resolved
+        nodes = counted(resolved.nodes, "node")
+        what = "its job script as it is" if resolved.script is not None else str(resolved.layout)
+        checks.append(Check("experiment", "ok", f"{resolved.name}: {what} on {nodes} of {profile.name}"))
+        checks += [Check("script", "warn", finding, "it runs as it is") for finding in findings]
+    checks += _check_scheduler(asked, profile)
+    checks += check_versions()
+    if profile.scheduler == "slurm":
+        checks.append(check_python(profile))
+    if asked is not None and resolved is not None:
+        checks += [*check_gpus_here(resolved), check_network(resolved), *check_files(resolved)]
+        checks += guarded("limits", lambda: check_limits(asked, logs))
+        checks += guarded("inputs", lambda: check_needs(resolved, data_beside))
+        if resolved.train.init is not None and not any(one.level == "fail" and one.name == "inputs" for one in checks):
+            checks.append(check_init(resolved))
+    folders = {"logs": logs, "data": data_dir(), "state": state_dir()}
+    checks += check_folders(folders, shared=profile.scheduler == "slurm")
+    if resolved is not None:
+        checks += guarded("space", lambda: check_space(resolved, logs, run))
+    checks += guarded("clock", lambda: check_clock(logs))
+    if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
+        checks += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
+    elif probe:
+        hint = "a job probes the nodes of a cluster: --set job.preflight=true, or preflight = true in the profile"
+        checks.append(Check("probe", "warn", "not made here", hint))
+    return checks
+
+
+def _check_scheduler(asked: Asked | None, profile: ClusterProfile) -> list[Check]:
+    """Slurm: whether it answers, has what is asked for, and would take the script."""
+    if profile.scheduler != "slurm":
+        return [Check("slurm", "ok", f"profile {profile.name} is this machine and needs no Slurm")]
+
+    def reach() -> list[Check]:
+        check_reachable()
+        return [Check("slurm", "ok", f"slurmctld answers, {ask(['sbatch', '--version']).stdout.strip()}")]
+
+    found = guarded("slurm", reach)
+    if found[0].level == "fail" or asked is None:
+        return found
+
+    def compare() -> list[Check]:
+        site = read_site()
+        return [*check_profile(asked.resolved, site), *check_signals(site.config)]
+
+    start = guarded("sbatch", lambda: [_check_start(asked.resolved, asked.script)])
+    return [*found, *guarded("profile", compare), *start]
+
+
+def check_signals(config: Mapping[str, str]) -> list[Check]:
+    """A warning if a signal for an attempt can reach the next one; `config` is `scontrol show config`'s answer.
+
+    slurmctld repeats a signal without an answer within MessageTimeout 60 s later. A step that is being ended answers
+    after KillWait at most, and a requeued job, which has the same step, waits cred_expire seconds before it starts.
+    """
+    patterns = {"KillWait": r"(\d+)", "MessageTimeout": r"(\d+)", "AuthInfo": r"cred_expire=(\d+)"}
+    found = [re.search(pattern, config.get(key, "")) for key, pattern in patterns.items()]
+    if not all(found):  # cred_expire is 120 unless it is given, which is long enough
+        return []
+    kill_wait, timeout, expires = (int(match[1]) for match in found if match)
+    if kill_wait <= timeout or expires >= timeout + 60:
+        return []
+    message = (
+        f"cred_expire is {expires} s and KillWait {kill_wait} s is above MessageTimeout {timeout} s: Slurm can repeat "
+        "an attempt's signal when the next one already runs, which then goes back to the queue once more"
+    )
+    hint = f"ask for cred_expire={timeout + 60} or more, or a MessageTimeout above KillWait"
+    return [Check("signals", "warn", message, hint)]
+
+
+def _check_start(resolved: Resolved, script: str) -> Check:
+    start = dry_run(resolved, script)
+    answer = " ".join(start.answer.split())
+    if start.waits:
+        return Check("sbatch", "warn", f"{answer}; it cannot start now", start.waits)
+    return Check("sbatch", "ok", answer)
+
+
+def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """The check's results; a UserError or OSError becomes a result."""
+    try:
+        return check()
+    except UserError as fault:
+        return [Check(name, "fail", " ".join(str(fault).split()), fault.hint)]
+    except OSError as fault:
+        return [Check(name, "fail", f"{fault.filename or name}: {fault.strerror}", "can you read and write there?")]
+
+
+def check_versions() -> list[Check]:
+    """The versions of what would train here. A login node may lack torch, if its jobs have a Python of their own."""
+    versions = ", ".join(f"{name} {version}" for name, version in collect()["versions"].items())
+    if find_spec("torch") is None:
+        hint = "set venv or modules in the profile"
+        return [Check("versions", "warn", f"{versions}; no torch in {sys.executable}", hint)]
+    return [Check("versions", "ok", versions)]
+
+
+def check_python(profile: ClusterProfile) -> Check:
+    """The Python that jobs use. What of it is not on this machine may be on the nodes."""
+    python, *missing = python_lines(profile)
+    if not missing:
+        return Check("python", "ok", f"jobs use {python.text}")
+    hint = "look on a node, or correct the profile; a login node need not have it"
+    return Check("python", "warn", "; ".join(line.text for line in missing), hint)
+
+
+def check_gpus_here(resolved: Resolved) -> list[Check]:
+    gpus = list_gpus()
+    if gpus:
+        names = ", ".join(dict.fromkeys(f"{gpu['name']} {gpu['memory_gib']} GiB" for gpu in gpus))
+        return [Check("gpus", "ok", f"{len(gpus)} here: {names}")]
+    if resolved.cluster.scheduler == "local" and resolved.cluster.device not in (None, "cpu"):
+        return [Check("gpus", "fail", f"none here, but the profile is for {resolved.cluster.device}", "see nvidia-smi")]
+    where = "ranks run on CPU" if resolved.cluster.scheduler == "local" else "a login node needs none"
+    return [Check("gpus", "ok", f"none here; {where}")]
+
+
+def check_network(resolved: Resolved) -> Check:
+    """Reports what gloo and NCCL will use. The nodes' interfaces are known there only: the log has them."""
+    given = resolved.cluster.environment
+    chosen = {GLOO: "lo" if resolved.cluster.scheduler == "local" else "each node's interface to the first node"}
+    return Check("network", "ok", describe_interfaces({**chosen, **given}))
+
+
+def check_files(resolved: Resolved) -> list[Check]:
+    """Whether rank 0 may have as many files open as it needs; of a program of one's own that is not known. A limit that
+    a job of Slurm would meet is one of `check_limits`."""
+    if runs_program(resolved):
+        return []
+    try:
+        return [Check("files", "ok", check_open_files(resolved.gpus))]
+    except ConfigError as fault:
+        if resolved.cluster.scheduler == "slurm":
+            return []
+        return [Check("files", "fail", str(fault), fault.hint)]
+
+
+def check_limits(asked: Asked, logs: Path) -> list[Check]:
+    """The limits that the submission would meet, none without."""
+    met = limits_met([asked], logs)
+    return [Check(limit.check, "fail" if limit.refuses else "warn", limit.words, limit.remedy) for limit in met]
+
+
+def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
+    """Whether the run's inputs are here, as submit checks them; no file is made. `beside`: the first folder in which a
+    relative data.path is looked up."""
+    path = check_inputs(resolved, beside, bool(list_gpus()))
+    if resolved.data.source == MIX:
+        return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, beside)]
+    if path is None:
+        inputs = "the program of your own reads them" if runs_program(resolved) else "random tokens"
+        return [Check("inputs", "ok", inputs)]
+    # The path of Megatron's pair of files is the common beginning of their names.
+    there = any(path.parent.glob(f"{glob.escape(path.name)}*"))
+    return [Check("inputs", "ok", f"{path} {'is fit for the run' if there else 'is made when the run is submitted'}")]
+
+
+def check_init(resolved: Resolved) -> Check:
+    """Whether our model and transformers' compute the same logits from the folder that the run begins from."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if missing:
+        return Check("weights", "warn", f"not compared: no {missing[0]} here", "pip install 'hpc-gpt[hf]'")
+    # Both models in fp32, and what torch needs besides.
+    needed_gib = (2 * 4 * resolved.model.params + 2**30) / 2**30
+    free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if needed_gib > free_gib:
+        message = f"not compared: two models in fp32 need {needed_gib:.0f} GiB, {free_gib:.0f} are free"
+        return Check("weights", "warn", message, "run doctor on a machine with more memory")
+    command = [sys.executable, "-m", "hpc_gpt.trainer.train.compare_init"]
+    done = subprocess.run(command, input=resolved.to_json(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check(
+            "weights", "fail", f"the comparison with transformers failed: {last[:200]}", "see hpc_gpt.trainer.train"
+        )
+    return Check("weights", **json.loads(done.stdout.splitlines()[-1]))
+
+
+def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
+    """Whether each folder can be written, and is not on a file system of this machine alone if nodes must share it."""
+    checks = []
+    for name, folder in folders.items():
+        try:
+            _write_in(_nearest_existing(folder))
+        except OSError as fault:
+            hint = "set HPC_GPT_LOGS, HPC_GPT_DATA or HPC_GPT_STATE to a folder that you can write"
+            checks.append(Check(name, "fail", f"{folder} cannot be written: {fault.strerror}", hint))
+            continue
+        kind = _disk_kind(folder)
+        if shared and kind in _OWN_DISKS:
+            hint = "no node sees it: choose a folder on a shared file system"
+            checks.append(Check(name, "warn", f"{folder} is on a {kind} of this machine", hint))
+        else:
+            checks.append(Check(name, "ok", f"{folder} can be written ({kind or 'unknown file system'})"))
+    return checks
+
+
+def check_space(resolved: Resolved, logs: Path, run: RunFolder | None) -> list[Check]:
+    """Whether there is space for the checkpoints to come, each as large as the newest one or as predicted."""
+    one, every = space_needed_gib(resolved, run)
+    free = free_gib(logs)
+    if free is None:
+        return [Check("space", "warn", f"free space in {logs} is not known", "look at your quota")]
+    found = judge_space(free, one, every, str(logs))
+    if not found:
+        to_come = f", checkpoints to come take about {show_bytes(every * 2**30)}"
+        if runs_program(resolved) and not every:
+            to_come = "; what the program's own checkpoints take is not known"
+        return [Check("space", "ok", f"{show_bytes(free * 2**30)} free{to_come}")]
+    hint = "free some, set HPC_GPT_LOGS elsewhere, or keep fewer: --set train.keep_last=2; a quota may be lower still"
+    return [Check("space", "fail" if each.ended else "warn", each.words, hint) for each in found]
+
+
+def check_clock(folder: Path) -> list[Check]:
+    """Compares this machine's clock with the file server's, which stamps files as they are written."""
+    place = _nearest_existing(folder)
+    before = time.time()
+    stamp = _write_in(place)
+    off = max(before - stamp, stamp - time.time(), 0.0)
+    text = f"within {max(off, 0.1):.1f} s of the clock of the file system at {place}"
+    if off < SKEW_WARN_S:
+        return [Check("clock", "ok", text)]
+    level: Level = "fail" if off >= SKEW_BAD_S else "warn"
+    return [Check("clock", level, text, "is chronyd or ntpd running here and on the file server?")]
+
+
+def check_profile(resolved: Resolved, site: Site) -> list[Check]:
+    """Whether partition, account, qos, features and GPUs a node that the job asks for exist."""
+    job, checks = resolved.job, []
+    names = [name for name in (job.partition or "").split(",") if name]
+    for name in names:
+        checks.append(_check_name("partition", name, list(site.partitions)))
+    partitions = [site.partitions[name] for name in names if name in site.partitions]
+    partitions = partitions or [each for each in site.partitions.values() if each.is_default]
+    for partition in partitions:
+        if not partition.is_up:
+            state = partition.settings.get("State", "unknown")
+            checks.append(Check("partition", "fail", f"{partition.name} is {state}", "choose another with --partition"))
+    for key, value, known in (("account", job.account, site.accounts), ("qos", job.qos, site.qos)):
+        if value is not None and known:
+            checks.append(_check_name(key, value, list(known)))
+    for feature in _FEATURE.findall(job.constraint or ""):
+        checks.append(_check_name("constraint", feature, sorted(site.features)))
+    return checks + _check_gpus_asked(resolved, partitions)
+
+
+def _check_gpus_asked(resolved: Resolved, partitions: list[SlurmPartition]) -> list[Check]:
+    profile = resolved.cluster
+    kinds = [kind for partition in partitions for kind in partition.kinds]
+    if profile.gpu_flag == "none" or not kinds:
+        return []
+    most = max(kind.gpus for kind in kinds)
+    if most < resolved.ranks_per_node:
+        text = f"{resolved.ranks_per_node} GPUs a node are asked for, the nodes have {most}"
+        return [Check("gpus_per_node", "fail", text, f"set gpus_per_node = {most} in the profile")]
+    types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
+    if profile.gpu_type and profile.gpu_type not in types:
+        known = ", ".join(types) or "none"
+        return [Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {known}")]
+    return [Check("gpus_per_node", "ok", f"{resolved.ranks_per_node} of {most} GPUs a node")]
+
+
+def _check_name(what: str, name: str, known: list[str]) -> Check:
+    if name in known:
+        return Check(what, "ok", name)
+    hint = close_matches(name, known) or f"known: {', '.join(known) or 'none'}"
+    return Check(what, "fail", f"no {what} {name!r} for you here", hint)
+
+
+def _nearest_existing(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def _write_in(folder: Path) -> float:
+    """Writes a file and deletes it; returns the time with which the file system stamped it."""
+    path = folder / f".hpc-gpt-doctor.{os.getpid()}.{secrets.token_hex(2)}"
+    try:
+        with open(path, "xb") as file:
+            file.write(b"doctor\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return path.stat().st_mtime
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _disk_kind(folder: Path) -> str:
+    """The type of a folder's file system; empty if `stat` does not say."""
+    command = ["stat", "--file-system", "--format=%T", str(_nearest_existing(folder))]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
+    """Runs the preflight of a run on this machine: starts its ranks for some seconds and measures them.
+
+    Its folder under `logs` is removed at the end. Writes the figures to `out` as a table. Raises OSError if the folder
+    cannot be made.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".hpc-gpt-doctor-", dir=_nearest_existing(logs)))
+    try:
+        write_once(folder / "resolved.json", resolved.to_json())
+        run = RunFolder(folder)
+        attempt = run.new_attempt()
+        node = platform.node()
+        command = [
+            "env", f"HPC_GPT_RUN={folder}", f"HPC_GPT_ATTEMPT={attempt.number}", "GLOO_SOCKET_IFNAME=lo",
+            sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", node, str(resolved.ranks_per_node),
+            sys.executable, "-m", "hpc_gpt.trainer.train.preflight",
+        ]  # fmt: skip
+        preflight = Preflight(run, attempt.number, [node], command, host="127.0.0.1")
+        preflight.judge()
+        preflight.write_table(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not preflight.findings:
+        ranks = counted(resolved.ranks_per_node, "rank")
+        return [Check("probe", "ok", f"{ranks} measured here in {preflight.took_s:.1f} s")]
+    return [
+        Check("probe", "fail" if each.node or each.ended else "warn", each.words, "see the table")
+        for each in preflight.findings
+    ]

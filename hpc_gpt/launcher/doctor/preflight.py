@@ -1,0 +1,8 @@
+"""The name by which job scripts start `preflight.nodes`."""
+
+import sys
+
+from hpc_gpt.trainer.preflight.nodes import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""A run that is ready to be submitted: what every verb that needs a run's script gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.launcher.plan.prediction import Prediction
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.runs.branches import CheckpointHold
+    from hpc_gpt.launcher.launch.forecast import Forecast
+
+
+@dataclass(frozen=True)
+class SbatchRequest:
+    """What sbatch is asked for a job script beside its own text: the options of SBATCH_ variables and of the command
+    line as they are, the elements of its array; what provenance.json has of the script; and `findings`, on what sbatch
+    or the job chain does otherwise than its text says."""
+
+    options: tuple[str, ...]
+    array: tuple[int, ...]
+    provenance: Mapping[str, Any]
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
+    prediction for it, the forecast of its job chain, and `notes` for the user.
+
+    A relative data.path is looked for in the folder `data_beside` first. `unread` has lines on the keys of config.json
+    that are not followed, or that nothing reads. `faster` has the lines on what is predicted to be faster, if that was
+    asked for. `provenance` has further keys of provenance.json. `job_script` is of a script that runs as it is.
+    """
+
+    resolved: Resolved
+    script: str
+    text: str
+    notes: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    forecast: Forecast | None = None
+    file: Path | None = None
+    data_beside: Path | None = None
+    unread: tuple[str, ...] = ()
+    faster: Sequence[str] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    job_script: SbatchRequest | None = None
+    hold: CheckpointHold | None = None
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The lines to print for the user, with the predictions last."""
+        return (*self.notes, *self.predictions)
+
+    @property
+    def predictions(self) -> tuple[str, ...]:
+        """The lines on the run's prediction and on the forecast of its job chain."""
+        lines = self.forecast.lines if self.forecast else ()
+        return (*([str(self.prediction.line)] if self.prediction else []), *lines)
+
+    @property
+    def jobs(self) -> int:
+        """The number of jobs to submit at once."""
+        at_once = requeue_of(self.resolved.cluster).at_once
+        return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1

@@ -1,0 +1,257 @@
+"""What may go of runs that have ended, and its removal: checkpoints, and what `report` keeps of their logs.
+
+A record, log or script never goes, nor data. Of a run that trains or waits nothing does; one whose state is not known
+may train. Its lock keeps a resumption and a removal apart, as long as checkpoints are renamed: what is renamed is none
+any more, and goes after that (`runs.retention`). A submission that resumes notes itself as a reader before it looks.
+"""
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.state import slurm_state
+from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.runs.branches import waits_for_parent
+from hpc_gpt.core.runs.checkpoints import (
+    DAMAGED,
+    DELETING,
+    MEGATRON,
+    WRITING,
+    command_of,
+    faults_of,
+    has_all_bytes,
+    list_complete,
+    step_in,
+)
+from hpc_gpt.core.runs.disk_space import bytes_in, run_sizes
+from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, RESUMED_FROM, checkpoint_sources
+from hpc_gpt.core.runs.lock import Holder, RunLocked, locked
+from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
+from hpc_gpt.core.runs.run_folder import RunFolder, user_name
+from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
+from hpc_gpt.core.words import show_duration
+from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
+
+# Between two reports of a removal that lasts.
+_REPORT_S = 5.0
+
+
+IsSound = Callable[[Path], bool]
+
+
+@dataclass(frozen=True)
+class CleanRules:
+    """The rules: the newest `keep` sound checkpoints stay, and all of a run that ended in the last `older_s`."""
+
+    keep: int = 1
+    older_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoomPiece:
+    """A checkpoint, or the cache of a log: why it may go, or stays."""
+
+    path: Path
+    bytes: int
+    why: str
+
+
+@dataclass
+class RunRoom:
+    """What may go of a run. `refused`: why nothing does; `lives`: as it trains, waits or may; `fault`: why a part could
+    not be removed, or nothing may be changed here."""
+
+    run: RunFolder
+    state: str
+    goes: list[RoomPiece] = field(default_factory=list)
+    stays: list[RoomPiece] = field(default_factory=list)
+    refused: str = ""
+    lives: bool = False
+    fault: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that are free after the removal."""
+        return sum(piece.bytes for piece in self.goes)
+
+    def to_dict(self) -> dict[str, Any]:
+        pieces = {
+            kind: [
+                {"name": one.path.name, "path": str(one.path), "bytes": one.bytes, "why": one.why} for one in of_kind
+            ]
+            for kind, of_kind in (("goes", self.goes), ("stays", self.stays))
+        }
+        why = {"refused": self.refused or None, "lives": self.lives, "fault": self.fault or None}
+        return {"run": self.run.run_id, "folder": str(self.run.path), "state": self.state, **why,
+                "bytes": self.bytes, **pieces}  # fmt: skip
+
+
+def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_all_bytes) -> list[RunRoom]:
+    """What may go of each run; only checkpoints that are sound count as kept. Raises RunFolderError."""
+    statuses, silence = ask_status(runs)
+    rooms = [RunRoom(run, status.state) for run, status in zip(runs, statuses, strict=True)]
+    roots = {logs_folder(), *(run.path.parent.parent for run in runs)}
+    children = [run for root in roots for run in list_runs(root) if (run.path / RESUMED_FROM).exists()]
+    children = [run for run in children if waits_for_parent(run)]
+    for room, status in zip(rooms, statuses, strict=True):
+        run = room.run
+        if why := _may_live(run, status, silence):
+            room.refused, room.lives = why, True
+        elif (ago_s := _ended_ago_s(run)) < rules.older_s:
+            room.refused = f"it ended {show_duration(ago_s)} ago"
+        elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
+            room.refused = room.fault = f"you may not change it: it is {user_name(run.path.stat().st_uid)}'s"
+        elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
+            room.refused = "its program's checkpoints are not ours to judge: remove them by hand"
+        else:
+            with _fault_of(room):
+                _sort_out(room, rules, is_sound, children)
+    return rooms
+
+
+@contextlib.contextmanager
+def _fault_of(room: RunRoom) -> Iterator[None]:
+    """Notes what the disk, or another process, refuses in the block."""
+    try:
+        yield
+    except (UserError, OSError) as fault:
+        cause = f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) else str(fault)
+        room.refused = room.fault = cause
+
+
+def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
+    """Why a run is taken for one that trains or waits; empty if it is known to have ended."""
+    if status.state in LIVE:
+        return f"it is {status.state}"
+    if status.state == "unknown" or status.cause == NO_ANSWER:
+        return "; ".join(filter(None, ("whether it has ended is not known", status.cause)))
+    if status.scheduler != "slurm":
+        return ""
+    if silence:
+        return f"whether a job of it waits is not known: {silence}"
+    owner = run.path.stat().st_uid
+    if owner != os.geteuid():
+        return f"whether a job of it waits is not known: only {user_name(owner)}'s squeue shows that"
+    return ""
+
+
+def _ended_ago_s(run: RunFolder) -> float:
+    attempts = run.attempts()
+    ended = attempts[-1].ended().get("time") if attempts else None
+    return max(0.0, time.time() - (ended or (attempts[-1].folder if attempts else run.path).stat().st_mtime))
+
+
+def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Sequence[RunFolder]) -> None:
+    run, after = room.run, room.run.resolved().after
+    retention = Retention(rules.keep, followed=after.is_asked and after.every > 0)
+    found = list_complete(run.checkpoints)
+    is_sound = is_sound if len(found) > rules.keep else has_all_bytes  # nothing else goes: they are not read
+    newest = step_in(found[0].name) if found else -1
+    is_kept = f"--keep {rules.keep}: newer sound ones stay" if rules.keep > 1 else "a newer sound one stays"
+    for path, why in retention.sort_out(run.checkpoints, newest, _steps_for(run, children), is_sound):
+        may_go = "it was found to be damaged" if path.name.startswith(DAMAGED) else is_kept
+        piece = RoomPiece(path, bytes_in(path), why or (may_go if rules.keep else "--keep none"))
+        (room.stays if why else room.goes).append(piece)
+    for prefix, why in ((WRITING, "it was never completed"), (DELETING, "its removal was cut off")):
+        room.goes += [RoomPiece(path, bytes_in(path), why) for path in sorted(run.checkpoints.glob(f"{prefix}*"))]
+    room.goes += [RoomPiece(path, bytes_in(path), "report reads the log again") for path in _caches(run)]
+
+
+def _caches(run: RunFolder) -> list[Path]:
+    """The files that `report` keeps of a run's logs."""
+    from hpc_gpt.reader.readers.logs.kept import kept_of  # needs numpy
+
+    logs = [path for attempt in run.attempts() for path in (attempt.metrics, *attempt.logs)]
+    return [kept for path in logs if (kept := kept_of(path)) is not None]
+
+
+def room_of(run: RunFolder) -> dict[str, int]:
+    """The bytes of a run's `checkpoints`, `logs`, `code`, `caches` of report, and `other` files."""
+    return run_sizes(run, _caches(run))
+
+
+def _is_sound(path: Path) -> bool:
+    return next(faults_of(path, MOST_READ_BYTES), None) is None
+
+
+def _steps_for(run: RunFolder, children: Sequence[RunFolder]) -> set[int]:
+    """The steps of a run's checkpoints from which runs begin that have none of their own; those of this version have a
+    note in `branches/`, too."""
+    newest = next((step_in(path.name) for path in list_complete(run.checkpoints) if has_all_bytes(path)), -1)
+    steps = set()
+    for child in children:
+        with contextlib.suppress(RunFolderError, OSError):  # it resumes from itself, or its parent is gone
+            sources = checkpoint_sources(child)[1:]
+            steps |= {newest if step is None else step for source, step in sources if source.path.samefile(run.path)}
+    return steps
+
+
+def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> RunRoom:
+    """Removes what may go of a run, and returns that; `say` gets how far a long removal is. What has changed since the
+    run was looked at counts: it is looked at again, under its lock. A checkpoint is sound if its files, read, are as
+    they were written; of a very large one only their sizes are compared."""
+    is_sound = functools.cache(_is_sound)
+    removal = Removal(run.checkpoints, Retention())
+    (before,) = look([run], rules, is_sound)  # reads, which may take a minute, while a job may still take the lock
+    with _fault_of(before), _locked(run):
+        (room,) = look([run], rules, is_sound)
+        for piece in () if room.refused else room.goes:
+            if piece.path.parent == run.checkpoints and not piece.path.name.startswith(DELETING):
+                rename_to_delete(piece.path)
+    if before.fault or room.refused:
+        return before if before.fault else room
+    removal.begin()
+    while not removal.wait(_REPORT_S):
+        say(f"{run.run_id}: {len(list(run.checkpoints.glob(f'{DELETING}*')))} of {len(room.goes)} are still there")
+    for piece in room.goes:
+        if piece.path.parent != run.checkpoints:
+            with contextlib.suppress(OSError):
+                piece.path.unlink()
+    left = [piece for piece in room.goes if piece.path.exists()]
+    room.goes = [piece for piece in room.goes if piece not in left]
+    room.stays += [RoomPiece(piece.path, piece.bytes, "it was reserved just now") for piece in left]
+    if halves := sorted(path.name for path in run.checkpoints.glob(f"{DELETING}*")):
+        room.fault = f"{', '.join(halves[:3])} could not be removed: another user's, or on a disk that refuses?"
+    return room
+
+
+@contextlib.contextmanager
+def _locked(run: RunFolder) -> Iterator[None]:
+    """Holds the run's lock; another removal, which has it for a moment, is waited for. RunLocked if something else has
+    it."""
+    until = time.monotonic() + _REPORT_S
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(run, _gone(run)))
+                break
+            except RunLocked:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+        yield
+
+
+def _gone(run: RunFolder) -> Callable[[Holder], bool | None]:
+    """Whether a holder of the lock is gone; of a Slurm job Slurm's queue says it."""
+
+    def is_gone(other: Holder) -> bool | None:
+        if other.slurm_job is None:
+            return other.is_gone()
+        try:
+            with squeue(run.slurm_cluster()) as client:
+                answer = client.answer(TIMEOUT_S)
+                jobs = queued_jobs(answer) if answer is not None else None
+        except SlurmUnreachable:
+            return None
+        return None if jobs is None else slurm_state(jobs.get(other.slurm_job, ("", ""))[0]) not in LIVE
+
+    return is_gone

@@ -1,0 +1,393 @@
+"""Ask runs to stop, save or requeue; cancel them; and wait for their end.
+
+A request is a file in the run folder: it needs no ssh, and the scheduler only to know the run's state. The request is
+made even if the scheduler does not answer. A cancel first leaves a mark in the run folder, so that nothing requeues the
+job, and then asks the scheduler to end it.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from hpc_gpt.core.ends.end_policy import cannot_continue
+from hpc_gpt.core.ends.failures import GOOD, LIVE
+from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.process import send
+from hpc_gpt.core.runs.lineage import newest_step
+from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
+from hpc_gpt.core.settings.engines import can_resume
+from hpc_gpt.core.settings.sized import does
+from hpc_gpt.core.slurm.clients import cancel_job, scancel_command
+from hpc_gpt.core.terminal import ProgressLine
+from hpc_gpt.launcher.watch.status import (
+    NO_ANSWER,
+    RunStatus,
+    ask_status,
+    await_lost,
+    read_folders,
+    read_own_status,
+    read_status,
+    silence_note,
+)
+from hpc_gpt.launcher.watch.sweep_rows import count_states
+
+# Seconds between two reads of a state.
+LOCAL_POLL_S = 0.5
+_NOT_YOURS = "if it is another user's: hpc-gpt stop asks a run that trains to save and end, and its user can cancel it"
+SLURM_POLL_S = 5.0
+# A run that is `unknown` for so long has ended.
+UNKNOWN_S = 30.0
+_POLL_S = 0.5
+_MEASURED_S = 10.0
+# Between two questions to the scheduler about a run that does not answer itself.
+_STATUS_S = 15.0
+
+
+@dataclass(frozen=True)
+class ControlRequest:
+    """A request that was made of a run; `message` describes it, or says why nothing was asked (`refused`).
+
+    `attempt` and `request` are None if it is for the next start of the run's job.
+    """
+
+    run: RunFolder
+    verb: str
+    message: str
+    refused: bool = False
+    attempt: Attempt | None = None
+    request: RunRequest | None = None
+
+
+def ask_runs(
+    runs: Sequence[RunFolder], verb: str, note: Callable[[str], object] = lambda _: None
+) -> list[ControlRequest]:
+    """Asks each run to `verb`: first its files are written, as far as the run folders allow it, then one question to
+    the scheduler for all completes the answers; `note` gets a line if it does not answer. Raises RunFolderError."""
+    folders = zip(runs, read_folders(runs), strict=True)
+    written = {run.path: _ask(run, verb, status).request for run, status in folders if status.scheduler == "slurm"}
+    statuses, silence = ask_status(runs, lambda _: note("Slurm has not answered yet"), limit_s=0)
+    if silence:
+        note(silence_note(silence))
+    return [_ask(run, verb, status, written.get(run.path)) for run, status in zip(runs, statuses, strict=True)]
+
+
+def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | None = None) -> ControlRequest:
+    """Asks one run, by its `status`; a request that is `written` already is not written again."""
+    if newest_submission(run).get("lost"):
+        return ControlRequest(run, verb, f"its job is not known yet: {status.cause}", refused=True)
+    no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
+    if status.state not in LIVE and not no_answer:
+        return ControlRequest(run, verb, nothing_to(verb, status), refused=True)
+    if status.moved_from and status.state != "pending":
+        message = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
+        return ControlRequest(run, verb, f"{message}: move it back, or use hpc-gpt cancel", refused=True)
+    try:
+        if why := _impossible(run, verb):
+            return ControlRequest(run, verb, why, refused=True)
+    except UserError as fault:
+        return ControlRequest(run, verb, f"{fault} ({fault.hint})" if fault.hint else str(fault), refused=True)
+    attempts = run.attempts()
+    running = attempts[-1] if attempts and not attempts[-1].ended() and status.state != "pending" else None
+    if verb == "stop" and status.state == "pending" and status.scheduler == "local":
+        cancel_run(run, status)
+        return ControlRequest(run, verb, "taken out of the queue, where it waited")
+    if verb == "stop":
+        # If the attempt dies before it sees the request, no other attempt is to follow.
+        _mark(run)
+    if running is not None:
+        request = written or write_request(running, verb)
+        doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
+        message = f"asked to {does(run.resolved(), verb)}{doubt}"
+        return ControlRequest(run, verb, message, attempt=running, request=request)
+    waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
+    if verb == "stop":
+        return ControlRequest(
+            run, verb, f"{waits}: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
+        )
+    return ControlRequest(run, verb, f"nothing to {verb}, {waits}", refused=True)
+
+
+def nothing_to(verb: str, status: RunStatus) -> str:
+    """Why nothing is asked of a run that is neither queued nor running."""
+    why = f": {status.cause}" if status.cause else ""
+    ended = f"it is {status.state}{why}" if status.state == "unknown" else f"it ended as {status.state}"
+    return f"nothing to {verb}, {ended}"
+
+
+def _impossible(run: RunFolder, verb: str) -> str:
+    """Why a run cannot do what is asked; empty if it can."""
+    resolved = run.resolved()
+    if why := engine_named(resolved.engine.name).why_not(verb, resolved):
+        return why
+    if verb == "requeue" and newest_submission(run).get("allocation"):
+        return "it is in an allocation of yours: stop it, and resume it with submit --here --resume"
+    if verb == "requeue" and (why := cannot_continue(resolved, requeue=True)):
+        resumes = can_resume(resolved.engine)
+        return f"{why}: " + ("stop it, and resume it with submit --resume" if resumes else "it would start at step 0")
+    return ""
+
+
+def _mark(run: RunFolder) -> None:
+    """Marks every job of the run as to be stopped."""
+    with OsErrorAs(RunFolderError, f"cannot write in {run.path}", f"hpc-gpt cancel {run.run_id}"):
+        for job_id in job_ids(run):
+            run.stop_mark(job_id).touch()
+
+
+def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
+    """Waits until a request is fulfilled, or cannot be; returns whether it is, and what happened. `say` gets the run's
+    state every _STATUS_S."""
+    looked = time.monotonic()
+    while True:
+        if (outcome := _outcome(control)) is not None:
+            return outcome
+        if time.monotonic() - looked > _STATUS_S:
+            looked = time.monotonic()
+            (status,) = read_status([control.run])
+            say(f"{control.run.run_id}: {describe(status)}")
+            # The attempt may have answered in between.
+            if status.is_over and _outcome(control) is None:
+                ended = ("stopped",) if control.attempt else ("stopped", "cancelled")
+                return control.verb == "stop" and status.state in ended, f"it is {status.state}"
+        time.sleep(_POLL_S)
+
+
+def _outcome(control: ControlRequest) -> tuple[bool, str] | None:
+    """The outcome of a request by the run folder; None if it is still open."""
+    attempt = control.attempt
+    if attempt is None:  # the request is for the next start
+        attempts = control.run.attempts()
+        attempt = attempts[-1] if attempts and attempts[-1].ended().get("ended") == "stopped" else None
+        return None if attempt is None else (True, _end_text(attempt))
+    end = attempt.ended()  # read before the answer, which is written before it
+    if control.request is not None and control.verb == "save" and (answer := answer_of(attempt, control.request)):
+        done = bool(answer.get("done"))
+        return done, f"saved after step {answer.get('step')}" if done else str(answer.get("words"))
+    if end and control.verb == "save":
+        # The request came after the attempt's last look, but the save at its end fulfils it.
+        saved = newest_step(control.run)
+        is_saved = saved is not None and saved == end.get("step")
+        return is_saved, f"{_end_text(attempt)}; " + (
+            f"saved after step {saved}" if saved is not None else "nothing is saved"
+        )
+    if end:
+        wanted = {"stop": "stopped", "requeue": "requeued"}.get(control.verb)
+        return end.get("ended") == wanted, _end_text(attempt)
+    later = [each for each in control.run.attempts() if each.number > attempt.number]
+    return (
+        (False, f"attempt {attempt.number} ended without an answer, attempt {later[-1].number} runs") if later else None
+    )
+
+
+def _end_text(attempt: Attempt) -> str:
+    end = attempt.ended()
+    cause = f": {end['cause']}" if end.get("cause") else ""
+    return f"attempt {attempt.number} ended as {end.get('ended')} after step {end.get('step')}{cause}"
+
+
+# --- cancelling
+
+
+def cancel_now(run: RunFolder, row: RunStatus) -> str | None:
+    """`cancel_run` of a run with a `row` of `status`, once a job whose sbatch got no answer is known or cannot come.
+    Raises as `await_lost` and `cancel_run`."""
+    row = await_lost(run) or row
+    return cancel_run(run, row if row.scheduler == "slurm" else None)
+
+
+def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = False) -> str | None:
+    """Cancels the run's queued or running jobs; returns the job id, or None if there was none. `save`: if it runs, it
+    is asked to save and stop, as by one Ctrl-C.
+
+    For a run that waits here until a sweep comes to it the id is IN_QUEUE. With a known `status` the scheduler is not
+    asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
+    """
+    status = status or read_own_status(run)
+    line = _live_submission(run, status)
+    return _end(run, line, save and status.state == "running") if line is not None else None
+
+
+def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
+    """The line of submissions.jsonl of a job that may still run; None if there is none."""
+    doubt = status.state == "unknown" or status.cause == NO_ANSWER
+    unknown = doubt and status.scheduler == "slurm" and status.job_id
+    if status.state not in LIVE and not unknown:
+        return None
+    if status.state == "pending" and (newest := newest_submission(run)).get("queue"):
+        return newest
+    lines = [line for line in run.submissions() if line.get("job_id") == status.job_id]
+    return lines[-1] if lines else {"scheduler": "slurm", "job_id": status.job_id}
+
+
+def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
+    """Marks and signals the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
+    job_id = mark_of(line) or str(line["job_id"])
+    is_local = line.get("scheduler") == "local"
+    # Without its line in submissions.jsonl the id of a local job, which is a process, would be given to scancel.
+    scheduler = None
+    with contextlib.suppress(RunFolderError):
+        scheduler = run.resolved().cluster.scheduler
+    if not is_local and scheduler == "local":
+        message = f"{run.path}: submissions.jsonl is damaged, and does not say which process {job_id} is"
+        raise RunFolderError(message, f"hpc-gpt stop {run.run_id} saves and ends it")
+    if is_local and job_id != IN_QUEUE:  # before anything is marked: it would end a run that goes on
+        with OsErrorAs(RunFolderError, f"cannot end process {job_id} of run {run.run_id}", _NOT_YOURS):
+            send(line.get("pid"), line.get("pid_start"), 0)
+    # The later jobs of the chain come first, so that none starts when this one ends.
+    chain = [] if is_local else newest_chain(run)
+    later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
+    for each in (*later, job_id):
+        by_hand = f"{scancel_command(each, run.slurm_cluster())} ends a Slurm job"
+        with OsErrorAs(RunFolderError, f"cannot write the cancel mark in {run.path}", by_hand):
+            run.mark_cancelled(each)
+    if job_id == IN_QUEUE:  # the process that runs the sweep skips it
+        return job_id
+    if is_local:
+        send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
+    else:
+        cluster = run.slurm_cluster()
+        cancel_job(*later, cluster=cluster)
+        cancel_job(job_id, cluster=cluster, save=save)
+    return job_id
+
+
+# --- waiting
+
+
+def wait_for(run: RunFolder, interrupts: int = 0) -> RunStatus:
+    """Prints progress until the run has ended, and returns its last status. `interrupts`: the Ctrl-Cs before this call.
+
+    The first Ctrl-C asks the run to save and stop (a waiting job is cancelled), the second cancels it, the third ends
+    the wait at once and raises KeyboardInterrupt. Raises JobFailed if the run's last state is not in GOOD.
+    """
+    (status,) = follow([run], lambda statuses: describe(statuses[0]), interrupts)
+    end_of_wait(run, status)
+    return status
+
+
+def await_measurements(run: RunFolder) -> None:
+    """Waits until rank 0 of a run that has just ended here has written what it measured, or is gone; 10 s at most."""
+    until = time.monotonic() + _MEASURED_S
+    for attempt in run.attempts()[-1:]:
+        rank = attempt.ranks / "0.json"
+        while (
+            not attempt.measured.exists() and read_json(rank).get("exit_code", 0) is None and time.monotonic() < until
+        ):
+            time.sleep(_POLL_S / 10)
+
+
+def check_end(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+    """JobFailed, with a `hint`, if the state in which a run has ended is not in GOOD."""
+    if status.state not in GOOD:
+        end = f"run {run.run_id}: {describe(status)}"
+        raise JobFailed(f"{end}; {status.cause}" if status.cause else end, hint or f"hpc-gpt why {run.run_id}")
+
+
+def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
+    """Prints how a run has ended. Raises as `check_end`."""
+    check_end(run, status, hint)
+    sys.stderr.write(f"run {run.run_id}: {describe(status)}\nnext: hpc-gpt report {quote(str(run.path))}\n")
+
+
+def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:
+    """`wait_for` for the runs of a sweep: print how many are in each state. A Ctrl-C is for all of them.
+
+    Raises JobFailed if the last state of any of them is not in GOOD.
+    """
+    statuses = follow(runs, count_states, interrupts)
+    bad = [status for status in statuses if status.state not in GOOD]
+    if bad:
+        ends = [f"run {each.run}: {each.row or each.name} {describe(each)}" for each in bad]
+        raise JobFailed("\n".join(ends), f"hpc-gpt why {bad[0].run}")
+    return statuses
+
+
+def follow(
+    runs: Sequence[RunFolder], line_of: Callable[[Sequence[RunStatus]], str], interrupts: int
+) -> list[RunStatus]:
+    """Shows the line of the runs whenever it changes, until every run has ended; returns their last statuses."""
+    shown, answered = "", 0
+    statuses: list[RunStatus] = []
+    line = ProgressLine()
+    while True:
+        try:
+            if answered < interrupts:
+                _interrupt(runs, interrupts, statuses)
+                answered = interrupts
+            for statuses in until_over(runs):
+                if (now := line_of(statuses)) != shown:
+                    line.show(now)
+                    shown = now
+            break
+        except KeyboardInterrupt:  # may come while the one before is handled
+            interrupts += 1
+            if interrupts > 2:
+                line.end()
+                raise
+    line.end()
+    if interrupts:
+        raise KeyboardInterrupt
+    return statuses
+
+
+def until_over(runs: Sequence[RunFolder]) -> Iterator[list[RunStatus]]:
+    """The statuses of the runs from time to time, until every run has ended."""
+    unknown_since: float | None = None
+    while True:
+        statuses = read_status(runs)
+        yield statuses
+        if not all(status.is_over for status in statuses):
+            unknown_since = None
+        elif all(status.state != "unknown" for status in statuses):
+            return
+        else:  # Slurm briefly does not know a job while it moves between its lists
+            unknown_since = unknown_since or time.monotonic()
+            if time.monotonic() - unknown_since > UNKNOWN_S:
+                return
+        time.sleep(LOCAL_POLL_S if statuses[0].scheduler == "local" else SLURM_POLL_S)
+
+
+def describe(status: RunStatus) -> str:
+    """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
+    parts = [status.shown_state]
+    if status.step is not None:
+        parts.append(f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{status.tokens_per_s:.0f} tokens/s")
+    if status.state == "pending" and status.cause:
+        parts.append(f"({status.cause})")
+    return "  ".join(parts)
+
+
+def _how_they_stop(runs: Sequence[RunFolder]) -> str:
+    saving = sum(run.resolved().train.save_last for run in runs)
+    if saving == len(runs):
+        return "save and stop"
+    unsaved = "unsaved" if not saving else f"{len(runs) - saving} of them unsaved"
+    return f"stop, {unsaved}: train.save_last is false"
+
+
+def _interrupt(runs: Sequence[RunFolder], count: int, statuses: Sequence[RunStatus]) -> None:
+    """Handles Ctrl-C: the first one stops the runs, the second cancels them, by the known `statuses`, because a third
+    Ctrl-C may come meanwhile."""
+    begin = "\n" if sys.stderr.isatty() else ""  # after the terminal's ^C
+    what = "the run is" if len(runs) == 1 else f"the {len(runs)} runs are"
+    if count == 1:
+        sys.stderr.write(f"{begin}Ctrl-C: {what} asked to {_how_they_stop(runs)}; once more cancels\n")
+        for run, status in zip(runs, read_status(runs), strict=True):
+            cancel_run(run, status, save=True)
+    else:
+        sys.stderr.write(f"{begin}Ctrl-C again: {what} cancelled\n")
+        for run, status in zip(runs, statuses or read_status(runs), strict=True):
+            cancel_run(run, status)

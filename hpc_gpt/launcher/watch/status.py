@@ -1,0 +1,434 @@
+"""The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.ends.decisions import read_history
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.run_state import (
+    ENDED_BEFORE,
+    GONE,
+    AttemptEnd,
+    RunState,
+    cancel_cause,
+    failure_note,
+    is_of_slurm,
+    moved_note,
+    newest_chain,
+    newest_submission,
+    open_jobs,
+    other_host,
+    read_run_state,
+    retry_note,
+)
+from hpc_gpt.core.ends.state import SLURM_SUSPENDS, job_state
+from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.core.files import within_time
+from hpc_gpt.core.runs.after_jobs import after_table
+from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.lineage import RESUMED_FROM
+from hpc_gpt.core.runs.lock import lock_path
+from hpc_gpt.core.runs.race import measured, read_visits
+from hpc_gpt.core.runs.record import finite
+from hpc_gpt.core.runs.run_folder import CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.settings.sized import shown_layout
+from hpc_gpt.core.slurm.clients import (
+    TIMEOUT_S,
+    Answer,
+    Client,
+    accounted_states,
+    add_found,
+    ask_for_lost,
+    patience_s,
+    queued_jobs,
+    sacct,
+    squeue,
+)
+from hpc_gpt.core.slurm.environment import PATIENCE
+from hpc_gpt.core.slurm.start_check import reason_text
+from hpc_gpt.launcher.watch.restarts import read_restarts
+
+NO_ANSWER = "Slurm does not answer"
+# {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
+JobStates = Mapping[str, tuple[str, str]]
+ClusterStates = Mapping[str | None, JobStates | None]
+# A job that was sent to a controller that stood still is queued so soon after that answers again.
+_ARRIVES_S = 10.0
+# Slurm's answer within this time is waited for before anything is shown.
+EARLY_S = 0.5
+# Of a job's output, of which an attempt has a log of its own.
+_OUTPUT_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run as `status` shows it. `state` is a class of `ends.failures`.
+
+    Of a run of several attempts, `pace` says what it trains in which time and what restarts cost; `overall_step_s` and
+    `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
+    `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
+    all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
+    job of `[after]`. `suspended`: Slurm has stopped the processes of its running job.
+    """
+
+    run: str
+    name: str
+    state: str
+    cause: str | None
+    scheduler: str | None
+    job_id: str | None
+    attempts: int
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    gpus: int | None = None
+    layout: str = "-"
+    folder: str = ""
+    sweep: str | None = None
+    row: str | None = None
+    sweep_id: str | None = None
+    pace: str | None = None
+    overall_step_s: float | None = None
+    restart_share: float | None = None
+    moved_from: str | None = None
+    age_s: float | None = None
+    left_s: float | None = None
+    gpu_hours: float | None = None
+    branch_of: str | None = None
+    after: list[dict[str, Any]] | None = None
+    suspended: bool = False
+
+    @property
+    def shown_state(self) -> str:
+        """The state for a reader, to whom a suspended job is none that runs."""
+        return "suspended" if self.suspended else self.state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended; False if Slurm did not answer."""
+        return self.state not in LIVE and self.cause != NO_ANSWER
+
+    @property
+    def is_known_over(self) -> bool:
+        """Whether the run has ended, and how is known."""
+        return self.is_over and self.state != "unknown"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status for JSON, which has no NaN: such a loss becomes null."""
+        return {entry.name: finite(getattr(self, entry.name)) for entry in fields(self)}
+
+
+def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
+    """The state of each run, as `ask_status` finds it."""
+    return ask_status(runs)[0]
+
+
+def read_folders(runs: Sequence[RunFolder]) -> list[RunStatus]:
+    """The state of each run as its folder says it, without a question to Slurm."""
+    return _rows([CachedRun(run.path) for run in runs], {})
+
+
+def ask_status(
+    runs: Sequence[RunFolder],
+    early: Callable[[list[RunStatus]], object] = lambda _: None,
+    limit_s: float = TIMEOUT_S,
+) -> tuple[list[RunStatus], str]:
+    """(the state of each run, why Slurm's part is missing; empty if it is not).
+
+    Each Slurm cluster with jobs of the runs is asked once. If it does not answer at once, `early`
+    gets what the run folders say. If these say that every run has ended, Slurm could only add that a job was requeued
+    by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
+    """
+    seen = [CachedRun(run.path) for run in runs]
+    # What a folder says is read now, and kept.
+    answers = within_time(_read_ahead, seen)
+    if None in answers:
+        rest = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
+        rows, silence = ask_status(rest, early, limit_s)
+        left = iter(rows)
+        return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
+    of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
+    if not of_slurm:
+        return _rows(seen, {None: {}}), ""
+    began, patient_s = time.monotonic(), patience_s()
+    by_folder: list[RunStatus] = []
+
+    def wait(client: Client) -> Answer:
+        answer = client.answer(min(EARLY_S, patient_s))
+        if answer is None and not by_folder:
+            by_folder.extend(_rows(seen, {}))
+            early(by_folder)
+        over = all(row.is_known_over or row.scheduler != "slurm" for row in by_folder)
+        longest_s = patient_s if over else max(limit_s, patient_s)
+        answer = answer or client.answer(began + longest_s - time.monotonic())
+        if answer is None:
+            raise SlurmUnreachable(f"{client.name} gave no answer in {longest_s:g} s")
+        return answer
+
+    seen = _with_found(seen, wait)
+    opened = [open_jobs(run) for run in seen]
+    states: dict[str | None, JobStates | None] = {}
+    silence = ""
+    for cluster in {run.slurm_cluster(): None for run in of_slurm}:
+        ids = [
+            job_id for run, jobs in zip(seen, opened, strict=True) if run.slurm_cluster() == cluster for job_id in jobs
+        ]
+        states[cluster], unanswered = _slurm_states(ids, wait, cluster)
+        silence = silence or unanswered
+    if by_folder and all(of_cluster is None for of_cluster in states.values()):
+        return by_folder, silence
+    # What a live run has written since Slurm was asked counts.
+    seen = [CachedRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
+    return _rows(seen, states), silence
+
+
+def _read_ahead(run: CachedRun) -> bool:
+    with contextlib.suppress(UserError):
+        run.resolved()
+    for attempt in run.attempts():
+        for read in (attempt.started, attempt.ended, attempt.verdict, attempt.last_metrics):
+            read()
+    run.submissions()
+    return True
+
+
+def _silent(run: RunFolder) -> RunStatus:
+    """The row of a run whose folder does not answer."""
+    cause = "its folder does not answer: is the file system of another host down?"
+    folder = str(run.path)
+    return RunStatus(run.run_id, run.path.parent.name, "unknown", cause, None, None, attempts=0, folder=folder)
+
+
+def _with_found(runs: list[CachedRun], wait: Callable[[Client], Answer]) -> list[CachedRun]:
+    """The runs, read again if a job was found whose sbatch had got no answer."""
+    after = []
+    for run in runs:
+        line, job_id = newest_submission(run), ""
+        if line.get("lost"):
+            with contextlib.suppress(SlurmUnreachable, RunFolderError), ask_for_lost(line) as client:
+                job_id = add_found(run, line, wait(client))
+        after.append(CachedRun(run.path) if job_id else run)
+    return after
+
+
+def await_lost(run: RunFolder) -> RunStatus | None:
+    """The status of a run whose sbatch got no answer, once its job is known or cannot come any more; None if that is
+    not so. A controller that goes on after it stood still takes what was sent to it. Raises SlurmUnreachable."""
+    status, until = None, time.monotonic() + _ARRIVES_S
+    while newest_submission(run).get("lost") and time.monotonic() < until:
+        if status is not None:
+            time.sleep(1.0)
+        (status,), silence = ask_status([run])
+        if silence and status.cause == NO_ANSWER:
+            message = f"run {run.run_id} may have a job, as sbatch got no answer: {silence}"
+            raise SlurmUnreachable(message, f"hpc-gpt status {run.run_id} finds the job once Slurm answers")
+    return status
+
+
+def _slurm_states(
+    open_ids: list[str], wait: Callable[[Client], Answer], cluster: str | None
+) -> tuple[JobStates | None, str]:
+    """({job id: (state, reason)} of a cluster's jobs that squeue knows, and of open ones that only sacct knows, None if
+    Slurm does not answer; what did not answer).
+
+    A job is not open if its run folder says how it ended: accounting could add nothing.
+    """
+    try:
+        with squeue(cluster) as client:
+            states = queued_jobs(wait(client))
+    except SlurmUnreachable as fault:
+        return None, str(fault)
+    try:
+        for books in sacct([job_id for job_id in open_ids if job_id not in states], cluster):
+            with books:
+                for job_id, state in accounted_states(wait(books)).items():
+                    states.setdefault(job_id, (state, ""))
+    except SlurmUnreachable as fault:
+        return states, str(fault)
+    return states, ""
+
+
+def silence_note(silence: str) -> str:
+    """The line for the user if `ask_status` gives a silence."""
+    return f"Slurm did not answer: {silence}; the run folders say this much ({PATIENCE} is how long to wait)"
+
+
+def _rows(runs: Sequence[RunFolder], states: ClusterStates) -> list[RunStatus]:
+    rows = []
+    for run in runs:
+        try:
+            rows.append(_status(run, states.get(run.slurm_cluster())))
+        except UserError as fault:  # a damaged folder is one row and does not end the list
+            rows.append(_damaged(run, str(fault)))
+    return rows
+
+
+def read_own_status(run: RunFolder) -> RunStatus:
+    """The status of a run that is to be ended or started; `unknown` if Slurm did not confirm that it is live.
+
+    Raises RunFolderError if another machine may be running it.
+    """
+    status = read_status([run])[0]
+    live = status.state in (*LIVE, "unknown")
+    line = newest_submission(run)
+    is_free = status.state == "unknown" and line.get("locked") and not lock_path(run).exists()
+    if live and not is_free and (host := other_host(line)):
+        raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
+    return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status
+
+
+def _damaged(run: RunFolder, cause: str) -> RunStatus:
+    line, job_id = newest_submission(run), newest_submission(run).get("job_id")
+    row = replace(_silent(run), cause=cause, scheduler=line.get("scheduler"), job_id=str(job_id) if job_id else None)
+    return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
+
+
+def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
+    resolved = run.resolved()
+    attempts = run.attempts()
+    metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
+    losses = [] if metrics else [loss for each in attempts if (loss := each.loss_without_step()) is not None]
+    slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
+    of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
+    run_state = read_run_state(run, resolved.train.log_every, slurm)
+    state, cause = run_state.state.ended, _cause(run, run_state, jobs)
+    if state == "unknown" and cause != NO_ANSWER and not attempts:
+        from hpc_gpt.reader.readers.runs.own_run import cause_before_attempts  # which has numpy
+
+        before = cause_before_attempts(run, run_state.job_id)
+        state, cause = (before.ended, before.text) if before else (state, cause)
+    if cause != NO_ANSWER and (moved := moved_note(run_state)):
+        cause = f"{cause}; {moved}" if cause else moved
+    suspended = state == "running" and (jobs or {}).get(run_state.job_id or "", ("", ""))[0] in SLURM_SUSPENDS
+    restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
+    ids = job_ids(run)
+    step, pace = metrics.get("step"), None
+    steps = resolved.train.steps or metrics.get("steps_planned")  # of a program that prints it
+    if resolved.race:  # its progress is in visits
+        step, steps = measured(read_visits(run)), resolved.race
+    left = steps - step if steps is not None and step is not None and state in LIVE else None
+    if restarts is not None and (state in LIVE or restarts.is_too_much):
+        pace = restarts.text(left)
+    step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
+    parent = read_stored(run.path / RESUMED_FROM)
+    now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
+    past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state == "running" else None)
+    return RunStatus(
+        run=run.run_id,
+        name=resolved.name,
+        state=state,
+        cause=cause,
+        scheduler=run_state.line.get("scheduler"),
+        job_id=run_state.job_id or (ids[-1] if ids else None),
+        attempts=len(attempts),
+        step=step,
+        steps=steps,
+        loss=metrics.get("loss") if metrics else losses[-1] if losses else None,
+        tokens_per_s=metrics.get("tokens_per_s"),
+        gpus=resolved.asked_gpus,
+        layout=shown_layout(resolved) or "-",
+        folder=str(run.path),
+        sweep=resolved.sweep,
+        row=resolved.row,
+        sweep_id=run.sweep_id,
+        pace=pace,
+        overall_step_s=restarts.step_s if restarts else None,
+        restart_share=restarts.share if restarts else None,
+        moved_from=str(run_state.moved_from) if run_state.moved_from else None,
+        age_s=max(0.0, now - submitted) if submitted else None,
+        left_s=left * step_s if left is not None and step_s and state == "running" and not suspended else None,
+        gpu_hours=gpu_hours(past) if past and resolved.asked_gpus is not None else None,
+        after=after_table(run.path, of_after) or None,
+        branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
+        suspended=suspended,
+    )
+
+
+def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str | None:
+    """Why a run is in its state, from the fact that decided it."""
+    state, end, job_id = run_state.state, run_state.end, run_state.job_id
+    slurm, reason = (jobs or {}).get(job_id or "", ("", ""))
+    if cancelled := cancel_cause(run, run_state):
+        return cancelled
+    if run_state.facts.lost:
+        lost = f"sbatch sent its job and got no answer ({run_state.line['lost']})"
+        return NO_ANSWER if jobs is None else f"{lost}; Slurm shows no job of it"
+    if state.by == "submission":
+        return "; ".join(str(run_state.line["refused"]).splitlines())
+    if state.by in ("next", "ended") and state.ended not in LIVE:
+        return end.why if end else None
+    # A mark alone does not say whether the scancel after it reached Slurm.
+    doubt = state.by == "mark" and run_state.facts.began and not (end and end.is_over)
+    if jobs is None and is_of_slurm(run_state.line) and (doubt or state.ended in (*LIVE, "unknown")):
+        return NO_ANSWER
+    if host := other_host(run_state.line) if state.ended in (*LIVE, "unknown") else None:
+        return f"runs on {host}, which is not visible from here"
+    if state.ended == "running":
+        if run.is_cancelled(job_id):
+            return "cancelled; its ranks may save before they leave"
+        if slurm in SLURM_SUSPENDS:
+            return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
+        earlier = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
+        return failure_note(earlier[-1]) if earlier else None
+    if (run_state.facts.queued or run_state.facts.retried) and state.by == "process" and state.ended == "cancelled":
+        return ENDED_BEFORE
+    if state.ended == "pending":
+        return _why_it_waits(run, run_state, reason)
+    if state.ended == "cancelled" and state.by in ("slurm", "mark"):
+        waited = run_state.facts.queued or (state.by == "slurm" and run_state.facts.retried)
+        return "while it waited" if waited else None
+    if state.by == "slurm" and state.ended == "error" and not any(run.path.glob("slurm-*.out")) and run_state.waits:
+        here = "" if os.access(run.path, os.W_OK) else ", which cannot be written from here"
+        return f"Slurm says {slurm}, and the job wrote nothing: do the nodes see {run.path}{here}?"
+    if state.by in ("slurm", "not_retried"):
+        error = _own_error(run.path / f"slurm-{job_id}.out")
+        says = f"{error}; Slurm says {slurm}" if error else f"Slurm says {slurm}"
+        return says if state.by == "slurm" else f"not requeued, {says}"
+    if state.by == "process":
+        return "it wrote no end" if is_of_slurm(run_state.line) else GONE
+    if not job_id:
+        return "never submitted"
+    if not is_of_slurm(run_state.line):
+        return "it wrote no end"
+    if end and end.is_over and not run_state.waits:
+        return f"{_own_class(end)}, and Slurm no longer knows job {job_id}"
+    return f"Slurm does not know job {job_id}"
+
+
+def _own_error(output: Path) -> str:
+    """What our own error says in the output of a job whose last start ended before it had an attempt to write into;
+    empty if there is none."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(0, output.stat().st_size - _OUTPUT_BYTES))
+            text = file.read(_OUTPUT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = text.rpartition("\nrun folder ")[2].splitlines()  # job.sh prints that line once it has an attempt
+    return next((line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")), "")
+
+
+def _own_class(end: AttemptEnd) -> str:
+    return end.facts.judged or end.facts.said
+
+
+def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | None:
+    """Why a run waits in the queue: the end of its last attempt, and Slurm's reason, or what it waits for here."""
+    attempt, end = run_state.attempt, run_state.end
+    here = read_stored(run.waits_for).get("words") or "" if run_state.facts.alive else ""
+    if attempt is None or end is None:
+        return here or reason_text(reason) or ("waits for its turn" if run_state.facts.queued else None)
+    note = retry_note(attempt, why=True)
+    if note is None:
+        how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
+        note = f"{how}, as attempt {attempt.number + 1}"
+    waits = here or ("" if reason in ("BeginTime", "Dependency") else reason_text(reason))
+    return f"{note}; {waits}" if waits else note

@@ -1,0 +1,51 @@
+"""The runs of sweeps: how many are in each state, and one line of `status` for all runs of a sweep."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.watch.status import RunStatus
+
+# The first states in `count_states`; others follow by name.
+_ORDER = ("done", "running", "pending")
+T = TypeVar("T", RunFolder, RunStatus)
+
+
+def count_states(runs: Iterable[RunStatus]) -> str:
+    """How many runs are in each state, good states first: `3 done, 2 running, 1 nan`."""
+    states = [run.state for run in runs]
+    ordered = [*_ORDER, *sorted(set(states) - set(_ORDER))]
+    return ", ".join(f"{states.count(state)} {state}" for state in ordered if state in states)
+
+
+def by_sweep(runs: Sequence[T]) -> list[list[T]]:
+    """The runs in groups: those of a sweep, at the place of the first one; any other run alone."""
+    groups: dict[str, list[T]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(run.sweep_id or f"run {number}", []).append(run)
+    return list(groups.values())
+
+
+def fold(rows: Sequence[RunStatus]) -> list[RunStatus]:
+    """The lines of `status`: a run, or all runs of a sweep, whose figures are the sums of theirs."""
+    return [_of_sweep(group) if group[0].sweep_id is not None else group[0] for group in by_sweep(rows)]
+
+
+def _of_sweep(runs: Sequence[RunStatus]) -> RunStatus:
+    jobs = dict.fromkeys(run.job_id.partition("_")[0] for run in runs if run.job_id)  # an array counts once
+    return RunStatus(
+        run=str(runs[0].sweep_id),
+        name=next((run.sweep for run in runs if run.sweep), "-"),
+        layout=counted(len(runs), "run"),
+        state=count_states(runs),
+        cause=None,
+        scheduler=runs[0].scheduler,
+        job_id=" ".join(jobs) or None,
+        attempts=sum(run.attempts for run in runs),
+        step=sum(run.step or 0 for run in runs),
+        steps=sum(run.steps or 0 for run in runs),
+        age_s=max((run.age_s for run in runs if run.age_s is not None), default=None),
+        gpu_hours=sum(run.gpu_hours or 0.0 for run in runs) or None,
+        sweep_id=runs[0].sweep_id,
+    )

@@ -1,0 +1,192 @@
+"""One run on one screen: its curve, its nodes and ranks, what is left and what comes next. By the files that the run
+writes; what it costs does not grow with its length."""
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from hpc_gpt.core.columns import Column, column, grid
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.files import open_regular
+from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.runs.checkpoints import list_complete
+from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.words import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
+from hpc_gpt.launcher.watch.control import describe
+from hpc_gpt.launcher.watch.status import RunStatus
+
+# At most so many nodes and ranks have lines; of more there are the spread and the worst.
+_MOST = 10
+# Lines of metrics.jsonl that a curve is drawn from, and the bytes that hold a whole one wherever they begin.
+_SAMPLES, _SAMPLE_BYTES = 200, 2048
+_HEIGHT, _LEVELS = 6, " ▁▂▃▄▅▆▇█"
+_NODES = (
+    column("node", "name", right=False), column("ranks", "ranks"), column("silent", "silent"), column("GPUs", "gpus"),
+    column("use", "util", "{:.0f}%".format), column("fullest", "memory"),
+    column("power", "power_w", "{:,.0f} W".format), column("hottest", "temperature_c", "{:.0f} °C".format),
+)  # fmt: skip
+_RANKS = (
+    column("rank", "rank", right=False), column("node", "host", right=False), column("step", "step"),
+    column("phase", "phase", right=False), column("for", "quiet_s", show_duration),
+    column("heartbeat", "age_s", lambda age_s: f"{show_duration(age_s)} ago"), column("", "remark", right=False),
+)  # fmt: skip
+
+
+def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = True) -> list[str]:
+    """The lines for a run whose status is known. `blocks`: the output can have block characters. Raises UserError."""
+    resolved, attempts, now = run.resolved(), run.attempts(), time.time()
+    job = f", job {status.job_id}" if status.job_id else ""
+    lines = [f"{run.run_id} of {status.name}, {status.layout}{job}, attempt {len(attempts)}", describe(status)]
+    if status.left_s is not None:
+        lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
+    lines += [text for text in (status.cause, status.pace) if text and text not in lines[1]]
+    lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
+    if (free := free_gib(run.path)) is not None:
+        one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0
+        needs = f", the next checkpoint takes {show_bytes(one * GIB)}" if one else ""
+        lines.append(f"space: {show_bytes(free * GIB)} free{needs}")
+    if attempts and status.state == "running" and (coming := what_comes(run, resolved, status.step or 0, now)):
+        lines.append("next: " + "; ".join(f"{text}, in {show_duration(in_s)}" for in_s, text in coming))
+    if attempts:
+        lines += _of_ranks(attempts[-1], resolved, now if status.state in LIVE else None)
+    return [plain(line) for line in lines]
+
+
+def read_curve(attempts: Sequence[Attempt]) -> dict[int, float]:
+    """{step: loss} of steps spread over the run; of a step that was trained again the last."""
+    curve: dict[int, float] = {}
+    for attempt in attempts:
+        found = dict(_sampled(attempt))
+        first = min(found, default=math.inf)
+        curve = {step: loss for step, loss in curve.items() if step < first} | found
+    return curve
+
+
+def _sampled(attempt: Attempt) -> Iterator[tuple[int, float]]:
+    samples: list[bytes] = []
+    with contextlib.suppress(OSError), open_regular(attempt.metrics) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _SAMPLES * _SAMPLE_BYTES:
+            samples = file.read().split(b"\n")
+        for at in range(_SAMPLES) if not samples else ():
+            file.seek(at * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+            samples += file.read(_SAMPLE_BYTES).split(b"\n")[1 if at else 0 : 2]
+    for line in samples:
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            step, loss = map(json.loads(line).__getitem__, ("step", "loss"))
+            if isinstance(step, int) and math.isfinite(loss):
+                yield step, loss
+
+
+def draw_curve(curve: Mapping[int, float], columns: int, blocks: bool = True) -> list[str]:
+    """The curve as text, a column for each stretch of steps: its mean loss.
+
+    >>> print(*draw_curve({1: 4.0, 2: 3.0, 3: 2.0}, 3, blocks=False), sep="|")
+    loss 4|       *|       *|       **|       **|       **|     2 ***|       step 1 to 3
+    """
+    if not curve:
+        return ["no loss yet"]
+    first, last = min(curve), max(curve)
+    stretches: list[list[float]] = [[] for _ in range(min(columns, last - first + 1))]
+    for step, loss in curve.items():
+        stretches[(step - first) * len(stretches) // (last - first + 1)].append(loss)
+    means = [statistics.fmean(each) if each else math.nan for each in stretches]
+    low, high = min(filter(math.isfinite, means)), max(filter(math.isfinite, means))
+    heights = list[int]()
+    for mean in means:  # a stretch without a step is as high as the one before
+        level = heights[-1] if math.isnan(mean) else 8 + round((mean - low) / ((high - low) or 1) * 8 * (_HEIGHT - 1))
+        heights.append(level)
+    margin, lines = max(len(show_short(low)), 6), [f"loss {show_short(high)}"]
+    for row in reversed(range(_HEIGHT)):
+        parts = [max(0, min(8, height - 8 * row)) for height in heights]
+        text = "".join(_LEVELS[part] if blocks else "*" * (part > 3) or " " for part in parts)
+        lines.append(f"{show_short(low) if row == 0 else '':>{margin}} {text}".rstrip())
+    return [*lines, f"{'':{margin}} step {first:,} to {last:,}"]
+
+
+def what_comes(run: RunFolder, resolved: Resolved, step: int, now: float) -> list[tuple[float, str]]:
+    """(in how many seconds, what) a running run does next, soonest first: evaluations, saves, its end, its limit."""
+    attempt, train, coming = run.attempts()[-1], resolved.train, list[tuple[float, str]]()
+    began, step_s = float(attempt.started().get("started") or now), attempt.last_metrics().get("step_s")
+    if step_s and not runs_program(resolved):
+        every = (("evaluates", train.eval_every), ("saves", train.save_every))
+        at = [(steps * (step // steps + 1), does) for does, steps in every if steps]
+        at += [(due, "saves") for due in sorted(each for each in train.save_at if each > step)[:1]]
+        at = [*(each for each in at if each[0] < train.steps), (train.steps, "ends")]
+        coming += [((due - step) * step_s, f"{does} after step {due:,}") for due, does in at if due > step]
+    if train.save_minutes and not runs_program(resolved):
+        saved = began
+        with contextlib.suppress(OSError):  # it may just be removed
+            saved = max((path.stat().st_mtime for path in list_complete(run.checkpoints)), default=began)
+        coming.append((max(0.0, saved + 60 * train.save_minutes - now), f"saves, after {train.save_minutes:g} min"))
+    if (limit := limit_s(resolved.job.time)) is not None:
+        then = "is requeued" if resolved.cluster.chain != "none" else "ends"
+        due_s = began + limit - (resolved.job.signal_lead_s or 0) - now
+        coming.append((max(0.0, due_s), f"time limit at {clock(began + limit, now)}: saves and {then}"))
+    return sorted(coming)
+
+
+def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[str]:
+    """The tables of nodes and ranks. `now` is None if the run has ended: nobody is silent then."""
+    heartbeats, old_s = read_heartbeats(attempt.heartbeats), silent_after_s(resolved.train.hang_floor_s)
+    if not heartbeats:
+        return ["no heartbeat yet"]
+    ages = {rank: round(max(0.0, now - last.time), 1) for rank, last in heartbeats.items()} if now else {}
+    silent = {rank for rank, age_s in ages.items() if age_s > old_s}
+    # The slowest first: silent ranks, then those of the least step, then those longest in it.
+    ranks = sorted(
+        heartbeats.values(),
+        key=lambda last: (last.rank not in silent, last.step, -last.quiet_s, -ages.get(last.rank, 0.0), last.rank),
+    )
+    missing = [rank for rank in range(resolved.tasks if now else 0) if rank not in heartbeats]
+    empty = dict.fromkeys([*vars(ranks[0]), "age_s"])
+    rows = [{**empty, "rank": rank, "remark": "no heartbeat yet"} for rank in missing[:_MOST]]
+    for last in ranks[: _MOST - len(rows)]:
+        said = ("silent" * (last.rank in silent), last.collective, last.place)
+        rows.append({**vars(last), "age_s": ages.get(last.rank), "remark": "; ".join(filter(None, said))})
+    by_node: dict[str, list[RankHeartbeat]] = {}
+    for last in ranks:
+        by_node.setdefault(last.host, []).append(last)
+    nodes = [_node(name, of, silent) for name, of in by_node.items()]
+    nodes.sort(key=lambda node: (-(node["silent"] or 0), math.inf if node["util"] is None else node["util"]))
+    lines = ["", *_table("node", "least used", _NODES, nodes, len(nodes))]
+    lines += _spread("GPU use", [node["util"] for node in nodes if node["util"] is not None], "%")
+    if not any(node["gpus"] for node in nodes):
+        lines.append("no GPU figures in the heartbeats: no GPU, no driver, or a run of an earlier version")
+    lines += ["", *_table("rank", "slowest", _RANKS, rows, len(ranks) + len(missing))]
+    lines += _spread("step", [last.step for last in ranks], "") + _spread("heartbeat", list(ages.values()), " s ago")
+    return [*lines, *([f"{counted(count, 'rank')} silent"] if (count := len(silent) + len(missing)) > _MOST else [])]
+
+
+def _node(name: str, ranks: Sequence[RankHeartbeat], silent: Collection[int]) -> dict[str, Any]:
+    """A node's line: mean utilisation, memory of the fullest GPU, power of all; None for what no heartbeat has."""
+    gpus = next((gpus for last in ranks if (gpus := last.gpu_figures)), [])
+    util, full, power, heat = ([x for gpu in gpus if (x := gpu[place]) is not None] for place in (0, 1, 3, 4))
+    memory = f"{max(full):.1f}/{max(gpu.total_gib or 0 for gpu in gpus):.0f} GiB" if full else None
+    of_gpus = {"gpus": len(gpus) or None, "util": statistics.fmean(util) if util else None, "memory": memory}
+    of_gpus |= {"power_w": sum(power) if power else None, "temperature_c": max(heat, default=None)}
+    return {"name": name, "ranks": len(ranks), "silent": sum(last.rank in silent for last in ranks) or None, **of_gpus}
+
+
+def _table(what: str, worst: str, columns: Sequence[Column], rows: Sequence[Any], count: int) -> list[str]:
+    title = [f"{_MOST} of {counted(count, what)}, {worst} first:"] if count > _MOST else []
+    filled = [each for each in columns if any(each.show(row) not in (NOTHING, "") for row in rows[:_MOST])]
+    return [*title, *grid(filled, rows[:_MOST]).aligned().splitlines()]
+
+
+def _spread(what: str, figures: Sequence[float], unit: str) -> list[str]:
+    """The line on more figures than are shown."""
+    if len(figures) <= _MOST:
+        return []
+    low, middle, high = (f"{each:,.0f}{unit}" for each in (min(figures), statistics.median(figures), max(figures)))
+    return [f"{what} of all: {low} to {high}, median {middle}"]

@@ -1,0 +1,1 @@
+"""What logs say, and how it is shown: anyone's logs to runs, tables, the page."""

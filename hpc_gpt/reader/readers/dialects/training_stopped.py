@@ -1,0 +1,36 @@
+"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; and schedulers other than Slurm."""
+
+from hpc_gpt.reader.readers.pattern import ANY_NAME, Dialect, failure, raised
+
+DIALECT = Dialect(
+    name="training_stopped",
+    patterns=(
+        failure("nan", "rror", raised(ANY_NAME,
+            r"found (?:NaN|Inf|nan|inf)\b|Unexpected result (?:nan|inf)|[Ll]oss (?:has become|became|is|was) (?:nan|inf|NaN)"
+            r"|loss returned in `training_step` is|Minimum loss scale reached|Current loss scale already at minimum"
+            r"|Nan values in|[Nn]on-finite|is (?:nan|NaN)\b")),
+        failure("nan", "Exception", raised("Exception",
+            "Current loss scale already at minimum|found NaN|[Ll]oss (?:has become|is) (?:nan|NaN)")),
+        failure("nan", "found NaN in ", r"(?:[Rr]ank (?P<rank>\d{1,7})\b.{0,200}?)?(?P<words>found NaN in .{0,300})"),
+        failure("nan", "nexpected result", r"(?:[Rr]ank (?P<rank>\d{1,7}), node (?P<node>[\w.-]{1,80}), .{0,120})?"
+            r"(?P<words>[Uu]nexpected result (?:nan|-?inf).{0,200})"),
+        failure("nan", "stopping training", r"(?P<words>[Ll]oss is -?(?:nan|inf)\S{0,20} stopping training.{0,60})"),
+        failure("nan", "Loss has become NaN", r"(?P<words>Loss has become NaN.{0,200})"),
+        # no step is made
+        failure("hang", "Timeout (",
+            r"^(?:\d{1,7}: |\[[^\]]{1,40}\]:? ?)?(?P<words>Timeout \(\d{1,4}:\d\d:\d\d(?:\.\d{1,6})?" r"\)!)"),
+        # Our own watchdog's message, which names the rank and the node.
+        failure("hang", "hang: no rank made a step",
+            r"(?P<words>hang: no rank made a step for \d{1,9} s(?:; ranks? (?P<rank>\d{1,7})[-\d, .()]{0,120}"
+            r" on (?P<node>[A-Za-z][\w.-]{0,80}))?.{0,300})"),
+        failure("hang", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})"),
+        # PBS and LSF
+        failure("walltime", "=>> PBS: job killed: walltime ", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
+        failure("host_memory", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),
+        failure("cancelled", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: (?!walltime|v?mem).{0,100})"),
+        failure("walltime", "TERM_RUNLIMIT: ", r"^(?P<words>TERM_RUNLIMIT: .{0,100})"),
+        failure("host_memory", "TERM_", r"^(?P<words>TERM_(?:MEMLIMIT|SWAP): .{0,100})"),
+        failure("preempted", "TERM_PREEMPT: ", r"^(?P<words>TERM_PREEMPT: .{0,100})"),
+        failure("cancelled", "TERM_", r"^(?P<words>TERM_(?:OWNER|ADMIN|FORCE_OWNER): .{0,100})"),
+    ),
+)  # fmt: skip

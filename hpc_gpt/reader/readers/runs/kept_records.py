@@ -1,0 +1,114 @@
+"""The records of our own runs that are over, kept between two reports: one file for all runs below a logs folder, where
+`readers.logs.kept` keeps what was read of logs.
+
+A record is used if the names, sizes, inodes and times of the files that it was read from are the same. A run of which
+more decides than its files, such as a process, is read each time.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpc_gpt.core.runs.after_jobs import AFTER
+from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.reader.readers.logs.kept import kept_of_folder
+from hpc_gpt.reader.readers.runs import RunRead
+
+_FEWEST = 8  # so few runs are read as soon as what is kept of a folder
+_DEPTH = 2  # below attempts/ and after/: attempts/<n>/heartbeats/
+_SETTLES_NS = 2 * 10**9  # a file that was just written to may change again with the same time
+_About = tuple[int, int, int]
+
+
+class _Files(NamedTuple):
+    """A digest of a run's files but for record.json, what that is, and when the newest of the others was written."""
+
+    digest: bytes
+    record: _About | None
+    newest_ns: int
+
+
+class KeptRecords:
+    """What is kept of the records of some runs.
+
+    An entry: the digest of a run's files, what its record.json is if it holds the record, the figures, the files read.
+    """
+
+    def __init__(self, runs: Sequence[RunFolder]) -> None:
+        folders = {_logs_of(run) for run in runs} if len(runs) >= _FEWEST else set()
+        self._kept = {folder: kept for folder in folders if (kept := kept_of_folder(folder)) is not None}
+        self._entries: dict[Path, dict[str, Any]] = {at: kept.load()[1] or {} for at, kept in self._kept.items()}
+        self._files: dict[str, _Files] = {}
+        self._changed: set[Path] = set()
+
+    def find(self, run: RunFolder) -> tuple[RunRead | None, bool]:
+        """(the run without its steps, None if nothing kept fits its files; whether record.json holds its record)."""
+        if (entries := self._entries.get(_logs_of(run))) is None:
+            return None, False
+        path = str(run.path)
+        self._files[path] = files = _look_at(path)
+        digest, about, figures, names = entries.get(path) or (b"", None, (), ())
+        if digest != files.digest:
+            return None, False
+        read = RunRead(Record(*figures), files=tuple(map(Path, names)), folder=run.path)
+        return read, about is not None and about == files.record
+
+    def note(self, run: RunFolder, read: RunRead, is_written: bool) -> None:
+        """Notes what was read of a run after `find`, and whether record.json holds it."""
+        files, folder, path = self._files.get(str(run.path)), _logs_of(run), str(run.path)
+        if files is None or not read.is_settled or time.time_ns() - files.newest_ns < _SETTLES_NS:
+            return
+        figures = tuple(_plain(getattr(read.record, key)) for key in RECORD_KEYS)
+        about = _about(os.stat(run.record)) if is_written else None
+        self._entries[folder][path] = (files.digest, about, figures, tuple(map(str, read.files)))
+        self._changed.add(folder)
+
+    def store(self) -> None:
+        """Keeps what was noted, without runs that are there no more."""
+        for folder in self._changed:
+            entries = self._entries[folder]
+            there = {path: entry for path, entry in entries.items() if path in self._files or os.path.exists(path)}
+            self._kept[folder].store(1, there)
+
+
+def _logs_of(run: RunFolder) -> Path:
+    return run.path.parent.parent
+
+
+def _look_at(run: str) -> _Files:
+    found = dict(_below(run, 0))
+    record = found.pop(f"{run}/record.json", None)
+    digest = hashlib.sha256(repr(sorted(found.items())).encode("utf-8", "surrogateescape")).digest()
+    return _Files(digest, record, max((changed_ns for *_, changed_ns in found.values()), default=0))
+
+
+def _about(found: os.stat_result) -> _About:
+    return found.st_size, found.st_ino, found.st_mtime_ns
+
+
+def _below(folder: str, depth: int) -> Iterator[tuple[str, _About]]:
+    """(path, (size, inode, time of the last write in ns)) of the files of a run that its record can depend on."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # a link to nothing
+                if not entry.is_dir():
+                    yield entry.path, _about(entry.stat())
+                elif depth in range(1, _DEPTH + 2) or (not depth and entry.name in ("attempts", AFTER)):
+                    yield from _below(entry.path, depth + 1)
+
+
+def _plain(value: Any) -> Any:
+    """The value in types that any pickle makes, each text once."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, str):
+        return sys.intern(str(value))
+    return float(value) if isinstance(value, float) else value

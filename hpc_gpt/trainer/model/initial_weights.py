@@ -1,0 +1,209 @@
+"""The weights a model starts from: a function of the seed and of each parameter's name, drawn on several threads, or
+those of a folder."""
+
+import errno
+import hashlib
+import math
+import mmap
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.folder import WeightsFolder
+from hpc_gpt.core.weights.tensors import SliceReader
+
+STD = 0.02  # GPT-2's standard deviation of initial weights
+# What is drawn ahead takes at most so much of the host's memory, 4 GiB in fp32, and a smaller weight is not worth a
+# thread: it takes less than 1 ms.
+_NUMBERS_AHEAD = 1 << 30
+# Numbers of a parameter that are put into its place at once, 4 MiB in fp32.
+AT_ONCE = 1 << 20
+_WORTH_A_THREAD = 1 << 17
+
+
+class _Draw(NamedTuple):
+    """A weight to be drawn, or being drawn: its size, its standard deviation, and a row that is zero."""
+
+    shape: tuple[int, ...]
+    std: float
+    zero_row: int | None = None
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+class InitialWeights:
+    """Draws a model's weights, one parameter in full size at a time.
+
+    Each parameter has its own generator, seeded by the run's seed and its name, always on the CPU. So all ranks draw
+    the same numbers, whatever layers, shards or devices they have. A rank draws only the parameters of its own stage;
+    for the 48B model on 16 stages these are 3.3e9 numbers. A core draws 130e6 a second.
+
+    A generator is one long chain, so a weight is drawn by one thread, but others draw the weights that come next:
+    blocks are alike, so those that have been asked for say what the later ones need. As many threads work as torch
+    computes with, the caller's among them. `blocks` is the number of blocks that this rank builds, from the first one
+    asked for on; if it is too large, some are drawn for nothing.
+    """
+
+    def __init__(self, seed: int, layers: int) -> None:
+        self.seed = seed
+        self.layers = layers
+        self.end = layers  # the block after the last one that is built here
+        self._of_a_block: dict[str, _Draw] = {}
+        self._ahead: dict[str, tuple[_Draw, Future[Tensor]]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        """Normal numbers of mean 0 in fp32, but for a row of zeros."""
+        wanted = _Draw(shape, std, zero_row)
+        self._draw_ahead(name, wanted)
+        drawn, future = self._ahead.pop(name, (wanted, None))
+        assert drawn == wanted, f"{name} is {wanted}, unlike the blocks before"
+        if not self._ahead:
+            self._threads = None  # its threads end when they have nothing left to do
+        # What no thread has begun is drawn here. While another thread draws it, so is what comes after.
+        if future is None or future.cancel():
+            return self._draw(name, wanted)
+        while not future.done() and self._draws_one_ahead():
+            pass
+        return future.result()
+
+    def residual(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Weights of a layer that adds to the residual stream: narrower by sqrt(2 layers).
+
+        Source: Radford et al. 2019 (GPT-2), section 2.3; two such layers in each block.
+        """
+        return self.normal(name, shape, STD / math.sqrt(2 * self.layers))
+
+    def _draws_one_ahead(self) -> bool:
+        """Draws, on this thread, the next weight that no thread has begun; False if there is none."""
+        for following, (draw, future) in self._ahead.items():
+            if future.cancel():
+                drawn: Future[Tensor] = Future()
+                drawn.set_result(self._draw(following, draw))
+                self._ahead[following] = draw, drawn
+                return True
+        return False
+
+    def _draw_ahead(self, name: str, wanted: _Draw) -> None:
+        """Begins to draw weights that will be asked for after `name`, the next ones first."""
+        path = name.split(".", 2)
+        workers = torch.get_num_threads() - 1
+        if path[0] != "blocks" or wanted.numel < _WORTH_A_THREAD or not workers:
+            return
+        block, own = int(path[1]), path[2]
+        self._of_a_block.setdefault(own, wanted)
+        passed = list(self._of_a_block).index(own)
+        coming = [(block, *each) for each in list(self._of_a_block.items())[passed + 1 :]]
+        coming += [(later, *each) for later in range(block + 1, self.end) for each in self._of_a_block.items()]
+        numbers = sum(draw.numel for draw, _ in self._ahead.values())
+        for later, rest, draw in coming:
+            if len(self._ahead) >= 4 * workers or numbers + draw.numel > _NUMBERS_AHEAD:
+                break
+            following = f"blocks.{later}.{rest}"
+            if following not in self._ahead:
+                self._threads = self._threads or ThreadPoolExecutor(workers, "initial weights")
+                self._ahead[following] = draw, self._threads.submit(self._draw, following, draw)
+                numbers += draw.numel
+
+    def _draw(self, name: str, wanted: _Draw) -> Tensor:
+        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "little") >> 1  # manual_seed takes 63 bits for certain
+        generator = torch.Generator().manual_seed(seed)
+        drawn = _memory(wanted).normal_(0.0, wanted.std, generator=generator)
+        if wanted.zero_row is not None:
+            drawn[wanted.zero_row] = 0
+        return drawn
+
+
+def _memory(wanted: _Draw) -> Tensor:
+    """Memory for a weight, which the system has back when it is freed.
+
+    glibc keeps freed blocks of less than 32 MB, and torch's alignment keeps it from using them again: a model that was
+    drawn a weight at a time, each sent to a device, took 344 MB of its 604 on the host.
+    """
+    if wanted.numel < _WORTH_A_THREAD:
+        return torch.empty(wanted.shape)
+    try:
+        pages = mmap.mmap(-1, 4 * wanted.numel, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as fault:
+        if fault.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(f"{4 * wanted.numel:,} bytes for {wanted.shape} numbers: {fault.strerror}") from None
+    return torch.frombuffer(pages, dtype=torch.float32).view(wanted.shape)
+
+
+class PutLater(InitialWeights):
+    """Initial weights that are put into their places when these are there; until then each is a size on the meta
+    device, which takes no memory. So a weight that nothing fills cannot be trained by mistake.
+
+    `taken` has the names that were asked for.
+    """
+
+    def __init__(self, seed: int, layers: int) -> None:
+        super().__init__(seed, layers)
+        self.taken: set[str] = set()
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        return torch.empty(shape, device="meta")
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Keeps the initial value of a parameter that is not drawn."""
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Frees what reading has left."""
+        raise NotImplementedError
+
+
+class DrawnLater(PutLater):
+    """Initial weights that are drawn when their places are there."""
+
+    def __init__(self, seed: int, layers: int) -> None:
+        super().__init__(seed, layers)
+        self._wanted: dict[str, _Draw | Tensor] = {}
+        self._last: tuple[str, Tensor] | None = None
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        self._wanted[name] = _Draw(shape, std, zero_row)
+        return super().normal(name, shape)
+
+    def keep(self, name: str, value: Tensor) -> None:
+        self._wanted.setdefault(name, value)
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        if self._last is None or self._last[0] != name:
+            self._last = None  # freed before the next one is drawn
+            wanted = self._wanted[name]
+            drawn = wanted if isinstance(wanted, Tensor) else InitialWeights.normal(self, name, *wanted)
+            self._last = name, drawn
+        own = self._last[1][row : row + len(target)]
+        target.copy_(own if target.ndim == 1 else own[:, column : column + target.shape[1]])
+
+    def close(self) -> None:
+        self._last = None
+        self._ahead.clear()
+
+
+class GivenWeights(PutLater):
+    """The weights of a folder by our names: each rank reads its own slices, a few megabytes at a time."""
+
+    def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
+        super().__init__(0, shape.layers)
+        self._reader = SliceReader(folder, shape)
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN or infinity."""
+        count = max(1, AT_ONCE // max(1, target[:1].numel()))
+        for first in range(0, len(target), count):
+            self._reader.read(name, target[first : first + count], row + first, column)
+
+    def close(self) -> None:
+        self._reader.close()

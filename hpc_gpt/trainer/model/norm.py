@@ -1,0 +1,64 @@
+"""The norms: LayerNorm and RMSNorm over the hidden size, and RMSNorm over each head."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+
+
+class Norm(nn.Module):
+    """A norm over the last axis, by default the hidden size, whose parameters are whole on every rank."""
+
+    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel, width: int | None = None) -> None:
+        super().__init__()
+        width = width or shape.hidden
+        self.width = (width,)
+        self.eps = shape.norm_eps
+        self.tp = tp
+        self.weight = tp.parameter(f"{name}.weight", torch.ones(width))
+
+
+class LayerNorm(Norm):
+    """LayerNorm over the hidden size."""
+
+    def __init__(self, name: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__(name, shape, tp)
+        self.bias = tp.parameter(f"{name}.bias", torch.zeros(self.width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> the same shape."""
+        weight, bias = self.tp.shared(self.weight, self.bias)
+        return F.layer_norm(hidden, self.width, weight, bias, self.eps)
+
+
+class RmsNorm(Norm):
+    """RMSNorm over the hidden size: x / sqrt(mean(x^2) + eps) x weight, computed in fp32 and rounded once.
+
+    Zhang and Sennrich 2019 (arXiv:1910.07467). transformers' Llama rounds x / sqrt(...) to 16 bits before the weight
+    multiplies it, so in 16 bits results differ from its by one rounding; in fp32 they are equal.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq, hidden] -> the same shape."""
+        (weight,) = self.tp.shared(self.weight)
+        return F.rms_norm(hidden, self.width, weight, self.eps)
+
+
+class HeadNorm(Norm):
+    """RMSNorm over the width of each head. A rank has some of the heads, so the weight's gradient is summed."""
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """[batch, seq, heads, width] -> the same shape."""
+        return F.rms_norm(heads, self.width, self.tp.sum_backward(self.weight), self.eps)
+
+
+def norm_kind(shape: ModelShape) -> type[Norm]:
+    """The class of the shape's norms over the hidden size."""
+    return RmsNorm if shape.norm == "rmsnorm" else LayerNorm
+
+
+def build_norm(name: str, shape: ModelShape, tp: TensorParallel) -> Norm:
+    """The shape's norm over the hidden size."""
+    return norm_kind(shape)(name, shape, tp)

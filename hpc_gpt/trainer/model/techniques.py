@@ -1,0 +1,91 @@
+"""Techniques that trade time for memory. Results differ by rounding alone.
+
+Recomputation, tiles and sequence parallelism are in the layers, the chunked loss and the loss in one pass in
+`vocab_loss`. Activation offload is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.settings.experiment import Engine, Matmul
+
+
+@dataclass(frozen=True)
+class Techniques:
+    """The keys of `[engine]` that concern the model itself.
+
+    `recompute`: which activations are computed again in the backward pass: none, only those of the attention
+    (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
+    group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
+    the host's memory. `loss_chunks`: the logits of a micro-batch are computed in so many pieces of its tokens.
+    `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
+    gradients of two layers' biases are computed with those of the layers' outputs (`bias_gradients`). `matmul`, of
+    `[train]`: the format in which the blocks' linear layers multiply (`fp8`).
+    """
+
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    tiles: int = 1
+    activation_offload: bool = False
+    loss_chunks: int = 1
+    one_pass_loss: bool = False
+    fused_bias_gradients: bool = False
+    matmul: Matmul = "none"
+
+    @staticmethod
+    def of(engine: Engine, matmul: Matmul = "none") -> Techniques:
+        """The techniques of an experiment."""
+        names = {entry.name for entry in fields(Techniques)} - {"matmul"}
+        return Techniques(**{name: getattr(engine, name) for name in names}, matmul=matmul)
+
+
+class ActivationOffload(saved_tensors_hooks):
+    """A context in which tensors that autograd keeps for `module` are copied to the host, and back when needed.
+
+    `torch.autograd.graph.save_on_cpu` copies every tensor, parameters included. Here a parameter is kept by reference,
+    so an engine may free it after the forward pass and gather it for the backward pass. For a GPU the host's memory is
+    pinned and the copies run in the stream's order, so nothing waits for them. Kept by reference are buffers, too, and
+    the tensors `shared`, which all layers of a micro-batch read: they are there as long as one layer's are.
+    """
+
+    def __init__(self, module: nn.Module, shared: Sequence[Tensor] = ()) -> None:
+        self._module = module
+        self._shared = {tensor.untyped_storage().data_ptr() for tensor in (*shared, *module.buffers())}
+        super().__init__(self._pack, _unpack)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage in self._shared:
+            return (tensor,)
+        for parameter in self._module.parameters():
+            if parameter.untyped_storage().data_ptr() == storage and storage:
+                offset = tensor.storage_offset() - parameter.storage_offset()
+                return parameter, tensor.shape, tensor.stride(), offset
+        pinned = tensor.device.type == "cuda"
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        return tensor.device, kept.copy_(tensor, non_blocking=pinned), tensor.stride()
+
+
+def _unpack(packed: Any) -> Tensor:
+    if len(packed) == 1:
+        kept_here: Tensor = packed[0]
+        return kept_here
+    if isinstance(packed[0], nn.Parameter):
+        parameter, shape, stride, offset = packed
+        whole = parameter.detach()
+        return torch.as_strided(whole, shape, stride, whole.storage_offset() + offset)
+    device, kept, stride = packed
+    if 0 in stride:
+        expanded: Tensor = kept.to(device, non_blocking=True)
+        return expanded
+    # Compiled code needs the strides of the original. (The copy on the host has no gaps.)
+    back = torch.empty_strided(kept.shape, stride, dtype=kept.dtype, device=device)
+    return back.copy_(kept, non_blocking=True)

@@ -1,0 +1,263 @@
+"""Cross entropy of logits whose vocabulary tensor parallelism splits; also in pieces of the tokens, and in one pass."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hpc_gpt.trainer.model.collectives import apply
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, VocabParallelEmbedding, local_index
+
+# fp16 ends at 65504 and has nothing between 0 and 6e-8. With this factor gradients up to 8 fit, and probabilities from
+# 2.4e-7 on count in a micro-batch of 32,768 tokens. The loss scale comes in the backward pass, in fp32.
+_FP16_FACTOR = 2.0**13
+
+
+class VocabParallelLoss(nn.Module):
+    """Mean cross-entropy in nats per token, of logits whose vocabulary is split over the group.
+
+    Rows that only pad the vocabulary (`vocab` <= row) have probability zero and gradient zero. So the loss is that of
+    the tokenizer's vocabulary, whatever multiple the embedding is padded to. (Megatron-LM includes them.)
+    """
+
+    def __init__(self, vocab: int, rows: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.vocab = vocab
+        rows //= tp.size
+        self.real_rows = min(rows, max(0, vocab - tp.rank * rows))
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """[batch, seq, rows / tp], [batch, seq] -> scalar in fp32, the same on every rank."""
+        if self.tp.size == 1:
+            return _cross_entropy(logits[..., : self.vocab].float().flatten(0, -2), targets.flatten(), "mean")
+        return self._each(logits, targets).mean()
+
+    def total(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The sum over the tokens instead of the mean: [tokens, rows / tp], [tokens] -> scalar in fp32."""
+        if self.tp.size == 1:
+            return _cross_entropy(logits[..., : self.vocab].float(), targets, "sum")
+        return self._each(logits, targets).sum()
+
+    def _each(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every token, in a group of more than one."""
+        return apply(_SplitCrossEntropy, logits, targets, self.real_rows, self.tp)
+
+
+def _cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+    """[tokens, vocab] in fp32, [tokens] -> scalar.
+
+    Compiled, torch's own cross-entropy reads the whole vocabulary once more in the backward pass, only to sum each
+    token's single -1 among zeros. The formula written out does not, but uncompiled it keeps twice as much.
+    """
+    if not torch.compiler.is_compiling():
+        return F.cross_entropy(scores, targets, reduction=reduction)
+    scores = scores - scores.detach().amax(-1, keepdim=True)
+    totals = scores.exp().sum(-1, keepdim=True).log()
+    summed = totals.mean() if reduction == "mean" else totals.sum()
+    return summed + F.nll_loss(scores, targets, reduction=reduction)
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Cross-entropy per token; `real` is the number of this rank's rows that are not padding."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
+        losses, *kept = split_softmax(logits.to(torch.float32, copy=True), targets, real, tp)
+        ctx.save_for_backward(*kept)
+        ctx.dtype = logits.dtype
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        weights, total, index, here = ctx.saved_tensors
+        slope = gradients[0].unsqueeze(-1)
+        gradient = weights * (slope / total.unsqueeze(-1))
+        _subtract_at_targets(gradient, index, slope.squeeze(-1) * here)
+        return gradient.to(ctx.dtype), None, None, None
+
+
+def split_softmax(
+    scores: Tensor, targets: Tensor, real: int, tp: TensorParallel
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(losses, exponentials, their totals, `local_index` of the targets) of [..., rows / tp] in fp32, [...].
+
+    The exponentials overwrite `scores`, and are zero from row `real` on. The losses and totals are those of the group.
+    """
+    # A rank may have only padding.
+    largest = scores[..., :real].amax(-1) if real else torch.full_like(scores[..., 0], -torch.inf)
+    tp.all_reduce(largest, dist.ReduceOp.MAX)
+    scores.sub_(largest.unsqueeze(-1))
+    rows = scores.shape[-1]
+    index, here = local_index(targets, tp.rank * rows, rows)
+    target_score = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0.0)
+    weights = scores.exp_()
+    weights[..., real:] = 0.0
+    # One all-reduce for both, because each has a latency.
+    total, target_score = tp.all_reduce(torch.stack([weights.sum(-1), target_score]))
+    return total.log() - target_score, weights, total, index, here
+
+
+def plain_overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
+    """Overwrites logits with `slope` times the gradient of the summed losses: [tokens, rows / tp], [tokens] -> losses.
+
+    Computed in fp32, whatever the logits' dtype; the losses are in fp32. Arguments as of `split_softmax`.
+    """
+    return torch.cat([_overwrite(*piece, real, tp, slope) for piece in _in_pieces(logits, targets)])
+
+
+def plain_losses(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel) -> Tensor:
+    """The losses in fp32 without gradients: [tokens, rows / tp], [tokens] -> [tokens]. Logits in fp32 are overwritten.
+
+    Arguments as of `split_softmax`.
+    """
+    return torch.cat([split_softmax(own.float(), wanted, real, tp)[0] for own, wanted in _in_pieces(logits, targets)])
+
+
+def _in_pieces(logits: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Eighths of the tokens: the copies in fp32 of half logits are half a byte a logit instead of four."""
+    count = max(1, min(8, len(targets)))
+    return zip(logits.tensor_split(count), targets.tensor_split(count), strict=True)
+
+
+def _overwrite(logits: Tensor, targets: Tensor, real: int, tp: TensorParallel, slope: float) -> Tensor:
+    scores = logits.float()  # the same tensor if it is fp32
+    losses, weights, total, index, here = split_softmax(scores, targets, real, tp)
+    weights.mul_((slope / total).unsqueeze(-1))
+    _subtract_at_targets(weights, index, slope * here)
+    if weights is not logits:
+        logits.copy_(weights)
+    return losses
+
+
+def _subtract_at_targets(gradient: Tensor, index: Tensor, slopes: Tensor) -> None:
+    """Subtracts one number from each row, in place."""
+    # Each row is written once, so plain indexing is enough, and deterministic on a GPU.
+    flat = gradient.view(-1, gradient.shape[-1])
+    row = torch.arange(flat.shape[0], device=flat.device)
+    flat[row, index.flatten()] -= slopes.flatten()
+
+
+class ChunkedLoss(VocabParallelLoss):
+    """`VocabParallelLoss` of hidden states: the head's logits are computed and used in `chunks` pieces.
+
+    The backward pass computes each piece's logits again, one more product with the head's weight. At most 1 / chunks of
+    the logits is in memory, forward and backward.
+    """
+
+    def __init__(self, vocab: int, rows: int, tp: TensorParallel, chunks: int) -> None:
+        super().__init__(vocab, rows, tp)
+        self.chunks = chunks
+
+    def attach(self, head: VocabParallelEmbedding) -> None:
+        """Sets the head. Only its methods are kept, because the module already belongs to the model."""
+        self._enter, self._scores = head.enter, head.scores
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """[batch, seq, hidden] (or this rank's positions), [batch, seq] -> scalar in fp32, the same on every rank."""
+        tokens = self._enter(hidden).flatten(0, 1).tensor_split(self.chunks)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for own, wanted in zip(tokens, targets.flatten().tensor_split(self.chunks), strict=True):
+            if torch.is_grad_enabled():
+                total = total + checkpoint(self.piece, own, wanted, use_reentrant=False, preserve_rng_state=False)
+            else:
+                total = total + self.piece(own, wanted)
+        return total / targets.numel()
+
+    def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """[tokens, hidden], [tokens] -> the sum of the losses."""
+        return self.total(self._scores(tokens), targets)
+
+
+class OnePassLoss(ChunkedLoss):
+    """The loss and its gradients in one pass over the logits, which their gradient overwrites.
+
+    The usual way keeps logits and their gradient, in two bytes each, and reads and writes them in kernels of their own.
+    Here the forward pass also computes the gradients of the hidden states and of the head's weight, for a gradient of
+    the loss of one, and keeps these instead of the logits. The backward pass multiplies them by the loss's true
+    gradient. Each chunk is computed once.
+
+    On a GPU Triton kernels do the element-wise work, on a CPU plain PyTorch. Without gradients, in an evaluation, the
+    same kernels only read the logits.
+
+    `unscaled`: the engine computes gradients of the loss itself, so they are not multiplied, by one: 4 bytes of each
+    number in the head's weight and in the hidden states.
+    """
+
+    unscaled = False
+
+    def attach(self, head: VocabParallelEmbedding) -> None:
+        super().attach(head)
+        # By name, because engines gather and exchange it.
+        self._weight: Callable[[], Tensor] = lambda: head.weight
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(hidden, targets)
+        tokens = self._enter(hidden).flatten(0, 1)
+        return apply(_OnePass, tokens, self._weight(), targets.flatten(), self)
+
+    def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        elementwise = _elementwise(tokens.device)
+        losses: Tensor = elementwise.losses_of(self._scores(tokens), targets, self.real_rows, self.tp)
+        return losses.sum()
+
+
+class _OnePass(torch.autograd.Function):
+    """[tokens, hidden], [rows / tp, hidden], [tokens] -> mean loss, fp32 scalar."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, targets: Tensor, loss: OnePassLoss) -> Tensor:
+        ctx.factor = _FP16_FACTOR if tokens.dtype == torch.float16 else 1.0
+        count, chunks = targets.numel(), loss.chunks
+        elementwise = _elementwise(tokens.device)
+        total = torch.zeros((), dtype=torch.float32, device=tokens.device)
+        of_tokens = torch.empty_like(tokens)
+        of_weight: Tensor | None = None
+        pieces = (each.tensor_split(chunks) for each in (tokens, targets, of_tokens))
+        for own, wanted, slope in zip(*pieces, strict=True):
+            logits = own @ weight.t()
+            total += elementwise.overwrite_with_gradient(
+                logits, wanted, loss.real_rows, loss.tp, ctx.factor / count
+            ).sum()
+            torch.mm(logits, weight, out=slope)
+            product = logits.t() @ own
+            del logits  # before the next piece's are there
+            # Several pieces are added in fp32.
+            of_weight = product if chunks == 1 else product.float() if of_weight is None else of_weight.add_(product)
+        ctx.save_for_backward(of_tokens, of_weight)
+        ctx.dtype, ctx.unscaled = weight.dtype, loss.unscaled and ctx.factor == 1.0
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        of_tokens, of_weight = ctx.saved_tensors
+        if ctx.unscaled:
+            return of_tokens, of_weight.to(ctx.dtype), None, None
+        multiply = _elementwise(of_tokens.device).multiply
+        factor = gradients[0].float() / ctx.factor
+        return multiply(of_tokens, factor, of_tokens.dtype), multiply(of_weight, factor, ctx.dtype), None, None
+
+
+class _Plain:
+    """The element-wise work in plain PyTorch; `triton_kernels` has the same functions."""
+
+    overwrite_with_gradient = staticmethod(plain_overwrite)
+    losses_of = staticmethod(plain_losses)
+
+    @staticmethod
+    def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product with a scalar tensor of fp32, rounded once: half values times such a scalar round it first."""
+        return (values.float() * factor).to(dtype)
+
+
+def _elementwise(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return _Plain
+    from hpc_gpt.trainer.model import triton_kernels
+
+    return triton_kernels

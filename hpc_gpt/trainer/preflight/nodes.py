@@ -1,0 +1,265 @@
+"""`python -m hpc_gpt.launcher.doctor.preflight RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
+
+RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
+`python -m hpc_gpt.trainer.train.preflight` for every rank of every node. Needs no torch. Writes `preflight.json` in the
+attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3`, the nodes that
+the ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.errors import RunFolderError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.runs.disk_space import space_needed_gib
+from hpc_gpt.core.runs.record import finite
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.secrets import without_secrets
+from hpc_gpt.core.words import NOTHING, Grid, counted, plain
+from hpc_gpt.trainer.preflight.probe import Probe
+from hpc_gpt.trainer.preflight.verdict import (
+    NODE_FILE,
+    PREFLIGHT,
+    SEEN_BY_ALL,
+    SHARED,
+    Finding,
+    NodeReport,
+    choose_nodes,
+    judge_devices,
+    judge_exchanges,
+    judge_space,
+    preflight_limit_s,
+    some_of,
+)
+
+SCHEMA = 1
+# The share of the limit for what each rank measures alone: most of it is loading torch from a cold shared disk.
+_ALONE = 0.65
+# How long to wait for another node's file: NFS caches a missing file for up to 30 s, but not in a new folder.
+_SIGHT_S = 10.0
+# The message of a rank that failed because another one did.
+_CONSEQUENCE = re.compile(r"connect|peer|time|socket|abort|store", re.IGNORECASE)
+_MOST_NODES = 64
+
+
+class Preflight:
+    """One preflight: its findings, the nodes it chose, and how the attempt ends if it does.
+
+    `host`: the address of the first rank for the others, by default its node's name with the profile's suffix.
+    """
+
+    def __init__(
+        self, run: RunFolder, number: int, nodes: Sequence[str], command: Sequence[str], host: str | None = None
+    ) -> None:
+        self.run = run
+        self.attempt = run.attempt(number)
+        self.resolved = run.resolved()
+        self.nodes = list(dict.fromkeys(nodes))
+        self.limit_s = preflight_limit_s()
+        self.findings: list[Finding] = []
+        self.chosen: list[str] = []
+        self.took_s = 0.0
+        self.ended: tuple[str, str] | None = None
+        self._host = host or os.environ.get("HPC_GPT_MASTER_ADDR")
+        self._shared = self.attempt.folder / SHARED
+        self._shared.mkdir(exist_ok=True)
+        (self._shared / SEEN_BY_ALL).touch()
+        self.probe = Probe(command, self.nodes, self.resolved.ranks_per_node)
+
+    def judge(self) -> None:
+        """Probes and judges the nodes, and chooses those to run on."""
+        began, reports = time.monotonic(), self.probe.reports
+        try:
+            self.probe.read_figures(self.limit_s * _ALONE)
+            until = time.monotonic() + _SIGHT_S
+            for name, report in reports.items():
+                file = self._shared / f"{NODE_FILE}{name}"
+                while report.figures and not file.is_file() and time.monotonic() < until:
+                    time.sleep(0.1)
+                report.seen = not report.figures or file.is_file()
+            self.findings = [*judge_devices(reports, self.resolved.ranks_per_node), *self._space(reports)]
+            # Exchanges cannot help if the attempt ends anyway, or too few nodes are sound.
+            sound = choose_nodes(self.nodes, self.bad, len(self.nodes))
+            if len(sound) >= self.resolved.nodes and not any(each.ended for each in self.findings):
+                self._run_exchanges(sound, self.limit_s - (time.monotonic() - began))
+        finally:
+            self.probe.close()
+            shutil.rmtree(self._shared, ignore_errors=True)
+        self._choose()
+        self.took_s = time.monotonic() - began
+
+    @property
+    def bad(self) -> dict[str, Finding]:
+        """The first finding of each node that has one."""
+        return {each.node: each for each in reversed(self.findings) if each.node is not None}
+
+    def _space(self, reports: Mapping[str, NodeReport]) -> list[Finding]:
+        free = [found for report in reports.values() if (found := report.worst("free_gib")) is not None]
+        return judge_space(min(free, default=None), *space_needed_gib(self.resolved, self.run), str(self.run.path))
+
+    def _run_exchanges(self, sound: Sequence[str], limit_s: float) -> None:
+        """Measures and judges exchanges among the sound nodes; the groups of the layout are on the first of them."""
+        reports, bad = self.probe.reports, self.bad
+        host = self._host or sound[0] + self.resolved.cluster.node_suffix
+        self.probe.run_exchanges(limit_s, sound, self.resolved.layout, host, reports[sound[0]].sent[0]["port"])
+        every = [figures for report in reports.values() for figures in report.figures]
+        # A CPU's rates are not judged, unless they are given.
+        if all({"pair_gb_s", "all_reduce_gb_s"} & each.keys() or each.get("judged") for each in every):
+            self.findings += [each for each in judge_exchanges(self.probe.measures) if each.node not in bad]
+        self.findings += self._broken_exchanges()
+
+    def _broken_exchanges(self) -> list[Finding]:
+        """Findings from exchanges of the asked ranks, spares' included, that did not complete.
+
+        The bad node is the only one with an error that no lost connection explains; else the only silent one while
+        others lost their connection; else the one that all silent exchanges have in common.
+        """
+        silent, lost = self.probe.silent_exchanges, self.probe.lost
+        if not silent and not lost:
+            text = "no rank has made its exchanges, so no rate between them is known"
+            return [] if self.probe.measures or len(self.probe.places) < 2 else [Finding("exchanges", text)]
+        if network := [why for _, why in lost if why.startswith("ConfigError")]:
+            return [Finding("network", network[0].partition(": ")[2], None, "user_error")]
+        own = {node: why for node, why in lost if not _CONSEQUENCE.search(why)}
+        if len(own) == 1:
+            return [Finding("exchanges", f"a rank on it failed: {why}", node) for node, why in own.items()]
+        why = lost[0][1] if lost else f"no end within {self.limit_s:.0f} s"
+        common = set.intersection(*map(set, silent)) if silent else set()
+        for suspects in (self.probe.silent_nodes if lost else set(), common):
+            if len(suspects) == 1:
+                return [Finding("exchanges", f"the others do not reach it: {why}", suspects.pop())]
+        among = some_of([*dict.fromkeys(node for nodes in silent for node in nodes)]) or "all nodes"
+        return [Finding("exchanges", f"an exchange among {among} broke: {why}", None, "collective_timeout")]
+
+    def _choose(self) -> None:
+        """Chooses the nodes to run on, or notes how the attempt ends."""
+        self.chosen = choose_nodes(self.nodes, self.bad, self.resolved.nodes)
+        fault = next((each for each in self.findings if each.ended), None)
+        if fault is not None and fault.ended:
+            self.ended = (fault.ended, f"preflight: {fault.words}")
+        elif len(self.chosen) < self.resolved.nodes:
+            bad = sorted(self.bad.values(), key=self.findings.index)
+            named = "; ".join(f"{each.node}: {each.words}" for each in bad)
+            spares = len(self.nodes) - self.resolved.nodes
+            left = f", and {counted(spares, 'spare')}" if spares else ""
+            self.ended = ("node_failure", f"preflight: bad node {named}{left}")
+
+    @property
+    def networks(self) -> dict[str, list[str]]:
+        """The nodes whose ranks meet over the same interfaces, by what they use."""
+        found: dict[str, list[str]] = {}
+        for node, report in self.probe.reports.items():
+            if network := next((each["network"] for each in report.sent.values() if "network" in each), None):
+                found.setdefault(network, []).append(node)
+        return found
+
+    def note_bad_nodes(self) -> None:
+        """Excludes the bad nodes from all runs on the cluster, for the profile's `bad_node_hours`."""
+        profile = self.resolved.cluster
+        for node, finding in self.bad.items():
+            bad_nodes.note(profile.name, node, finding.words, self.run.run_id, profile.bad_node_hours, sure=True)
+
+    def write_figures(self) -> None:
+        """Writes preflight.json. Raises RunFolderError."""
+        ended, cause = self.ended or (None, None)
+        figures = {
+            "schema": SCHEMA,
+            "time": time.time(),
+            "took_s": round(self.took_s, 3),
+            "limit_s": self.limit_s,
+            "allocated": self.nodes,
+            "nodes": self.chosen,
+            "ended": ended,
+            "cause": cause,
+            "findings": [asdict(each) for each in self.findings],
+            "ranks": [
+                {
+                    "node": name,
+                    "local_rank": local,
+                    "clock_ahead_s": report.ahead_s,
+                    "failed": sent.get("failed"),
+                    "traceback": sent.get("trace"),
+                    "network": sent.get("network"),
+                    **sent.get("figures", {}),
+                }
+                for name, report in self.probe.reports.items()
+                for local in range(self.resolved.ranks_per_node)
+                for sent in [report.sent.get(local, {})]
+            ],
+            "exchanges": [vars(each) for each in self.probe.measures],
+        }
+        text = json.dumps(without_secrets(finite(figures)), indent=1, allow_nan=False)
+        write_once(self.attempt.folder / PREFLIGHT, text + "\n")
+
+    def write_table(self, out: TextIO) -> None:
+        """Writes a table for the log: each node with its worst figures, then the findings and the consequences.
+
+        At most 64 nodes are shown, those with a finding first.
+        """
+        nodes, needed, bad = len(self.nodes), self.resolved.nodes, self.bad
+        out.write(f"preflight of {counted(nodes, 'node')} x {self.resolved.ranks_per_node}, {self.took_s:.1f} s\n")
+        shown = set(sorted(self.nodes, key=lambda node: node not in bad)[:_MOST_NODES])
+        slowest: dict[tuple[str, str], float] = {}
+        for each in self.probe.measures:
+            for node in each.nodes:
+                slowest[node, each.kind] = min(each.gb_s, slowest.get((node, each.kind), each.gb_s))
+        rows = [_row(node, self.probe.reports[node], slowest) for node in self.nodes if node in shown]
+        out.write(textwrap.indent(Grid(_HEADINGS, _RIGHT, rows).aligned(), "  "))
+        if nodes > len(shown):
+            out.write(f"  … {nodes - len(shown)} more nodes in preflight.json\n")
+        for network, on in sorted(self.networks.items()):
+            out.write(f"  {network}{'' if len(on) == nodes else f' on {some_of(on)}'}\n")
+        for finding in self.findings:
+            level = f"bad node {finding.node}" if finding.node else "ends" if finding.ended else "warning"
+            out.write(f"  {level}: {finding.words}\n")
+        spares = [node for node in self.chosen if node in self.nodes[needed:]]
+        if spares and not self.ended:
+            out.write(f"  {', '.join(spares)} {'takes' if len(spares) == 1 else 'take'} the place of a bad node\n")
+        out.flush()
+
+
+_HEADINGS = ("node", "device", "free GiB", "matmul TFLOP/s", "to device GB/s", "disk MB/s", "pairs GB/s",
+             "all-reduce GB/s", "clock s")  # fmt: skip
+_RIGHT = [heading not in ("node", "device") for heading in _HEADINGS]
+
+
+def _row(node: str, report: NodeReport, slowest: Mapping[tuple[str, str], float]) -> list[str]:
+    """A node's worst figures, and the slowest exchange of each kind that it took part in."""
+    device = next((str(each.get("device")) for each in report.figures), "?" if report.sent else "no answer")
+    rates = [report.worst(name) for name in ("memory_free_gib", "matmul_tflops", "host_to_device_gb_s", "write_mb_s")]
+    rates += [slowest.get((node, kind)) for kind in ("pair", "ring")]
+    clock = NOTHING if report.ahead_s is None else f"{report.ahead_s:+.1f}"
+    return [node, device, *(NOTHING if rate is None else f"{rate:.3g}" for rate in rates), clock]
+
+
+def main(arguments: Sequence[str]) -> int:
+    at = list(arguments).index("--")
+    folder, number, nodes = arguments[:at]
+    try:
+        preflight = Preflight(RunFolder(Path(folder)), int(number), nodes.split(), arguments[at + 1 :])
+        preflight.judge()
+        preflight.write_table(sys.stderr)
+        preflight.note_bad_nodes()
+        try:
+            preflight.write_figures()
+        except RunFolderError as fault:
+            sys.stderr.write(f"warning: {fault}\n")
+    except Exception as fault:  # whatever it is, the run starts without a preflight
+        sys.stderr.write(f"warning: no preflight: {type(fault).__name__}: {fault}\n")
+        return 1
+    if preflight.ended:
+        ended, cause = preflight.ended
+        print(f"end {ended} {' '.join(plain(cause, ' ').split())}")  # job.sh writes it as JSON
+    else:
+        print(f"nodes {','.join(preflight.chosen)}")
+    return 0

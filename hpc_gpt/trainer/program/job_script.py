@@ -1,0 +1,347 @@
+"""A job script of the user's own: its bytes, its directives, why it is refused, and what in it is worth a look;
+the experiment that runs it as it is, and the profile of its site.
+
+A file that begins with `#!` is one, whatever its name. Nothing in it is executed here, and nothing of it is changed.
+"""
+
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.errors import ConfigError, OsErrorAs
+from hpc_gpt.core.secrets import hide_secrets, is_secret
+from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.slurm.directives import DIRECTIVE, OF_JOB, OF_SITE, is_command, quote_directive
+from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
+from hpc_gpt.core.tables import toml_lines, toml_value
+from hpc_gpt.core.words import plain, some
+from hpc_gpt.reader.readers.runs.slurm_script import redirected
+
+_LARGEST = 4 << 20  # slurm.conf's own limit for a script, unless it is set
+_WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # what a beginner writes
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>[\"']?)(?P<end>[A-Za-z_]\w*)(?P=quote)")
+_RENDERED = re.compile(rb"^# Rendered by hpc-gpt ", re.MULTILINE)
+_OTHERS = (
+    (re.compile(r"#PBS\s"), "#PBS", "a script for PBS: write its options as #SBATCH lines"),
+    (re.compile(r"#BSUB\s"), "#BSUB", "a script for LSF: write its options as #SBATCH lines"),
+    (re.compile(r"#SBATCH\s*(?:hetjob|packjob)\b"), "a heterogeneous job", "submit it with sbatch"),
+)
+# The first line of a script that bash reads, or would.
+_SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:ba)?sh(?=\s|$)")
+# What the chain decides: sbatch gets these from us.
+OF_THE_CHAIN = frozenset({"requeue", "no-requeue", "open-mode", "output", "error"})
+# Options of sbatch that make it another command.
+_REFUSED = {
+    "wrap": "submit the script's file",
+    "test-only": "hpc-gpt submit --dry-run asks it",
+    "parsable": "hpc-gpt status --json prints ids",
+    "uid": "submit it as that user",
+    "gid": "submit it as that user",
+    **dict.fromkeys(("help", "usage", "version"), "it only prints: leave it out"),
+}
+# Options that take sbatch's answer, the job's number, from the run: they are left out.
+_LEFT_OUT = frozenset({"wait", "quiet"})
+# (words in a line of the body, what they do under the chain).
+_SUBMITS = re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()")
+# A guard: started by hand, the script submits itself.
+_NOT_IN_JOB = re.compile(r"(?:-z|!)\s[^;\n]*\bSLURM_JOB_?ID\b|SLURM_JOB_?ID\S*\s+==?\s")
+_GUARD_LINES = 5
+_SUBMITS_BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
+_SUBMITS_AGAIN = "submits this script once more, beside the job by which the chain continues it: take the line out"
+_SUBMITS_ANOTHER = (
+    "submits a job itself, none of this run's; if that is to continue this one, take it out: the chain does"
+)
+_WORDS = (
+    (re.compile(r"(?<![\w./-])(?:pkill|killall)\b"), "ends processes by name: of every job of yours on the node"),
+    (
+        re.compile(r"--exit[-_]duration[-_]in[-_]mins"),
+        "ends it before its last step: is it to be continued?",
+    ),
+    (
+        re.compile(r"\bCommand=|\bsqueue\b.*%\.?\d*o\b"),
+        "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR",
+    ),
+    (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: the run's next attempt, once"),
+)
+# What a line only prints, such as its usage; a command within "$(…)" runs.
+_SAID = re.compile(r"""\b(?:echo|printf)\s+(?:-\w+\s+)*(?:"[^"$`]*(?:\$[^("`][^"$`]*)*"|'[^']*')""")
+
+
+@dataclass(frozen=True)
+class Caution:
+    """A line of the script that is worth a look."""
+
+    line: int
+    text: str
+    means: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}: {self.means}"
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """A job script: its file, its bytes, the text of each directive's line, and the options in them. `late`: the lines
+    of directives after the first command, which is in line `stops`: sbatch does not read them. `left_out`: the options
+    that it had, too."""
+
+    path: Path
+    data: bytes
+    directives: tuple[str, ...]
+    options: tuple[Option, ...]
+    late: tuple[int, ...] = ()
+    stops: int = 0
+    left_out: tuple[Option, ...] = ()
+
+    @property
+    def body_hash(self) -> str:
+        """16 hex digits of the script without its directives."""
+        lines = [line for line in self.data.splitlines() if not line.startswith(DIRECTIVE.encode())]
+        return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
+
+
+def is_job_script(path: Path) -> bool:
+    """Whether a file begins with `#!`."""
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def read_job_script(path: Path) -> JobScript:
+    """The job script at a path. Raises ConfigError for what sbatch or the chain cannot take."""
+    with OsErrorAs(ConfigError, str(path), "name a job script"):
+        data = path.read_bytes()
+    if _RENDERED.search(data[:4096]):
+        raise ConfigError(f"{path} is a script that hpc-gpt rendered", f"sbatch {path} starts it")
+    if len(data) > _LARGEST:
+        raise ConfigError(f"{path} has {len(data)} bytes, and Slurm takes {_LARGEST}", "is it a program?")
+    if b"\0" in data:
+        raise ConfigError(f"{path} holds a NUL, which Slurm does not take", "is it a program, not a script?")
+    if b"\r\n" in data:
+        raise ConfigError(f"{path} has line breaks of DOS, which sbatch does not take", f"dos2unix {path}")
+    lines = data.decode(errors="surrogateescape").split("\n")
+    head = len(list(itertools.takewhile(lambda line: not is_command(line), lines)))
+    directives, every_word = [], []
+    for number, line in enumerate(lines[:head], 1):
+        for pattern, what, hint in _OTHERS:
+            if pattern.match(line):
+                raise ConfigError(f"{path}:{number}: {what} does not run here", hint)
+        if line.startswith(DIRECTIVE):
+            text = line.removeprefix(DIRECTIVE).strip()
+            try:
+                words_here = split_directive(text)
+            except ValueError:
+                raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
+            every_word += words_here
+            every = list(read_options(words_here))
+            kept = without_waits(every)
+            if "#" in text or kept != every:
+                text = " ".join(quote_directive(word) for option in kept for word in option.argv)
+            directives += [text] if text else []
+    options = tuple(read_options(every_word))
+    check_options(options, str(path))
+    body = list(_body(lines, head))
+    late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
+    kept = without_waits(options)
+    left_out = tuple(option for option in options if option not in kept)
+    script = JobScript(path, data, tuple(directives), tuple(kept), late, head + 1, left_out)
+    _check_marks(script, body)
+    _check_syntax(path, data)
+    return script
+
+
+def without_waits(options: Iterable[Option]) -> list[Option]:
+    """The options without those that take sbatch's answer from the run: --wait and --quiet."""
+    return [option for option in options if option.name not in _LEFT_OUT]
+
+
+def _body(lines: Sequence[str], head: int) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines after the head, without those that a `<<` gives to a command."""
+    end: str | None = None
+    for number, line in enumerate(lines[head:], head + 1):
+        if end is not None:
+            end = None if line.strip() == end else end
+            continue
+        yield number, line
+        if (found := _HEREDOC.search(line)) and not line.lstrip().startswith("#") and "((" not in line:
+            end = found["end"]
+
+
+def _check_marks(script: JobScript, body: Sequence[tuple[int, str]]) -> None:
+    """ConfigError for `SBATCH --…` without a #, or if sbatch reads none of the directives."""
+    without = {number: line.strip() for number, line in body if _WITHOUT_MARK.match(line)}
+    if without:
+        first, *more = without
+        raise ConfigError(
+            f"{script.path}:{first}: {without[first]:.60}: sbatch reads only lines that begin with {DIRECTIVE}"
+            + (f" (also line {_numbers(more)})" if more else ""),
+            f"write #{without[first]}",
+        )
+    if script.late and not script.options:
+        raise ConfigError(
+            f"{script.path}: sbatch reads no directive after the first command, which is in line {script.stops}: "
+            f"{body[0][1].strip():.60}; those of line {_numbers(script.late)} would ask for nothing",
+            f"move the {DIRECTIVE} lines above it",
+        )
+
+
+def _numbers(lines: Sequence[int]) -> str:
+    return some([str(number) for number in lines], 8)
+
+
+def _check_syntax(path: Path, data: bytes) -> None:
+    """ConfigError for a script of bash or sh that bash cannot read. `extglob` allows patterns of which `bash -n` cannot
+    know, as it runs no `shopt`."""
+    if not _SHELL.match(data) or shutil.which("bash") is None:
+        return
+    environment = {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "ENV")}
+    environment |= {"LC_ALL": "C"}
+    for options in ((), ("-O", "extglob")):
+        done = subprocess.run(
+            ["bash", *options, "-n", "--", str(path.absolute())], env=environment, capture_output=True, check=False
+        )
+        if not done.returncode:
+            return
+    said = done.stderr.decode(errors="replace").replace(f"{path.absolute()}: ", "").strip().splitlines()
+    raise ConfigError(
+        f"bash cannot read {path}: {'; '.join(said[:2]) or f'exit code {done.returncode}'}",
+        f"bash -n {path} shows it",
+    )
+
+
+def check_options(options: Sequence[Option], where: str) -> None:
+    """ConfigError for an option that a script cannot have here."""
+    for option in options:
+        if option.name == "" and option.value == ":":
+            raise ConfigError(f"{where}: a heterogeneous job does not run here", "submit it with sbatch")
+        if option.name == "":
+            raise ConfigError(f"{where}: {option.value!r} is no option of sbatch", "write --name=value")
+        if option.name.startswith("container"):
+            raise ConfigError(
+                f"{where}: --{option.name} starts the whole job in a container, and hpc-gpt with it",
+                "give it to srun in the script",
+            )
+        if option.name in _REFUSED:
+            raise ConfigError(f"{where}: --{option.name} is not for a run", _REFUSED[option.name])
+
+
+def scan(script: JobScript) -> list[Caution]:
+    """The lines of the body that are worth a look, with what they mean under the chain."""
+    notes = []
+    lines = script.data.decode(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if number in script.late:
+            means = f"sbatch does not read it: it is after the first command, which is in line {script.stops}"
+            notes.append(Caution(number, f"{text:.60}", means))
+        if not text or (text.startswith("#") and number > 1):
+            continue
+        shown = hide_secrets(text)
+        if shown != text:
+            notes.append(Caution(number, f"{shown:.60}", "a secret: the run's job.sh holds it, readable for you alone"))
+        bare = _SAID.sub("", line.partition(" #")[0])
+        notes += [Caution(number, f"{shown:.60}", means) for pattern, means in _WORDS if pattern.search(bare)]
+        if _SUBMITS.search(bare):
+            before = "\n".join(lines[max(0, number - _GUARD_LINES) : number])
+            arguments = _SUBMITS.split(bare, maxsplit=1)[1]
+            again = script.path.name in arguments or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", arguments)
+            means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
+            notes.append(Caution(number, f"{shown:.60}", means))
+    for each in redirected("\n".join(lines)):
+        where = each.target or "files of torchrun's own"
+        means = f"its output goes to {where}, past the run's log; why and status read it there if they find it"
+        notes.append(Caution(each.line, f"{hide_secrets(lines[each.line - 1].strip()):.60}", means))
+    return sorted(notes, key=lambda caution: caution.line)
+
+
+def submits_itself(script: JobScript) -> Caution | None:
+    """The first line that calls sbatch; None without one."""
+    return next((caution for caution in scan(script) if caution.means.startswith("submits ")), None)
+
+
+def last_values(*layers: Sequence[Option]) -> Mapping[str, str | None]:
+    """{long name: value} of several lists of options, of which the later ones win."""
+    return {option.name: option.value for layer in layers for option in layer}
+
+
+def submits_again(name: Path, data: bytes) -> tuple[int, bool] | None:
+    """(the line in which the script of that name submits itself, whether it does so only outside a job); None if it
+    does not."""
+    means = {_SUBMITS_BY_HAND: True, _SUBMITS_AGAIN: False}
+    found = [each for each in scan(JobScript(name, data, (), ())) if each.means in means]
+    return (found[0].line, means[found[0].means]) if found else None
+
+
+def without_suffix(name: str) -> str:
+    """A script's or a job's name without what says that it is a script.
+
+    >>> without_suffix("train.slurm"), without_suffix("llama-3.1-8b")
+    ('train', 'llama-3.1-8b')
+    """
+    return re.sub(r"(?<=.)\.(?:slurm|sbatch|sh|job|bash|sub|py)$", "", name)
+
+
+# A profile's time limit is for its other runs.
+_SITE = tuple(key for key in OF_SITE if key != "time")
+
+
+def init_files(script: Path, name: str | None, folder: Path) -> tuple[str, str, str]:
+    """(the experiment's name, the text of its file, that of its profile) for `folder` and the script at a path. Raises
+    ConfigError."""
+    if not script.is_file():
+        raise ConfigError(f"{script}: no such file" if not script.exists() else f"{script} is no file", "name a script")
+    if not is_job_script(script):
+        raise ConfigError(f"{script} does not begin with #!, as a job script does", "name the script that sbatch takes")
+    read = read_job_script(script)
+    values = last_values(read.options)
+    name = name or folder_name(without_suffix(script.name))
+    job = {key: values[option] for key, option in OF_JOB.items() if key not in _SITE and values.get(option)}
+    sizes = sizes_of(values)
+    layout = {"nodes": sizes.nodes} if values.get("nodes") else {}
+    relative = os.path.relpath(script.absolute(), folder.absolute())
+    experiment = [
+        f"# {plain(script.name)} runs as it is, with its own directives; the keys below are as options after them.",
+        "# hpc-gpt help keys explains every key.",
+        "",
+        f"name = {toml_value(name)}",
+        "",
+        "[engine]",
+        'name = "command"',
+        "",
+        "[command]",
+        f"script = {toml_value(relative)}",
+        "args = []",
+        '# checkpoints = "out/step-*"  # by which the job chain sees progress',
+        "",
+        "[train]",
+        "# steps = 10000  # for status, which then shows how far it is",
+        *_table("layout", layout),
+        *_table("job", job),
+    ]
+    site: dict[str, Any] = {option: values[option] for option in _SITE if values.get(option)}
+    if sizes.gpus:
+        site |= {"gpus_per_node": sizes.gpus}
+        site |= {"gpu_flag": "gres" if "gpu" in (values.get("gres") or "") else "gpus-per-node"}
+    if "exclusive" in values and values["exclusive"] is None:
+        site["exclusive"] = True
+    if "no-requeue" in values:
+        site["chain"] = "none"
+    lines = [f"# The site of {plain(script.name)}. hpc-gpt help profile explains every key."]
+    lines += [line for line in _table("", site) if line]
+    lines.append("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up")
+    return name, "\n".join(experiment) + "\n", "\n".join(lines) + "\n"
+
+
+def _table(name: str, keys: Mapping[str, Any]) -> list[str]:
+    """The lines of a table, without a possible secret; none if it is empty."""
+    lines = toml_lines({key: value for key, value in keys.items() if not is_secret(key, value)})
+    return ["", *([f"[{name}]"] if name else []), *lines] if lines else []

@@ -1,0 +1,402 @@
+"""Supervises another program as one task of a job: starts it, passes on what the job is asked, and writes how it ended.
+
+The program has its own checkpoints, signals and log. This does the rest: the rendezvous, the signals of a job, the
+requests of users, metrics.jsonl from the log's lines, hangs, and ended.json. Nothing here needs torch.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_gpt.core.ends.end_policy import (
+    EXIT_0_BUT,
+    OVER,
+    STOP,
+    End,
+    Said,
+    end_for,
+    first_reason,
+    is_cancelled,
+    limits_reached,
+    write_said,
+)
+from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
+from hpc_gpt.core.files import json_object, read_json, write_once
+from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
+from hpc_gpt.core.process import stat_of
+from hpc_gpt.core.runs.full_disk import release_reserve
+from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.runs.race import RACE
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.secrets import hide_values
+from hpc_gpt.reader.readers.attempt_cause import nan_since
+from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
+from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end
+from hpc_gpt.trainer.supervision.heartbeat import LEAVING, SAVING, Heartbeat
+from hpc_gpt.trainer.supervision.meeting import identify, read_rendezvous
+from hpc_gpt.trainer.supervision.node_mates import NodeMates
+from hpc_gpt.trainer.supervision.signals import Inbox, Signals
+from hpc_gpt.trainer.supervision.watchdog import Watchdog
+
+TURN_S = 0.1
+_LOOK_S = 1.0
+# All tasks together look so many times a second, at most, for a stop and as often for steps. Their nodes' first tasks
+# do as well, and pass on what they find.
+_LOOKS = 80
+_ENDS = 5000  # as many times, once a program has ended
+# A cause that names its rank, such as a worker of torchrun.
+_OF_RANK = re.compile(r"rank \d+ on ")
+_GRACE_S = 5.0
+_ENDED_S = 10.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stop that all tasks follow: its `reason`, and whether there is anything to save."""
+
+    reason: str
+    save: bool
+
+
+@dataclass(frozen=True)
+class ProgramStart:
+    """What is started: its command line, its variables and its folder, None for this one's; and how it is followed.
+
+    `resumed`: the step after which it continues, 0 without a checkpoint. `pauses`: how many steps apart it evaluates or
+    saves, which takes longer than a step and has no line.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: ForeignLog
+    heart: Heartbeat
+    resumed: int
+    folder: str | None = None
+    pauses: tuple[int, ...] = ()
+
+
+class ForeignRank:
+    """One task's part in an attempt. An engine's subclass says what is started, and how it is stopped."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, signals: Signals) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._signals = signals
+        self._resolved = run.resolved()
+        self._place = identify(os.environ)
+        self._place.check(self._resolved.tasks, self._resolved.layout)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop: Stop | None = None
+        self._looked = self._followed = self._read = 0.0
+        is_first = self._place.local_rank == 0
+        self._look_s = max(_LOOK_S, (self._resolved.nodes if is_first else self._place.size) / _LOOKS)
+        self._mates: NodeMates | None = None
+        self._chunks = 0
+        self._hangs = False
+        self._heart = Heartbeat(0, 0)  # as long as nothing is started
+        self._inbox = Inbox(attempt)
+        self._port = os.environ.get("MASTER_PORT", "")
+        self._held: socket.socket | None = None
+        self._is_visit = (run.path.parents[1] / RACE).is_file()  # which ends by its stop signal
+
+    # --- what an engine says
+
+    @property
+    def step(self) -> int:
+        """The last step that is known."""
+        return int(self._attempt.last_metrics().get("step") or 0)
+
+    def prepare(self) -> ProgramStart:
+        """The program to start. Raises UserError."""
+        raise NotImplementedError
+
+    def stacks(self, process: subprocess.Popen[bytes], log: ForeignLog) -> str:
+        """The stacks of a program that hangs; the caller ends it after that."""
+        raise NotImplementedError
+
+    def ask_to_end(self, stop: Stop) -> None:
+        """Tells the program to end."""
+        raise NotImplementedError
+
+    def turn(self) -> None:
+        """Called repeatedly before `ask_to_end`."""
+
+    def press(self) -> None:
+        """Called repeatedly after it."""
+
+    def rest_is_over(self) -> bool:
+        """Whether no process is left that the program started and that a stop is for."""
+        return True
+
+    def failure(self, code: int) -> tuple[str, str, bool]:
+        """(class of the end, cause, whether another rank failed) for the program's exit code."""
+        raise NotImplementedError
+
+    def end_of_all(self) -> End:
+        """The end if it exited with 0 and nobody asked."""
+        raise NotImplementedError
+
+    def said(self) -> Said:
+        """What this task's program has printed that decides the end of all."""
+        return Said()
+
+    def unsaved(self, stop: Stop, code: int) -> str:
+        """How a program ended that was asked to stop and did not save; empty if it did."""
+        raise NotImplementedError
+
+    # --- the attempt
+
+    def train(self) -> int:
+        """Runs the program to its end, and returns the exit code. The caller reports exceptions."""
+        start = self.prepare()
+        self._process = subprocess.Popen(
+            start.command,
+            env=dict(start.environment),
+            cwd=start.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        start.log.follow(self._process)
+        self._watch(start, self._process)
+        code = self._wait(start, self._process)
+        if code and self._stop is None and is_cancelled(self._run, self._attempt):
+            # Each process gets a signal of its own: a program that ends at once may end before this one hears.
+            self._stop = Stop("terminated", True)
+        if code and self._stop is None:
+            return self._report_failure(code)
+        if self._place.rank:
+            # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
+            return 0
+        end = self._end(code)
+        end = End(*self._seen_as_nan(end.ended, end.cause), end.node)
+        write_end(self._run, self._attempt, end, self.step)
+        return 1 if end.ended in ("error", "nan") or (end.cause or "").startswith(EXIT_0_BUT) else 0
+
+    def quit(self) -> None:
+        """Ends the program at once, without a save, and writes ended.json."""
+        if self._process is not None:
+            self._process.kill()
+        self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
+
+    def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
+        """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
+        while True:
+            code = process.poll()
+            if code is not None and (self._stop is None or self.rest_is_over()):
+                break
+            if self._stop is None and (stop := self._asked()):
+                self._stop = stop
+                self.ask_to_end(stop)
+                self._leaving(start)
+            elif self._stop is not None:
+                self.press()
+            else:
+                self.turn()
+            self._follow(start)
+            time.sleep(TURN_S)
+        self._leaving(start)
+        start.log.finish()
+        # After a signal to another task, all may have left before this process reads stop.json.
+        until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else 0)
+        while self._stop is None and not self._attempt.ended():
+            self._looked = 0.0
+            self._stop = self._asked()
+            if time.monotonic() >= until and (code or self.all_are_over()):
+                break
+            time.sleep(self._pause_s)
+        while self._stop is not None and not self.rest_is_over():
+            self.press()
+            time.sleep(TURN_S)
+        until = time.monotonic() + _GRACE_S
+        while self._stop is not None and not code and not self.all_are_over() and time.monotonic() < until:
+            time.sleep(self._pause_s)
+        return code
+
+    def all_are_over(self) -> bool:
+        """Whether the programs of all tasks have ended with 0, as this one has: the first task writes the end, and
+        another may still be writing the last steps."""
+        with contextlib.suppress(RunFolderError):
+            write_said(self._attempt, self._place.rank, self.said())
+        over = self._attempt.folder / OVER
+        return self._place.rank != 0 or len(list(over.glob("[0-9]*"))) >= self._place.size
+
+    def _asked(self) -> Stop | None:
+        """The stop that a task has been asked for, if any. The first task to write stop.json decides for all."""
+        path = self._attempt.folder / STOP
+        reason = self.reason()
+        if reason:
+            # Before the first step a program may not listen yet, and has nothing to save.
+            save = self._attempt.metrics.exists() or (self._attempt.folder / ForeignLog.TRAINS).exists()
+            write_once(path, json.dumps({"reason": reason, "save": save}) + "\n")
+        if reason or time.monotonic() >= self._looked + self._look_s:
+            self._looked = time.monotonic()
+            found = read_json(path)
+            self._say(stop=found)
+        else:
+            found = self._heard.get("stop") or {}
+        return Stop(str(found["reason"]), bool(found["save"])) if found else None
+
+    @property
+    def _pause_s(self) -> float:
+        """Between two looks for the ends of the other tasks, of which each task has some."""
+        return max(TURN_S, self._place.size / _ENDS)
+
+    @property
+    def _heard(self) -> dict[str, Any]:
+        """What the node's first task has said: the `stop` and the last `step` that it found."""
+        return (json_object(self._mates.heard) if self._mates and self._mates.heard else None) or {}
+
+    def _say(self, **found: object) -> None:
+        if self._mates is not None and self._mates.is_first:
+            self._mates.says = json.dumps((json_object(self._mates.says or "{}") or {}) | found).encode()
+
+    def reason(self) -> str | None:
+        """The reason for which this task is asked to end; None if it is not."""
+        asked = set(self._signals.raised)
+        if self._place.rank == 0:
+            asked |= self._inbox.look() | limits_reached(
+                self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
+            )
+            if self._is_visit and self.step >= self._resolved.train.steps:
+                asked.add("target")
+        return first_reason(asked)
+
+    def _end(self, code: int) -> End:
+        """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
+        if self._stop is None:
+            return self.end_of_all()
+        target = f"the {self._resolved.train.steps} steps of a race's visit"
+        end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm, target)
+        how = self.unsaved(self._stop, code)
+        return End(end.ended, f"{end.cause}; {how}") if how else end
+
+    def _seen_as_nan(self, ended: str, cause: str | None) -> tuple[str, str | None]:
+        """(class, cause) of an end; of a program that trained NaN up to it, that, unless another known end came."""
+        with contextlib.suppress(Exception):  # of a reader
+            if ended in ("done", *VAGUE) and (since := nan_since(self._attempt)):
+                return "nan", f"{since}; {cause}" if cause else since
+        return ended, cause
+
+    def _end_of_sigterm(self) -> End:
+        """Rank 0 writes the end, so it alone asks Slurm."""
+        if self._place.rank:
+            return End("cancelled")
+        return end_of_sigterm(self._run, self._attempt, self._signals)
+
+    def _report_failure(self, code: int) -> int:
+        """Writes how the program failed, by its last lines. A rank that only lost a peer first waits for that rank."""
+        try:
+            ended, cause, lost_peer = self.failure(code)
+        except Exception as fault:  # of a reader: the program's own end counts
+            print(f"note: the program's last lines were not read: {fault_words(fault)}", file=sys.stderr, flush=True)
+            ended, cause, lost_peer = "error", f"the program ended with {exit_code_text(code)}", False
+        cause = hide_values(cause, os.environ)
+        if ended == "port_taken" and self._port not in cause:
+            cause += f" (the rendezvous' port is {self._port})"
+        until = time.monotonic() + _ENDED_S
+        while lost_peer and self._place.size > 1 and not self._attempt.ended() and time.monotonic() < until:
+            time.sleep(self._pause_s)
+        cause = cause if _OF_RANK.match(cause) else f"rank {self._place.rank}: {cause}"
+        release_reserve(self._attempt)  # the disk may be full
+        self._attempt.write_ended(*self._seen_as_nan(ended, cause), self.step)
+        return code if code > 0 else 1
+
+    # --- hangs
+
+    def _watch(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> None:
+        def leave(message: str) -> None:
+            """Ends the program and this process. Runs on the watchdog's thread."""
+            self._hangs = True
+            print(message, flush=True)
+            if stacks := self.stacks(process, start.log):
+                with contextlib.suppress(RunFolderError):
+                    write_once(self._attempt.stacks / f"{self._place.rank}.txt", stacks)
+            os._exit(1)
+
+        self._heart = start.heart
+        start.heart.step = start.resumed
+        place = self._place
+        wait = functools.partial(_find_wait, process.pid)
+        watchdog = Watchdog(self._attempt, place.rank, place.size, start.heart, leave, wait)
+        self._mates = watchdog.mates
+        watchdog.start()
+
+    def _follow(self, start: ProgramStart) -> None:
+        """Gives the heartbeat the last step that metrics.jsonl or the node's first task has, at most once a second."""
+        heart, now = start.heart, time.monotonic()
+        if heart.phase == LEAVING or now < self._followed + _LOOK_S:
+            return
+        self._followed = now
+        reads = now >= self._read + self._look_s
+        if reads:
+            self._read = now
+        if start.log.chunks != self._chunks and isinstance(heart, ForeignHeartbeat):
+            self._chunks = start.log.chunks
+            heart.heard()
+        if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart):
+            self._say(step=heart.step)
+            # Evaluations and saves come before the next line.
+            until = heart.step + self._resolved.train.log_every
+            if any(every and until // every * every >= heart.step for every in start.pauses):
+                heart.enter(SAVING)
+
+    def _leaving(self, start: ProgramStart) -> None:
+        """Notes that the program is asked to end, or has ended."""
+        if start.heart.phase != LEAVING:
+            start.heart.enter(LEAVING)
+        if self._hangs:  # the watchdog's thread ends this process
+            threading.Event().wait()
+
+    # --- for the engines
+
+    def await_file(self, path: Path, fault: UserError) -> None:
+        """Waits for a file that another task makes. Raises the fault if the attempt has ended, or after MEETING_S."""
+        until = time.monotonic() + MEETING_S
+        while not path.exists():
+            if self._attempt.ended() or time.monotonic() > until:
+                raise fault
+            time.sleep(TURN_S)
+
+    def report_start(self, resumed: int, more: Mapping[str, object]) -> str:
+        """Writes trainer.json, for the first task; returns the device's name."""
+        gpus, cluster = list_gpus(), self._resolved.cluster
+        # Without nvidia-smi only the profile knows the device of a cluster.
+        device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" else None
+        start = {"device": device, "host": platform.node(), "resumed_step": resumed, **more}
+        write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
+        return str(device or cluster.device)
+
+    def rendezvous(self) -> dict[str, str]:
+        """MASTER_ADDR and MASTER_PORT if the job has not set them, which is on one machine: rank 0 holds a port until
+        it ends. And the interface over which gloo meets, unless it is given; a rank of each node prints it."""
+        if "MASTER_PORT" in os.environ:
+            use_interface(self._resolved.nodes, self._place.local_rank)
+            return {GLOO: os.environ[GLOO]} if GLOO in os.environ else {}
+        if self._place.rank == 0:
+            port, self._held = held_port(os.getpid())
+            write_once(self._attempt.rendezvous, f"127.0.0.1 {port}\n")
+        host, self._port = read_rendezvous(self._attempt)
+        found = {"MASTER_ADDR": host, "MASTER_PORT": self._port}
+        return found if "GLOO_SOCKET_IFNAME" in os.environ else {**found, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def _find_wait(pid: int) -> tuple[str, str]:
+    """(collective, place) of the program, as far as they can be seen from outside."""
+    with contextlib.suppress(OSError, IndexError):
+        if stat_of(pid)[0] in "tT":
+            return "", "a process that is stopped"
+    return "its program", f"process {pid}"

@@ -1,0 +1,346 @@
+"""Follows a job script that runs as it is: `python -m hpc_gpt.trainer.train.script_watch RUN ATTEMPT FOLDER`.
+
+job.sh starts the script and waits for it, with its output in files of the attempt. This process reads them as they
+grow, writes metrics.jsonl and heartbeats, and asks the script's programs to end: ahead of the time limit, for
+`hpc-gpt stop` and `requeue`, and when a budget is spent. It may be killed, and started again, at any time. Needs no
+torch.
+"""
+
+import contextlib
+import glob
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached, write_said
+from hpc_gpt.core.errors import RunFolderError, UserError
+from hpc_gpt.core.files import write_once
+from hpc_gpt.core.process import descendants, send, start_time, stat_of
+from hpc_gpt.core.runs.checkpoints import checkpoint_step, newest_checkpoint, saved_step
+from hpc_gpt.core.runs.full_disk import release_reserve, reserve
+from hpc_gpt.core.runs.provenance import complete_run, list_gpus
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.sized import params
+from hpc_gpt.reader.readers.live_lines import LiveLines
+from hpc_gpt.reader.readers.runs.slurm_script import globs_of
+from hpc_gpt.trainer.program.job_script import submits_again
+from hpc_gpt.trainer.program.output_files import copied_files, copy_more
+from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog, StepClock, count_steps, said_by, trained_s
+from hpc_gpt.trainer.supervision.heartbeat import LEAVING
+from hpc_gpt.trainer.supervision.signals import Inbox
+from hpc_gpt.trainer.supervision.stacks import stack_of
+from hpc_gpt.trainer.supervision.watchdog import Watchdog
+
+_TURN_S = 0.2
+_STRETCH = (10, 50)  # turns: over fewer, the time of a step would be that of the turns
+_LOOK_S = 1.0
+_LEAD_S = 120
+_LAST_LINES_S = 4.0  # job.sh waits longer
+# Output that comes faster than it can be read is skipped, but for its last bytes: the training does not wait for it.
+_MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
+_ENDS_LINE = re.compile(rb"[\r\n]")
+_MOST_FILES = 64
+_QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
+
+
+class Follower:
+    """The whole lines of a file that grows."""
+
+    def __init__(self, path: Path, place: int = 0) -> None:
+        self._path, self._place, self._left = path, place, b""
+
+    def lines(self) -> Iterator[str]:
+        """The lines since the last call."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size - self._place > _MOST_BYTES:
+                self._place, self._left = size - _KEPT_BYTES, b""
+            file.seek(self._place)
+            text = file.read(_MOST_BYTES)
+            self._place += len(text)
+            *whole, self._left = _ENDS_LINE.split(self._left + text)
+            self._left = self._left[-_KEPT_BYTES:]
+            for line in whole:
+                if line:
+                    yield line.decode(errors="replace")
+
+
+class ScriptWatch:
+    """The watch over one attempt of a script, whose first process is `body`, in the job's `folder`."""
+
+    def __init__(self, run: RunFolder, attempt: Attempt, body: int, folder: Path) -> None:
+        self._run, self._attempt, self._body, self._folder = run, attempt, body, folder
+        self._resolved = run.resolved()
+        self._command = self._resolved.program
+        self._began = start_time(body)
+        self._files = [Follower(attempt.log), Follower(attempt.err)]
+        self._lines = LiveLines(self._command.pattern)
+        before = attempt.last_metrics().get("step")
+        self._resumed = self._report_start()
+        resumed = before or self._resumed or None
+        lines, loss, planned = self._lines.take, lambda: self._lines.loss, lambda: self._lines.planned
+        clock = StepClock(*_STRETCH)
+        self._log = ForeignLog(
+            attempt, self._resolved, 0, lines, resumed=resumed, loss=loss, planned=planned, clock=clock
+        )
+        train = self._resolved.train
+        self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
+        self._inbox = Inbox(attempt)
+        self._stop: str | None = None
+        self._asked_at = self._looked = 0.0
+        self._killed = self._hangs = False
+        self._queued: re.Match[str] | None = None
+        self._copies = copied_files(attempt.folder)
+        self._globs, self._found = self._read_globs(), set[Path]()
+        started = attempt.folder / "attempt.json"
+        self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
+
+    def follow(self) -> None:
+        """Until the script has ended and its last line is read."""
+        self._heart.step = int(self._attempt.last_metrics().get("step") or self._resumed)
+        reserve(self._attempt)  # job.sh's judge has files to write
+        Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: ("its script", f"process {self._body}")).start()
+        while self._lives():
+            if self._globs and not self._found:  # at once: a line's time is when it comes
+                self._find_elsewhere()
+            self._take_lines()
+            self._look()
+            time.sleep(_TURN_S)
+        self._heart.enter(LEAVING)
+        self._find_elsewhere()
+        until = time.monotonic() + _LAST_LINES_S
+        while _prints_last_lines(self._body) and time.monotonic() < until:
+            self._take_lines()
+            time.sleep(_TURN_S)
+        self._take_lines()
+        self._log.keep_loss(0.0)
+        with contextlib.suppress(RunFolderError):
+            said = said_by(self._lines)
+            write_said(self._attempt, 0, replace(said, failed=said.failed or self._trained_elsewhere()))
+        release_reserve(self._attempt)
+        while self._hangs:  # the watchdog's thread ends this process
+            threading.Event().wait()
+        (self._attempt.folder / ".followed").touch()
+
+    def _lives(self) -> bool:
+        # A process that has ended stays in /proc until job.sh has waited for it.
+        try:
+            return start_time(self._body) == self._began and stat_of(self._body)[0] not in "ZX"
+        except (OSError, IndexError):
+            return False
+
+    def _trained_elsewhere(self) -> End | None:
+        """The end of a script here that queued a job in place of training: some do if SLURM_JOB_ID is not set."""
+        if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
+            return None
+        found = None
+        with contextlib.suppress(OSError):
+            data = (self._run.path / "slurm_script").read_bytes()
+            found = submits_again(Path(self._command.script or "slurm_script"), data)
+        if found is None or not (self._queued or found[1]):
+            return None
+        what = (
+            f"the script queued job {self._queued[1]}"
+            if self._queued
+            else f"line {found[0]} of the script calls sbatch"
+        )
+        return End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
+
+    # --- its output
+
+    def _take_lines(self) -> None:
+        lines = [line for file in self._files for line in file.lines()]
+        self._log.take(*lines)
+        for line in lines:
+            self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
+        for log, copy in self._copies:
+            copy_more(log, copy)
+        if lines and self._heart.phase != LEAVING:
+            self._heart.heard()
+            count_steps(int(self._attempt.last_metrics().get("step") or 0), self._heart)
+
+    def _report_start(self) -> int:
+        """Writes trainer.json once, and returns the step after which the attempt continues."""
+        path = self._attempt.folder / "trainer.json"
+        if not path.exists():
+            gpus = list_gpus()
+            self._run.checkpoints.mkdir(exist_ok=True)
+            complete_run(self._run.path, self._resolved)
+            # The script may have saved before this process began.
+            began = float(self._attempt.started().get("started") or math.inf)
+            checkpoint = newest_checkpoint(self._run, self._command, until=began)
+            if self._command.checkpoints is None:
+                step = saved_step(self._run, self._command)
+            else:
+                step = checkpoint_step(self._run, self._command, checkpoint) if checkpoint else 0
+            start = {
+                "device": gpus[0]["name"] if gpus else None,
+                "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
+                "resumed_step": step,
+                "resumed_from": checkpoint and str(checkpoint),
+                "params": params(self._resolved),
+            }
+            write_once(path, json.dumps(start) + "\n")
+            self._attempt.folder.joinpath(ForeignLog.TRAINS).touch()
+        found = self._attempt.trainer().get("resumed_step")
+        return found if isinstance(found, int) and self._command.checkpoints is not None else 0
+
+    def _find_elsewhere(self) -> None:
+        """Follows the files to which the script sends its programs' output, and links them to the attempt."""
+        names = (glob.glob(each, root_dir=self._folder, recursive=True) for each in self._globs)
+        for path in (self._folder / name for name in itertools.chain.from_iterable(names)):
+            with contextlib.suppress(OSError, RunFolderError):
+                if path in self._found or not path.is_file() or path.stat().st_mtime < self._since:
+                    continue
+                earlier = any(path.resolve() in each.logs for each in self._run.attempts() if each != self._attempt)
+                self._files.append(Follower(path, path.stat().st_size if earlier else 0))
+                self._found.add(path)
+                self._attempt.elsewhere.mkdir(exist_ok=True)
+                (self._attempt.elsewhere / f"{len(self._found):03}").symlink_to(path.absolute())
+            if len(self._found) >= _MOST_FILES:
+                return
+
+    def _read_globs(self) -> list[str]:
+        try:
+            text = (self._run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return globs_of(text, os.environ, self._command.args)
+
+    # --- requests, and the time limit
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._looked + _LOOK_S:
+            return
+        self._looked = now
+        self._find_elsewhere()
+        if self._stop is None:
+            self._stop = self._reason()
+            if self._stop is not None:
+                with contextlib.suppress(RunFolderError):
+                    write_once(self._attempt.folder / "stop.json", json.dumps({"reason": self._stop}) + "\n")
+                self._heart.enter(LEAVING)
+                self._asked_at = now
+                self._ask_to_end()
+        elif now > self._asked_at + (self._resolved.job.signal_lead_s or _LEAD_S) and not self._killed:
+            # Ahead of the time limit nothing is killed: the limit itself does that.
+            self._killed = True
+            if self._stop != "walltime":
+                self._kill()
+
+    def _reason(self) -> str | None:
+        asked = set(self._inbox.look()) | limits_reached(
+            self._resolved, lambda: trained_s(self._run), self._attempt, self._heart.stopped_s
+        )
+        for name, reason in ((".limit", "walltime"), (".interrupt", "interrupted")):
+            if (self._attempt.folder / name).exists():
+                asked.add(reason)
+        return first_reason(asked)
+
+    def _ask_to_end(self) -> None:
+        """SIGTERM to the job's steps and to the programs that the script's shell has started; to the shell only if it
+        catches it, so that its lines after the training run."""
+        number = signal.SIGTERM
+        if self._command.stop_signal != "none":
+            number = signal.Signals[f"SIG{self._command.stop_signal}"]
+        targets = [(pid, started) for pid in to_signal(self._body, number) if (started := start_time(pid))]
+        job = os.environ.get("HPC_GPT_JOB")
+        if job:
+            line = ["scancel", "--quiet", f"--signal={number.name.removeprefix('SIG')}", job]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(line, timeout=20, check=False, capture_output=True)
+        for pid, started in targets:
+            send(pid, started, number)
+
+    def _kill(self) -> None:
+        began = start_time(self._body)
+        for pid, started in {**descendants(self._body), **({self._body: began} if began else {})}.items():
+            send(pid, started, signal.SIGKILL)
+
+    # --- hangs
+
+    def _leave(self, message: str) -> None:
+        """Ends a script that hangs. Runs on the watchdog's thread."""
+        self._hangs = True
+        print(message, flush=True)
+        stacks = "\n".join(stack_of(pid) for pid in (self._body, *descendants(self._body)))
+        with contextlib.suppress(RunFolderError, OSError):
+            self._attempt.stacks.mkdir(exist_ok=True)
+            write_once(self._attempt.stacks / "0.txt", stacks)
+        self._kill()
+        (self._attempt.folder / ".followed").touch()
+        os._exit(1)
+
+
+def to_signal(body: int, number: signal.Signals) -> list[int]:
+    """The processes that a request to end is for: the children of the script's shell, and in place of a subshell its
+    own; the shell itself, or a subshell, only if it catches the signal. srun is left out: Slurm signals its step."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            children.setdefault(int(stat_of(int(name))[1]), []).append(int(name))
+
+    def below(pid: int) -> list[int]:
+        found: list[int] = []
+        for child in children.get(pid, []):
+            name = _comm(child)
+            if name == "srun":
+                continue
+            if name in _SHELLS:
+                found += [*([child] if _catches(child, number) else []), *below(child)]
+            else:
+                found.append(child)
+        return found
+
+    return [*below(body), *([body] if _catches(body, number) else [])]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _prints_last_lines(body: int) -> bool:
+    """Whether an srun of the script's process group lives: it prints what ranks say after a signal to the job, which
+    has ended the script's shell."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(name)) == body and _comm(int(name)) == "srun":
+                return True
+    return False
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    found = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    return bool(found and int(found[1], 16) >> (number - 1) & 1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
+    attempt = run.attempt(int(arguments[1]))
+    try:
+        body = int((attempt.folder / "body").read_text(encoding="utf-8"))
+        ScriptWatch(run, attempt, body, Path(arguments[2])).follow()
+    except (UserError, OSError, ValueError) as fault:
+        print(f"the script is not followed: {fault}", file=sys.stderr, flush=True)
+        return 1
+    return 0

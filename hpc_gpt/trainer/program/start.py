@@ -1,0 +1,93 @@
+"""`python -ISs start.py PID RUN ATTEMPT MODE SCRIPT ARGUMENTS…`: becomes the script, as the scheduler would start it.
+
+PID is the job script's shell, whose own environment, as it was given, is the script's; on this machine that of its
+submitter. MODE is SLURM_OPEN_MODE as the script's own options have it, `-` for none. Makes the files of --output and
+--error first. A fault of that is printed, and the script starts.
+"""
+
+import contextlib
+import json
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.dont_write_bytecode = True  # -I does not read the variable
+sys.path.insert(0, next(str(folder.parent) for folder in Path(__file__).parents if folder.name == "hpc_gpt"))
+
+from hpc_gpt.core.slurm.environment import GIVEN, as_given  # noqa: E402
+from hpc_gpt.trainer.program.output_files import make_outputs  # noqa: E402
+
+
+def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, bytes]:
+    """The environment that the shell was given, with the run's three variables, and those of an array's element."""
+    found = as_given(Path(f"/proc/{pid}/environ").read_bytes())
+    found.pop(b"SLURM_OPEN_MODE", None)
+    if mode != "-":
+        found[b"SLURM_OPEN_MODE"] = mode.encode()
+    if b"SLURM_TASK_PID" in found:
+        found[b"SLURM_TASK_PID"] = b"%d" % os.getpid()
+    own = {"HPC_GPT_RUN": run, "HPC_GPT_ATTEMPT": attempt, "HPC_GPT_CHECKPOINTS": f"{run}/checkpoints"}
+    own |= _array(run) if GIVEN in os.environ else {}
+    return found | {name.encode(): os.fsencode(value) for name, value in own.items()}
+
+
+def _tables(path: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _array(run: str) -> dict[str, str]:
+    """The variables of an array's element on this machine; empty for another run."""
+    return dict(_tables(f"{run}/sweep.json").get("array") or {})
+
+
+def _job(resolved: Mapping[str, Any], run: str, environment: Mapping[bytes, bytes]) -> dict[str, str]:
+    """The variables by which output files are named; on this machine, where a job has none, of its process."""
+    if GIVEN not in os.environ:
+        return {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
+    name = resolved["job"].get("name") or Path(resolved["command"]["script"]).name
+    own = {"SLURM_JOB_ID": os.environ.get("SUBMITIT_LOCAL_JOB_ID", ""), "SLURM_JOB_NAME": name}
+    return {**own, "SLURMD_NODENAME": os.uname().nodename, **_array(run)}
+
+
+def _make_files(run: str, attempt: str, mode: str, environment: Mapping[bytes, bytes]) -> None:
+    resolved = _tables(f"{run}/resolved.json")
+    facts, job, here = resolved["script"], _job(resolved, run, environment), GIVEN in os.environ
+    default = None if here else "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in job else "slurm-%j.out"
+    appends = mode == "a" or (mode == "-" and os.environ.get("JOB_FILE_APPEND") == "1")
+    user = job.get("SLURM_JOB_USER") or pwd.getpwuid(os.getuid()).pw_name
+    make_outputs(Path(run, "attempts", attempt), facts["output"] or default, facts["error"], appends, job, user)
+
+
+def main() -> None:
+    pid, run, attempt, mode, script, *arguments = sys.argv[1:]
+    environment = environment_of(pid, run, attempt, mode)
+    if "HPC_GPT_REHEARSAL" not in os.environ:  # whose logs go
+        try:
+            _make_files(run, attempt, mode, environment)
+        except Exception as fault:
+            with contextlib.suppress(OSError):
+                print(f"note: no files of --output and --error: {fault!r}", flush=True)
+    with open(f"/proc/{pid}/status") as file:
+        ignored = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them from its start
+        if not ignored >> (number - 1) & 1:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # bash blocks some in a job of its own
+    try:
+        os.execve(script, [script, *arguments], environment)
+    except OSError as fault:
+        with open(script, "rb") as file:
+            line = file.readline().decode(errors="replace").strip()
+        sys.stderr.write(f"{line}: {fault.strerror}\n")
+        sys.exit(127 if isinstance(fault, FileNotFoundError) else 126)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A rank's number, and where the ranks of one machine meet. Needs no torch, which the rank of another program lacks."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.network import MEETING_S
+from hpc_gpt.core.runs.run_folder import Attempt
+
+_IDENTITIES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"),
+)
+
+
+@dataclass(frozen=True)
+class RankIdentity:
+    """`rank` of `size` ranks, and its number on its node. Of another program a rank is a task of the job."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The numbers by the names that DeepSpeed and torch's env:// rendezvous read."""
+        return {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)}
+
+    def check(self, tasks: int, layout: object) -> None:
+        """Raises LayoutError unless there are as many ranks as `tasks` of the layout."""
+        if self.size != tasks:
+            raise LayoutError(
+                f"{self.size} ranks were started, but layout {layout} has {tasks}",
+                "start one task for each GPU of the layout",
+            )
+
+
+def identify(environment: Mapping[str, str]) -> RankIdentity:
+    """Reads the rank's numbers from RANK, WORLD_SIZE and LOCAL_RANK, or else from Slurm's or submitit's variables.
+
+    Raises ConfigError if the environment has none of these.
+    """
+    for names in _IDENTITIES:
+        values = [environment.get(name, "") for name in names]
+        if all(value.isdigit() for value in values):
+            return RankIdentity(*map(int, values))
+    raise ConfigError(
+        "this process is not a rank of a run: RANK, WORLD_SIZE and LOCAL_RANK are not set",
+        "start runs with hpc-gpt submit, or sbatch job.sh",
+    )
+
+
+class AttemptOver(TimeoutError):
+    """The attempt ended before this rank met the others. `code` is the exit code of the rank that ended it, by
+    `ending.classify_exception`."""
+
+    def __init__(self, ended: str) -> None:
+        super().__init__(f"the attempt has ended as {ended}")
+        self.code = 2 if ended in ("data", "user_error") else 1
+
+
+def read_rendezvous(attempt: Attempt) -> tuple[str, str]:
+    """(host, port) that rank 0 writes to the attempt's `rendezvous` file. Raises TimeoutError if it does not."""
+    until = time.monotonic() + MEETING_S
+    while time.monotonic() < until:
+        if ended := attempt.ended():
+            raise AttemptOver(str(ended.get("ended")))
+        try:
+            host, port = attempt.rendezvous.read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            time.sleep(0.05)
+        else:
+            return host, port
+    raise TimeoutError(f"rank 0 has not written {attempt.rendezvous} in {MEETING_S} s")

@@ -1,0 +1,260 @@
+"""A reader of a stream, which tokenises its shards and cuts them into samples. Needs no torch.
+
+Seed and epoch give the order of its shards. Each shard is read in blocks of 256 samples, which are shuffled within the
+block. Neither depends on the number of readers. The rest at the end of a shard, less than a sample, is skipped.
+
+A reader may run in a process of its own, `python -m hpc_gpt.trainer.tokens.reader_process`, which the rank starts. The
+process gets its task as JSON on stdin. It answers on stdout in frames: the lengths of both parts, a JSON head, and the
+samples' bytes. The pipe lets it be one chunk ahead. It ends with its rank, in whatever way the rank ends, because its
+stdin is closed then.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.core.errors import DataError, UserError
+from hpc_gpt.trainer.tokens.sources import UnreadableFile, file_pieces
+from hpc_gpt.trainer.tokens.token_file import token_dtype
+from hpc_gpt.trainer.tokens.tokenizer import Tokenizer, open_tokenizer
+
+BLOCK = 256
+_FRAME = struct.Struct("<QQ")
+_LOOK_S = 2.0
+# Slurm and terminals send these to every process, but the reader must run as long as its rank.
+_RANKS_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP}
+
+# How often a shard was read to its end, and how many samples were taken since.
+StreamPlace = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ReaderTask:
+    """The shards that a reader reads, with the place in each, and how."""
+
+    folder: str
+    places: dict[str, StreamPlace]
+    tokenizer: str
+    seq: int
+    seed: int
+    skip: bool
+    begins: bool = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples of one shard from number `first` of an epoch on, unsigned [n, seq + 1]; n may be 0.
+
+    `ends`: the shard has no more samples in this epoch. `fault`: why it was left before its end, if it was.
+    """
+
+    shard: str
+    epoch: int
+    first: int
+    rows: NDArray[Any]
+    ends: bool
+    fault: str | None = None
+
+
+def read_chunks(task: ReaderTask) -> Iterator[Chunk]:
+    """Yields a reader's chunks without end. Raises DataError for a damaged shard, unless such shards are skipped."""
+    tokenizer = open_tokenizer(task.tokenizer, task.begins)
+    places = dict(task.places)
+    while True:
+        epoch = min(places.values())[0]
+        for shard in epoch_order(list(places), task.seed, epoch):
+            at, taken = places[shard]
+            if at == epoch:
+                yield from _shard_chunks(task, tokenizer, shard, epoch, taken)
+                places[shard] = epoch + 1, 0
+
+
+def epoch_order(shards: Sequence[str], seed: int, epoch: int) -> list[str]:
+    """The order of shards in an epoch. A subset of the shards has the same order."""
+    return sorted(shards, key=lambda shard: _digest(seed, epoch, shard))
+
+
+def read_windows(folder: Path, shards: Sequence[str], tokenizer: Tokenizer, seq: int, skip: bool) -> Iterator[Any]:
+    """Yields the samples of shards in their own order, [n, seq + 1] at a time, for evaluation."""
+    for shard in shards:
+        for _, windows, _, _ in _blocks(folder / shard, tokenizer, seq, skip):
+            yield windows
+
+
+def _shard_chunks(task: ReaderTask, tokenizer: Tokenizer, shard: str, epoch: int, taken: int) -> Iterator[Chunk]:
+    for first, windows, ends, fault in _blocks(Path(task.folder, shard), tokenizer, task.seq, task.skip):
+        count = len(windows)
+        if first + count <= taken and not ends:
+            continue
+        before = min(max(0, taken - first), count)
+        key = np.frombuffer(_digest(task.seed, epoch, shard, first), dtype="<u8")
+        # Raw words, because numpy keeps their stream from version to version.
+        order = np.argsort(np.random.Philox(key=key).random_raw(count), kind="stable")
+        yield Chunk(shard, epoch, first + before, windows[order[before:]], ends, fault)
+
+
+def _blocks(
+    path: Path, tokenizer: Tokenizer, seq: int, skip: bool
+) -> Iterator[tuple[int, NDArray[Any], bool, str | None]]:
+    """Yields (number of the first sample, samples [n, seq + 1] as a view, whether they are the last, fault)."""
+    dtype = token_dtype(tokenizer.vocab)
+    arrays, size, first, fault = [np.empty(0, dtype)], 0, 0, None
+    # A block is yielded when there is another sample after it, so the last block is known to be the last.
+    needed = (BLOCK + 1) * seq + 1
+    source = tokenizer.encode(file_pieces(path), str(path))
+    while True:
+        try:
+            array = next(source, None)
+        except DataError as error:
+            # What this machine cannot read now, another may: skipped by one of the ranks that read the same samples,
+            # it would give that one others from then on.
+            if not skip or isinstance(error, UnreadableFile):
+                raise
+            array, fault = None, str(error)
+        if array is not None:
+            arrays.append(array.astype(dtype, copy=False))
+            size += len(array)
+            if size < needed:
+                continue
+        tokens, start = np.concatenate(arrays), 0
+        while len(tokens) - start >= needed:
+            yield first, _windows(tokens[start:], BLOCK, seq), False, None
+            start += BLOCK * seq
+            first += BLOCK
+        if array is None:
+            yield first, _windows(tokens[start:], max(0, (len(tokens) - start - 1) // seq), seq), True, fault
+            return
+        arrays, size = [tokens[start:]], len(tokens) - start
+
+
+def _windows(tokens: NDArray[Any], count: int, seq: int) -> NDArray[Any]:
+    """The first `count` windows of seq + 1 tokens as a view; each shares one token with the next."""
+    if not count:
+        return np.empty((0, seq + 1), tokens.dtype)
+    return np.lib.stride_tricks.sliding_window_view(tokens[: count * seq + 1], seq + 1)[::seq]
+
+
+def _digest(seed: int, epoch: int, shard: str, block: int = -1) -> bytes:
+    key = f"{seed} {epoch} {block} {shard}".encode("utf-8", errors="surrogateescape")
+    return hashlib.blake2b(key, digest_size=16).digest()
+
+
+class ReaderProcess:
+    """The rank's side of a reader process: an iterator of chunks, like `read_chunks`."""
+
+    def __init__(self, task: ReaderTask) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment["TOKENIZERS_PARALLELISM"] = "false"
+        # The child inherits the blocked signals, so none can end it while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _RANKS_SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "hpc_gpt.trainer.tokens.reader_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self._answers: Any = self._process.stdout
+        # stdin stays open until the rank ends.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"parent": os.getpid(), **asdict(task)}).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        """Waits for the next chunk. Raises the reader's DataError, or RuntimeError if the reader ended otherwise."""
+        lengths = self._answers.read(_FRAME.size)
+        if len(lengths) == _FRAME.size:
+            head_size, body_size = _FRAME.unpack(lengths)
+            head, body = self._answers.read(head_size), self._answers.read(body_size)
+            if len(head) == head_size and len(body) == body_size:
+                return _chunk(json.loads(head), body)
+        code = self._process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        hint = "; was the memory of this machine used up?" if code == -signal.SIGKILL else ""
+        raise RuntimeError(f"data reader (process {self.pid}) {how}{hint}")
+
+    def close(self) -> None:
+        """Ends the process, and waits for it."""
+        self._process.kill()
+        self._process.wait()
+        for end in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                end.close()  # type: ignore[union-attr]
+
+
+def _chunk(head: dict[str, Any], body: bytes) -> Chunk:
+    if "failed" in head:
+        raise RuntimeError(f"data reader failed: {head['failed']}")
+    if "error" in head:
+        raise DataError(head["error"], head["hint"])
+    rows = np.frombuffer(body, dtype=head.pop("dtype")).reshape(head.pop("shape"))
+    return Chunk(rows=rows, **head)
+
+
+def main() -> None:
+    """The reader process."""
+    # What a library prints must not get between the frames.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    task = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not task:
+        os._exit(0)
+    threading.Thread(target=_leave_with, args=(task.pop("parent"),), daemon=True).start()
+    task["places"] = {shard: tuple(place) for shard, place in task["places"].items()}
+    try:
+        for chunk in read_chunks(ReaderTask(**task)):
+            rows = np.ascontiguousarray(chunk.rows)
+            head = {"shard": chunk.shard, "epoch": chunk.epoch, "first": chunk.first, "ends": chunk.ends}
+            head |= {"fault": chunk.fault, "dtype": rows.dtype.str, "shape": rows.shape}
+            _answer(answers, head, rows.data.cast("B") if rows.size else b"")
+    except BrokenPipeError:
+        pass
+    except UserError as error:
+        _answer(answers, {"error": str(error), "hint": error.hint})
+    except BaseException as error:
+        traceback.print_exc()
+        _answer(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
+    os._exit(0)
+
+
+def _answer(answers: BinaryIO, head: dict[str, Any], body: Any = b"") -> None:
+    text = json.dumps(head).encode()
+    answers.write(_FRAME.pack(len(text), len(body)) + text)
+    answers.write(body)
+    answers.flush()
+
+
+def _leave_with(parent: int) -> None:
+    """Ends this process with its parent: at the end of stdin, or if a copy of that pipe is still open and the parent
+    process changes."""
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOOK_S)
+        if (readable and not os.read(0, 4096)) or os.getppid() != parent:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The data of a run: their path, whether they fit the run, and how much of them it reads."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.settings.experiment import Data
+from hpc_gpt.core.settings.mixture import MIX
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.words import counted, show_short
+from hpc_gpt.trainer.tokens import megatron
+from hpc_gpt.trainer.tokens.build import (
+    STDLIB,
+    STDLIB_SHARDS,
+    build_stdlib,
+    build_stdlib_megatron,
+    build_stdlib_shards,
+    check_disk_space,
+    stdlib_length,
+    stdlib_path,
+)
+from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
+from hpc_gpt.trainer.tokens.megatron import check_tokens, open_megatron
+from hpc_gpt.trainer.tokens.order import mixture_order
+from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
+from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
+from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens
+from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
+
+# What was found in data whose reading takes long, by path: Megatron's index, the list of shards. The first rank of a
+# node looks, and the others take over what rank 0 has found.
+LookedUp = dict[str, Any]
+_T = TypeVar("_T")
+_STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
+
+
+def data_path(resolved: Resolved) -> Path | None:
+    """The token file, Megatron's prefix, or the shards that a run reads; None for random tokens and for a mixture.
+
+    A relative data.path is searched in the current folder, then in the data folder. To search first beside the file
+    that has the key, call `located` before.
+    """
+    data = resolved.data
+    if data.source in ("random", MIX):
+        return None
+    if is_stdlib(data):
+        return stdlib_path(_STDLIB_SUFFIXES[data.source])
+    if data.source == "megatron":
+        # The prefix itself is not a file.
+        return find_path(f"{data.path}.idx").with_suffix("")
+    return find_path(data.path or "")
+
+
+def is_stdlib(data: Data) -> bool:
+    return data.source == "stdlib" or (data.source in ("megatron", "stream") and data.path == STDLIB)
+
+
+def located(resolved: Resolved, beside: Path | None) -> Resolved:
+    """The settings with data.path, those of a mixture, and a tokenizer's file in `beside`, the folder of the file that
+    has data.path, if they are there."""
+    data = resolved.data
+    if beside is None:
+        return resolved
+    files = {key: file for key, file in _relative_files(data).items() if (beside / file).exists()}
+    found: dict[str, Any] = {key: str(beside / _value(data, key)) for key in files}
+    if data.mix is not None and found:
+        paths = {name: found.pop(f"mix.{name}.path", one.path) for name, one in data.mix.items()}
+        found["mix"] = {name: replace(one, path=paths[name]) for name, one in data.mix.items()}
+    return replace(resolved, data=replace(data, **found)) if found else resolved
+
+
+def check_beside(data: Data, beside: Path) -> Path | None:
+    """`beside` if data.path or a tokenizer's file is searched there, else None.
+
+    Raises DataError if both `beside` and the current folder have a file of that name: the user must choose one before
+    the run exists.
+    """
+    files = _relative_files(data)
+    for key, here in files.items():
+        there = beside / here
+        if there.exists() and here.exists() and not there.samefile(here):
+            raise DataError(
+                f"data.{key} {_value(data, key)} is ambiguous: {there}, beside the file with the key, and "
+                f"{here.absolute()}",
+                f"remove one, or give an absolute path: --set data.{key}=PATH",
+            )
+    return beside if files else None
+
+
+def _relative_files(data: Data) -> dict[str, Path]:
+    """{key: its file} of data.path, those of a mixture and data.tokenizer, as far as they name files by relative
+    paths."""
+    found: dict[str, Path] = {}
+    for key, one in ({"path": data} | {f"mix.{name}.path": each for name, each in _alone(data).items()}).items():
+        if one.path is not None and one.source != "random" and not is_stdlib(one):
+            found[key] = Path(f"{one.path}.idx" if one.source == "megatron" else one.path)
+    if Path(data.tokenizer).suffix == ".json":
+        found["tokenizer"] = Path(data.tokenizer)
+    return {key: path for key, path in found.items() if not path.expanduser().is_absolute()}
+
+
+def _value(data: Data, key: str) -> str:
+    """The value of one of these keys."""
+    _, _, name = key.removesuffix(".path").partition(".")
+    return str(_alone(data)[name].path if name else getattr(data, key))
+
+
+def _alone(data: Data) -> dict[str, Data]:
+    """{name: the data as if they were this source of the mixture alone}, by name; empty without a mixture."""
+    mix = data.mix or {}
+    return {name: replace(data, source=mix[name].source, path=mix[name].path, mix=None) for name in sorted(mix)}
+
+
+def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
+    """{name: the run as if it read this source of its mixture alone}, by name; empty without a mixture."""
+    return {name: replace(resolved, data=data) for name, data in _alone(resolved.data).items()}
+
+
+def ensure_data(
+    resolved: Resolved, make: bool = True, beside: Path | None = None, looked_up: LookedUp | None = None
+) -> Path | None:
+    """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
+
+    A relative data.path is searched in `beside` first. Data from the standard library's sources are made if they are
+    missing. Without `make` nothing is made, and what would be made is checked. Raises DataError if data are missing,
+    damaged, of a larger vocabulary than the model's or of another tokenizer than data.tokenizer, or too few for one
+    sample or for all readers; of a mixture also if its files have several tokenizers, or are read too often.
+    """
+    if resolved.data.mix is not None:
+        resolved = located(resolved, beside)
+        _check_one_tokenizer(resolved)
+        for alone in sources_alone(resolved).values():
+            ensure_data(alone, make, beside, looked_up)
+        _check_epochs(resolved)
+        return None
+    try:
+        return _ensure(located(resolved, beside), make, looked_up)
+    except DataError as fault:
+        here = _relative_files(resolved.data).get("path")
+        if here is None or not (places := places_searched(str(here), beside)):
+            raise
+        raise DataError(str(fault), f"{places}; {fault.hint}") from None
+
+
+def _check_one_tokenizer(resolved: Resolved) -> None:
+    """DataError if the token files of a mixture were made with different tokenizers."""
+    made: dict[str, str] = {}
+    for name, alone in sources_alone(resolved).items():
+        path = data_path(alone)
+        if alone.data.source == "tokens" and path is not None and path.is_file():
+            made[name] = open_tokens(path).tokenizer
+    first = next(iter(made), "")
+    for name, tokenizer in made.items():
+        if tokenizer != made[first]:
+            raise DataError(
+                f"the mixture's files are of different tokenizers: {first} of {made[first]}, {name} of {tokenizer}",
+                f"make {name} again with that of {first}: hpc-gpt data SOURCE -o FILE --tokenizer …",
+            )
+
+
+def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None) -> Path | None:
+    path = data_path(resolved)
+    end_token(resolved)
+    if path is None:
+        return None
+    data = resolved.data
+    if is_stdlib(data):
+        if data.source != "stream" and data.tokenizer != BYTE:
+            raise DataError(
+                f"data.tokenizer is {data.tokenizer}, but the standard library's sources use tokenizer byte",
+                f"hpc-gpt data stdlib -o FILE --tokenizer {data.tokenizer}, then data.path = FILE",
+            )
+        files = megatron.paths(path) if data.source == "megatron" else [path]
+        if not make and not all(file.exists() for file in files):
+            _check_vocab(resolved)
+            if data.source == "stream":
+                check_count(path, STDLIB_SHARDS, resolved)
+            else:
+                check_length(path, stdlib_length(), resolved)
+            check_disk_space(path)
+            return path
+        if data.source == "stream":
+            build_stdlib_shards()
+        elif data.source == "megatron":
+            build_stdlib_megatron()
+        else:
+            build_stdlib(path)
+    if data.source == "stream":
+        shards = open_shards(resolved, looked_up)
+        check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])
+        check_end_of_stream(resolved, shards.folder / shards.training[0])
+    else:
+        file = open_file(resolved, looked_up)
+        check_end_token(resolved, file.tokens, file.path)
+        if data.source == "megatron":
+            check_tokens(file)
+    return path
+
+
+def open_file(resolved: Resolved, looked_up: LookedUp | None = None) -> TokenFile:
+    """Opens the run's token file or Megatron's pair. Raises DataError if it is missing, damaged or does not fit."""
+    path, data = data_path(resolved), resolved.data
+    assert path is not None
+    if data.source == "megatron":
+        index = _once(looked_up, path, lambda: megatron.read_index(path))
+        file = open_megatron(path, resolved.model.vocab, index)
+        if data.tokenizer != BYTE:
+            _check_vocab(resolved)
+    else:
+        file = open_tokens(path, max_vocab=resolved.model.vocab)
+        check_tokenizer(file, data.tokenizer)
+    check_length(file.path, len(file.tokens), resolved)
+    return file
+
+
+def open_shards(resolved: Resolved, looked_up: LookedUp | None = None) -> ShardSet:
+    """Lists the run's shards. Raises DataError if they are missing, too few, or of a vocabulary above the model's."""
+    path = data_path(resolved)
+    assert path is not None
+    _check_vocab(resolved)
+    return _once(looked_up, path, lambda: list_shards(path, resolved))
+
+
+def _once(looked_up: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
+    """What was looked up at the path before, else what `read` gives, which is added to it."""
+    known = {} if looked_up is None else looked_up
+    if str(path) not in known:
+        known[str(path)] = read()
+    value: _T = known[str(path)]
+    return value
+
+
+def check_tokenizer(file: TokenFile, wanted: str) -> None:
+    """Raises DataError unless a token file was made with tokenizer `wanted`, and has its table if that is char."""
+    kind = file.tokenizer.partition(":")[0]
+    if not (wanted == kind == CHAR or tokenizer_name(wanted) == file.tokenizer):
+        raise DataError(
+            f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {wanted}",
+            f"set data.tokenizer = {_described(file.tokenizer)}, or make the file again: "
+            f"hpc-gpt data SOURCE -o FILE --tokenizer {wanted}",
+        )
+    if kind == CHAR:
+        check_table(file.path, file.tokenizer)
+
+
+def _described(tokenizer: str) -> str:
+    """What describes a token file's tokenizer: of a tokenizer.json the file has only a checksum."""
+    kind = tokenizer.partition(":")[0]
+    return CHAR if kind == CHAR else "the tokenizer.json it was made with" if kind == "json" else tokenizer
+
+
+def _check_vocab(resolved: Resolved) -> None:
+    data, wanted = resolved.data, resolved.data.tokenizer
+    tokenizer = open_tokenizer(wanted, data.begin_token)
+    if tokenizer.vocab > resolved.model.vocab:
+        raise DataError(
+            f"tokenizer {wanted} has a vocabulary of {tokenizer.vocab}, but the model's is {resolved.model.vocab}",
+            f"set model.vocab = {tokenizer.vocab}, or another data.tokenizer",
+        )
+
+
+class SourceUse(NamedTuple):
+    """What a run reads of a source of its mixture: `samples` in all its steps, of `size` samples of training."""
+
+    path: Path
+    samples: int
+    size: int
+
+    @property
+    def epochs(self) -> float:
+        return self.samples / self.size
+
+
+def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
+    """{name: what a run reads of this source of its mixture}. Raises DataError as `open_file` does."""
+    found = {}
+    samples = mixture_order(resolved).counts(resolved.data_steps * resolved.batch.global_batch)
+    for name, alone in sources_alone(resolved).items():
+        path = data_path(alone)
+        assert path is not None
+        file = file_if_made(alone, path)
+        count = stdlib_length() if file is None else len(file.tokens)
+        size = (split_tokens(count, alone.data.eval_fraction) - 1) // alone.model.seq
+        found[name] = SourceUse(path, samples[name], size)
+    return found
+
+
+def _check_epochs(resolved: Resolved) -> None:
+    limit = resolved.data.max_epochs
+    often = {name: use for name, use in mixture_use(resolved).items() if 0 < limit < use.epochs}
+    if often:
+        seq = resolved.model.seq
+        uses = [
+            f"{name} {show_short(use.epochs)} times, {use.samples * seq:,} of {use.size * seq:,} tokens"
+            for name, use in often.items()
+        ]
+        raise DataError(
+            f"{counted(resolved.data_steps, 'step')} read more of the mixture than data.max_epochs = {limit:g} times: "
+            f"{'; '.join(uses)}",
+            "give it a smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit",
+        )
+
+
+def split_tokens(count: int, eval_fraction: float) -> int:
+    """The number of tokens for training; the last `eval_fraction` of the file is for evaluation."""
+    return count - int(count * eval_fraction)
+
+
+def check_length(path: Path, count: int, resolved: Resolved) -> None:
+    """Raises DataError if the training part of `count` tokens, or the evaluation part if it is used, is shorter than
+    one sample of seq + 1."""
+    seq, fraction = resolved.model.seq, resolved.data.eval_fraction
+    training = split_tokens(count, fraction)
+    evaluation = count - training
+    if training < seq + 1:
+        raise DataError(
+            f"{path} has {training} tokens to train on ({count} less {evaluation} for evaluation), but one sample "
+            f"needs seq + 1 = {seq + 1}",
+            "give more text, or a shorter model.seq",
+        )
+    if resolved.train.eval_every and evaluation < seq + 1:
+        raise DataError(
+            f"{path} has {evaluation} tokens for evaluation ({fraction} of {count}), but one sample needs "
+            f"seq + 1 = {seq + 1}",
+            f"set data.eval_fraction to {fraction_for(seq + 1, count):.6g} or more, or train.eval_every = 0",
+        )
+
+
+def file_if_made(resolved: Resolved, path: Path) -> TokenFile | None:
+    """The run's token file or Megatron's pair; None for data of the standard library that are not made yet."""
+    files = megatron.paths(path) if resolved.data.source == "megatron" else (path,)
+    return open_file(resolved) if all(file.exists() for file in files) else None

@@ -1,0 +1,148 @@
+"""The token file: a header of 128 bytes, then one unsigned integer a token, little-endian.
+
+    offset  bytes  what
+         0      8  magic "HPCGPTTK"
+         8      4  version of this format, 1
+        12      4  bytes a token, 2 or 4
+        16      4  vocabulary: every token is below it
+        24      8  number of tokens
+        32     32  the tokenizer's name, UTF-8, filled up with zeros
+        64     32  SHA-256 of the tokens' bytes
+
+The header is a multiple of 64 bytes, so the tokens of a mapped file start on a cache line.
+"""
+
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.files import aside, give_name, sync
+
+MAGIC = b"HPCGPTTK"
+VERSION = 1
+HEADER = struct.Struct("<8sIII4xQ32s32s32x")
+assert HEADER.size % 64 == 0
+_DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+# So many tokens of a file are searched before a run, so many at once.
+LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
+_REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A mapped token file.
+
+    `tokens` has shape [count] and is read-only; `sha` is the SHA-256 of its bytes, in hex, from the header.
+    """
+
+    path: Path
+    tokens: NDArray[Any]
+    vocab: int
+    tokenizer: str
+    sha: str
+
+
+def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yields (start, tokens) of the parts of a file that are searched before a run: all of one of up to 2^28 tokens,
+    evenly spread parts of a larger one."""
+    count = len(tokens)
+    looks = -(-min(count, LOOK_TOKENS) // LOOK_AT_ONCE)
+    for number in range(looks):
+        start = number * LOOK_AT_ONCE if count <= LOOK_TOKENS else number * (count - LOOK_AT_ONCE) // (looks - 1)
+        yield start, tokens[start : start + LOOK_AT_ONCE]
+
+
+def token_dtype(vocab: int) -> np.dtype[Any]:
+    """The type of a token: 2 bytes for a vocabulary of up to 65536, else 4."""
+    return _DTYPES[2 if vocab <= 1 << 16 else 4]
+
+
+def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
+    """Maps a token file.
+
+    Raises DataError if it is missing, empty, not a token file, of another version or truncated, or if its vocabulary is
+    larger than `max_vocab`, the model's.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(HEADER.size)
+    except FileNotFoundError:
+        raise DataError(f"no token file {path}", "make it: hpc-gpt data SOURCE -o FILE, or mend data.path") from None
+    except OSError as fault:
+        raise DataError(f"cannot read {path}: {fault.strerror}", "give a token file that can be read") from None
+    if not size:
+        raise DataError(f"{path} is empty: 0 bytes", _REBUILD)
+    if head[: len(MAGIC)] != MAGIC[: len(head)]:
+        raise DataError(
+            f"{path} is not a token file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}",
+            f"if it is text, make one from it: hpc-gpt data {path.name} -o {path.stem}-1.tokens",
+        )
+    if len(head) < HEADER.size:
+        raise DataError(f"{path} is truncated: {len(head)} bytes, but the header alone has {HEADER.size}", _REBUILD)
+    _, version, width, vocab, count, name, sha = HEADER.unpack(head)
+    if version != VERSION or width not in _DTYPES:
+        raise DataError(
+            f"{path} is a token file of version {version} with {width} bytes a token; this version reads "
+            f"version {VERSION} with 2 or 4",
+            _REBUILD,
+        )
+    if not count:
+        raise DataError(f"{path} holds no tokens", "its source had no text; " + _REBUILD)
+    expected = HEADER.size + count * width
+    if size != expected:
+        raise DataError(
+            f"{path} is {'truncated' if size < expected else 'too long'}: {size} bytes, but {count} tokens of "
+            f"{width} bytes and a header of {HEADER.size} make {expected}",
+            _REBUILD,
+        )
+    tokenizer = name.rstrip(b"\0").decode("utf-8", errors="replace")
+    if max_vocab is not None and vocab > max_vocab:
+        raise DataError(
+            f"{path} has a vocabulary of {vocab} (tokenizer {tokenizer}), but the model's is {max_vocab}",
+            f"set model.vocab = {vocab}, or give a token file of another tokenizer",
+        )
+    tokens = np.memmap(path, dtype=_DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
+    return TokenFile(path, tokens, vocab, tokenizer, sha.hex())
+
+
+def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArray[Any]]) -> int:
+    """Writes a token file under a temporary name, renames it once it is complete, and returns the number of tokens;
+    without tokens nothing is left.
+
+    Never replaces a file: the second of two writers of one path gets FileExistsError. Raises ValueError for a token
+    outside the vocabulary.
+    """
+    name, dtype, sha, count = tokenizer.encode("utf-8"), token_dtype(vocab), hashlib.sha256(), 0
+    assert len(name) <= 32, f"the tokenizer's name has {len(name)} bytes, more than 32"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        # The parent is a file; the token file itself does not exist.
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
+    with aside(path) as written:
+        with open(written, "xb") as file:
+            file.write(bytes(HEADER.size))
+            for tokens in arrays:
+                if tokens.size and int(tokens.max()) >= vocab:
+                    raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {vocab}")
+                data = tokens.astype(dtype, copy=False).tobytes()
+                file.write(data)
+                sha.update(data)
+                count += tokens.size
+            file.seek(0)
+            file.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize, vocab, count, name, sha.digest()))
+        if count:
+            sync(written)
+            give_name(written, path)
+    return count

@@ -1,0 +1,349 @@
+"""The private names of torch and DeepSpeed that the trainer uses, each checked before it is used.
+
+Neither project promises to keep them. So every use is listed here with its names, and is checked when a run starts. If
+a name is missing, or the package is newer than the newest tested one, the trainer takes the plain path: the same
+results by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain
+path raises ConfigError if a name is missing.
+
+What uses torch's names is in `torch_private`; what uses DeepSpeed's in `deepspeed_setup`, `zero_step` and
+`checkpoints`.
+"""
+
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpc_gpt.core.errors import ConfigError
+
+# The versions of constraints.txt. The names below are those of these versions.
+TESTED = {"torch": "2.13.0", "deepspeed": "0.19.8"}
+# The newest ones with which the tests of model, engines and private parts passed, too (torch 2.15.0 on a CPU). A patch
+# release of that torch counts as tested.
+NEWEST = {"torch": "2.15", "deepspeed": "0.19.8"}
+
+_ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
+_PIPELINE_ENGINE = "deepspeed.runtime.pipe.engine.PipelineEngine"
+_BF16 = "deepspeed.runtime.bf16_optimizer"
+_ZERO_12 = "deepspeed.runtime.zero.stage_1_and_2"
+_ZERO_3 = "deepspeed.runtime.zero.stage3"
+_BF16_OPTIMIZER = f"{_BF16}.BF16_Optimizer"
+_ZERO_12_OPTIMIZER = f"{_ZERO_12}.DeepSpeedZeroOptimizer"
+_ZERO_3_OPTIMIZER = f"{_ZERO_3}.DeepSpeedZeroOptimizer_Stage3"
+_INIT = "deepspeed.runtime.zero.partition_parameters.Init"
+_UTILS = "deepspeed.runtime.utils"
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A purpose of some names of one package.
+
+    `parts` has the names by their owner, a module or a class, separated by spaces. A name in a class is a method of it,
+    or an attribute that its functions set. `plain` describes the plain path; empty if there is none.
+    """
+
+    package: Literal["torch", "deepspeed"]
+    purpose: str
+    parts: Mapping[str, str]
+    plain: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Every name as a dotted path from a module."""
+        return [f"{owner}.{name}" for owner, names in self.parts.items() for name in names.split()]
+
+
+ATTENTION = Use(
+    "torch", "asking which attention kernel it takes", {"torch": "_fused_sdp_choice"}, "the kernels are tried in turn"
+)
+LAST_QUERIES = Use(
+    "torch",
+    "causal attention of a sequence's last queries by the flash kernel",
+    {"torch": "_scaled_dot_product_flash_attention"},
+    "the kernels get a mask",
+)
+FOREACH = Use(
+    "torch",
+    "one kernel for many tensors",
+    {"torch": "_foreach_norm _foreach_div_ _foreach_add_ _foreach_copy_ _foreach_zero_"},
+    "one tensor is computed after the other",
+)
+FUSED = Use(
+    "torch",
+    "fused optimizers that clip or skip a step on the device",
+    {"torch.optim.Optimizer": "found_inf grad_scale"},
+    "the host waits for the norm of every step",
+)
+COALESCED = Use(
+    "torch",
+    "one all-reduce for the gradients of a bucket",
+    {"torch.distributed.ProcessGroup": "allreduce_coalesced"},
+    "each gradient has an all-reduce of its own",
+)
+SCALED = Use("torch", "train.matmul in FP8", {"torch": "_scaled_mm"})
+COMPILE_TIME = Use(
+    "torch",
+    "the time that compiling took",
+    {"torch._dynamo.utils": "calculate_time_spent"},
+    "compile_s is not measured",
+)
+KEPT_RESIDUALS = Use(
+    "torch",
+    "keeping residuals in a compiled model",
+    {
+        "torch._inductor.config": "joint_custom_post_pass",
+        "torch._inductor.custom_graph_pass": "CustomGraphPass",
+        "torch._functorch.partitioners": "CheckpointPolicy",
+    },
+    "Inductor chooses what it computes again",
+)
+WITHOUT_COMPILER = Use(
+    "torch",
+    "a start without the modules of torch.compile",
+    {"torch": "_disable_dynamo", "torch.optim.optimizer": "_use_grad_for_differentiable"},
+    "they are imported",
+)
+FLIGHT_RECORDER = Use(
+    "torch",
+    "the record of the last collectives after a hang",
+    {"torch._C._distributed_c10d": "_dump_fr_trace_json"},
+    "only NCCL's own record is read, and without NCCL none",
+)
+GROUP_TIMEOUT = Use(
+    "torch",
+    "one time limit for all process groups",
+    {"torch.distributed.distributed_c10d": "default_pg_timeout default_pg_nccl_timeout _get_default_timeout"},
+    "groups that DeepSpeed and FSDP make keep torch's limit, 10 minutes with NCCL",
+)
+FP32_BUFFERS = Use("torch", "buffers that stay in fp32 as DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
+
+# Functions that zero_step replaces during a step.
+_REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
+_WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
+STEP_WITHOUT_HOST_BF16 = Use(
+    "deepspeed",
+    "a step without waiting for the norm (ZeRO-1 in bf16)",
+    {
+        _BF16_OPTIMIZER: "step get_grads_for_norm clip_grad _global_grad_norm",
+        _BF16: "is_invalid_grad_norm",
+        _UTILS: _REPLACED,
+    },
+    _WAITS,
+)
+STEP_WITHOUT_HOST_12 = Use(
+    "deepspeed",
+    "a step without waiting for the norm (ZeRO-1 and ZeRO-2)",
+    {
+        _ZERO_12_OPTIMIZER: "step scaled_global_norm unscale_and_clip_grads check_grad_overflow clip_grad "
+        "_global_grad_norm averaged_gradients params_in_partition _zero_padding",
+        _ZERO_12: "is_invalid_grad_norm",
+        _UTILS: _REPLACED,
+    },
+    _WAITS,
+)
+STEP_WITHOUT_HOST_3 = Use(
+    "deepspeed",
+    "a step without waiting for the norm (ZeRO-3)",
+    {
+        _ZERO_3_OPTIMIZER: "step _get_norm_groups unscale_and_clip_grads clip_grad _global_grad_norm "
+        "averaged_gradients fp16_groups",
+        _ZERO_3: "is_invalid_grad_norm",
+        _UTILS: _REPLACED,
+    },
+    _WAITS,
+)
+ZERO_3_SUMS = Use(
+    "deepspeed",
+    "one buffer for ZeRO-3's gradients",
+    {
+        _ZERO_3_OPTIMIZER: "swap_optimizer offload_optimizer gradient_accumulation_dtype "
+        "master_weights_and_grads_dtype fp16_groups fp32_partitioned_groups_flat grad_partitions_flat_buffer "
+        "averaged_gradients _prepare_fp32_grad_for_sub_group __param_id_to_grad_partition partition_grads "
+        "micro_step_id is_gradient_accumulation_boundary _constant_buffered_norm2 norm_for_param_grads "
+        "get_param_id _get_param_partition_rank",
+        _INIT: "partition_numel ds_id ds_numel",
+    },
+    "gradients are kept a second time, 4 bytes a parameter",
+)
+PINNED = Use(
+    "deepspeed",
+    "pinning the host memory that stays",
+    {_ZERO_3_OPTIMIZER: "fp32_partitioned_groups_flat grad_partitions_flat_buffer param_groups_fp16_flat_cpu_memory"},
+    "DeepSpeed pins what it builds, by powers of two",
+)
+BUILT_IN_PARTS = Use(
+    "deepspeed",
+    "splitting a model over the ranks while it is built",
+    {_INIT: "_convert_to_zero_parameters", "deepspeed.comm": "broadcast"},
+    "every rank builds the whole model first",
+)
+LOGITS = Use(
+    "deepspeed",
+    "freeing a micro-batch's logits",
+    {_PIPELINE_ENGINE: "_INSTRUCTION_MAP pipe_buffers", "deepspeed.runtime.pipe.schedule": "ForwardPass"},
+    "the last stage keeps them until the next ones are there",
+)
+NO_REDUCTION = Use(
+    "deepspeed",
+    "no averaging over a single rank",
+    {_ENGINE: "enable_backward_allreduce", _PIPELINE_ENGINE: "pipeline_enable_backward_allreduce"},
+    "gradients are copied for it, 4 bytes a parameter",
+)
+CPU_SETUP = Use("deepspeed", "a CPU", {"deepspeed.ops": "__compatible_ops__"})
+PIPELINE = Use(
+    "deepspeed",
+    "engine deepspeed-3d",
+    {
+        "deepspeed.pipe.PipelineModule": "_partition_layers _set_bounds _synchronize_tied_weights _topo forward_funcs "
+        "tied_modules parts num_stages stage_id global_rank"
+    },
+)
+CHECKPOINTS = Use(
+    "deepspeed",
+    "saving and loading checkpoints",
+    {
+        _ENGINE: "checkpoint_engine _copy_recovery_script _get_ckpt_name _get_zero_ckpt_name basic_optimizer "
+        "global_steps global_samples skipped_steps"
+    },
+)
+# Of DeepSpeed's ZeRO optimizers by class.
+STATES = {
+    "BF16_Optimizer": Use(
+        "deepspeed",
+        "checkpoints of ZeRO-1 in bf16",
+        {_BF16_OPTIMIZER: "bf16_groups fp32_groups_flat_partition _hp_mapping"},
+    ),
+    "DeepSpeedZeroOptimizer": Use(
+        "deepspeed",
+        "checkpoints of ZeRO-1 and ZeRO-2, and steps that overflow while offloading",
+        {_ZERO_12_OPTIMIZER: "bit16_groups single_partition_of_fp32_groups _hp_mapping averaged_gradients"},
+    ),
+    "DeepSpeedZeroOptimizer_Stage3": Use(
+        "deepspeed",
+        "checkpoints of ZeRO-3",
+        {
+            _ZERO_3_OPTIMIZER: "fp16_groups fp16_partitioned_groups_flat fp32_partitioned_groups_flat "
+            "_reassign_or_swap_out_partitioned_parameters persistent_parameters _swappable_optimizer_subgroup "
+            "_optimizer_states_and_gradient_swap_in _optimizer_states_and_gradient_swap_out",
+            _INIT: "partition_numel ds_id ds_numel ds_shape ds_process_group",
+        },
+    ),
+}
+SPLIT_UPDATE = Use("deepspeed", "engine.offload_ratio below 1", {_ZERO_3_OPTIMIZER: "backup_optimizer optimizer"})
+
+
+@cache
+def can_use(use: Use) -> bool:
+    """Whether all names of the use exist and the package is not newer than the newest tested one.
+
+    If not, rank 0 prints one line on stderr, the first time.
+    """
+    version, newest = _version(use.package), NEWEST[use.package]
+    if lacking := missing(use):
+        why = f"{use.package} {version} lacks {', '.join(lacking)}"
+    elif _numbers(version)[: newest.count(".") + 1] > _numbers(newest)[: newest.count(".") + 1]:
+        why = f"{use.package} {version} is newer than {newest}, the newest tested, so {_listed(use.names)} is not used"
+    else:
+        return True
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        # On stderr, because deepspeed_setup.quiet discards stdout while DeepSpeed sets up.
+        print(f"note: {use.purpose}: {why}; plain path: {use.plain}", file=sys.stderr, flush=True)
+    return False
+
+
+def require(use: Use) -> None:
+    """Raises ConfigError if a name of a use without a plain path is missing."""
+    if lacking := missing(use):
+        raise ConfigError(
+            f"{use.package} {_version(use.package)} lacks {', '.join(lacking)}, which {use.purpose} needs",
+            f"install the tested version: pip install '{use.package}=={TESTED[use.package]}'",
+        )
+
+
+def check_torch() -> None:
+    """Checks the names of torch that every engine uses, so that the line on a plain path is printed at the start."""
+    for use in (ATTENTION, FOREACH, FUSED):
+        can_use(use)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises ConfigError if DeepSpeed's ZeRO optimizer lacks a name that checkpoints need."""
+    if use := STATES.get(type(optimizer).__name__):
+        require(use)
+
+
+def missing(use: Use) -> list[str]:
+    """The names of the use that do not exist."""
+    return [name for name in use.names if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    if name in FUSED.names:
+        return _fused_kernels_obey()
+    path, _, last = name.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    if isinstance(owner, type):
+        if last.startswith("__") and not last.endswith("__"):
+            last = f"_{owner.__name__}{last}"
+        return last in _names_in(owner)
+    return hasattr(owner, last)
+
+
+@cache
+def _names_in(kind: type) -> frozenset[str]:
+    """The names that a class and its bases define, and all names that their functions read or set."""
+    found: set[str] = set()
+    for each in kind.__mro__:
+        found |= vars(each).keys()
+        for value in vars(each).values():
+            # The closure of a decorator's wrapper has the function.
+            within = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+            for function in (inspect.unwrap(value), *within):
+                if isinstance(function, FunctionType):
+                    found |= {*function.__code__.co_names}
+    return frozenset(found)
+
+
+def _fused_kernels_obey() -> bool:
+    """Whether torch's fused kernels obey the attributes that `optimizer.instruct` sets, tried on one element."""
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        weight = nn.Parameter(torch.ones(1))
+        weight.grad = torch.full((1,), 8.0)
+        optimizer: Any = kind([weight], lr=0.5, weight_decay=0.0, fused=True)
+        optimizer.grad_scale, optimizer.found_inf = torch.full((), 8.0), torch.ones(())
+        optimizer.step()
+        if weight.item() != 1.0:
+            return False
+        optimizer.found_inf = torch.zeros(())
+        optimizer.step()
+        # A gradient of 8 divided by 8: SGD moves by lr, Adam's first moment is 1 - beta1.
+        moved = optimizer.state[weight]["exp_avg"] if kind is torch.optim.AdamW else weight.detach() / 5
+        if abs(moved.item() - 0.1) > 1e-6:
+            return False
+    return True
+
+
+def _version(package: str) -> str:
+    return str(getattr(sys.modules.get(package), "__version__", "?"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The three numbers of a release, without a suffix as in 2.14.0a0+git."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
