@@ -19,7 +19,7 @@ from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, LayoutError,
 from hpc_gpt.core.files import logs_dir
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
-from tests.test_imports import MODULES, imports_of, part_of
+from tests.test_imports import MODULES, imports_of, own_module, part_of
 
 SMALL = {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "layout.micro_batches": 1, "data.source": "random"}
 
@@ -75,7 +75,7 @@ def test_the_verbs_call_what_it_calls():
     does = {"launch", "watch", "report", "plan"}
 
     def used(path: Path) -> set[str]:
-        return {name for name, _ in imports_of(path) if name.split(".")[1:2] and name.split(".")[1] in does}
+        return {name for name, _ in imports_of(path) if part_of(own_module(name)) in does}
 
     by_verbs = set().union(*(used(path) for module, path in MODULES.items() if part_of(module) == "cli"))
     # Beside types: what turns the answer of another function into a value, and the end of a wait, which a verb prints.

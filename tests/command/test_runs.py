@@ -47,7 +47,7 @@ def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -
     wait_until(lambda: step(run) >= 13)
     kill(run, "loop.sh")
     status = ended(run)
-    assert (status.state, status.steps) == ("error", None)
+    assert (status.state, status.steps) == ("error", 30)  # the N of its lines
     killed = "was ended by SIGKILL, by hand or by the kernel's memory killer"
     assert status.cause == f"rank 0: bash loop.sh on {platform.node()} {killed}"
     why = hpc_gpt("why", run.run_id).stdout

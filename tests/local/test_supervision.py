@@ -14,7 +14,7 @@ from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import is_alive
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.launcher.launch.local.controller import RunController
-from hpc_gpt.launcher.launch.local.queue import start_here
+from hpc_gpt.launcher.launch.local.queue import QUEUE, start_here
 from hpc_gpt.launcher.watch.status import read_status
 from tests.around import events_of, named
 from tests.cli.command import hpc_gpt, in_process
@@ -151,7 +151,7 @@ def test_a_ctrl_c_at_the_start_leaves_a_run_to_be_cancelled(monkeypatch):
 
     class Interrupted(subprocess.Popen):
         def __init__(self, line, **options):
-            is_controller = "hpc_gpt.launcher.launch.local.queue" in line
+            is_controller = QUEUE in line
             super().__init__(["sleep", "300"] if is_controller else line, **options)
             if is_controller:
                 signal.raise_signal(signal.SIGINT)

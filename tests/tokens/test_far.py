@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hpc_gpt.trainer.tokens.mixture import MixtureOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.trainer.tokens import megatron
-from hpc_gpt.trainer.tokens.order import micro_batch_numbers, permute, sample_position
+from hpc_gpt.trainer.tokens.order import MixtureOrder, micro_batch_numbers, permute, sample_position
 from hpc_gpt.trainer.tokens.samples import FileSamples, MixtureSamples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, ShardStream, list_shards
 from hpc_gpt.trainer.tokens.token_file import HEADER, MAGIC, TokenFile, open_tokens

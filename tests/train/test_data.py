@@ -121,7 +121,7 @@ def test_the_trainer_looks_beside_the_file_that_stated_the_path(tokens, tmp_path
     monkeypatch.chdir(tmp_path / "job")
     Path(tokens.name).write_text("no tokens")
     trainer = Trainer(RunFolder(tmp_path), None, SimpleNamespace(local_rank=0), None)
-    ranks: Any = SimpleNamespace(barrier=lambda: None, broadcast=lambda value: value)
+    ranks: Any = SimpleNamespace(is_first=True, barrier=lambda: None, broadcast=lambda value: value)
     relative = settings(Path(tokens.name), {"tp": 1, "pp": 1, "dp": 1})
     wanted = open_samples(settings(tokens, {"tp": 1, "pp": 1, "dp": 1}))
     found, samples = trainer._open_data(relative, ranks)

@@ -44,7 +44,7 @@ def end_of(run: RunFolder, attempt: Attempt, number: signal.Signals) -> tuple[st
     """(class, whether the job goes back to the queue) of an attempt that gets a signal at its start."""
     signals = Signals()
     signals.receive(number)
-    assert Trainer(run, attempt, RankIdentity(0, 1, 0), signals).train() == 0
+    assert Trainer(run, attempt, RankIdentity(0, 1, 0), signals).train(run.resolved()) == 0
     end = attempt.ended()
     return end["ended"], end["requeue"]
 

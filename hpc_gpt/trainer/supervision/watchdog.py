@@ -185,14 +185,15 @@ class Watchdog:
                 write_heartbeat(self._attempt.heartbeats, self._heartbeat(), others)
 
     def _gather(self) -> bool:
-        """Takes the heartbeats of the node's other ranks; returns whether one of them has written its stacks since."""
-        dumps = False
+        """Takes the heartbeats of the node's other ranks; returns whether one is a rank's first, or its first since it
+        wrote its stacks."""
+        is_news = False
         for line in self.mates.gather():
             if found := json_object(line):
-                before = self._others.get(found["rank"], (b"", False))[1]
+                before = self._others.get(found["rank"])
                 self._others[found["rank"]] = line, found["dumped"]
-                dumps |= found["dumped"] and not before
-        return dumps
+                is_news |= before is None or (found["dumped"] and not before[1])
+        return is_news
 
     def _open_c_dump(self) -> IO[bytes]:
         path = c_dump(self._attempt.heartbeats, self._rank)
