@@ -54,6 +54,7 @@ from hpc_gpt.core.slurm.clients import (
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import reason_text
 from hpc_gpt.launcher.watch.restarts import read_restarts
+from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} by Slurm; and that of each cluster, None if it did not answer.
@@ -301,8 +302,6 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = run_state.state.ended, _cause(run, run_state, jobs)
     if state == "unknown" and cause != NO_ANSWER and not attempts:
-        from hpc_gpt.reader.readers.runs.own_run import cause_before_attempts  # which has numpy
-
         before = cause_before_attempts(run, run_state.job_id)
         state, cause = (before.ended, before.text) if before else (state, cause)
     if cause != NO_ANSWER and (moved := moved_note(run_state)):

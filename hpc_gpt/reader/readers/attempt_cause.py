@@ -1,6 +1,8 @@
-"""The first cause in the logs of an attempt, for the judge of its end (`ends.decisions`)."""
+"""The first cause in the logs of an attempt, for the judge of its end (`ends.decisions`), and of a job without one."""
 
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
@@ -9,6 +11,9 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import NODE
 from hpc_gpt.core.slurm.directives import asks_for_gpus
 
+if TYPE_CHECKING:
+    from hpc_gpt.reader.readers.causes import Cause
+
 # srun's message if Slurm is busy or being restarted: no fault of the run.
 _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|confirm allocation)")
 # What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
@@ -16,6 +21,7 @@ _KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2
 _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
 # A longer log is not read.
 _MOST_BYTES = 32 << 20
+_JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 
 
 def nan_since(attempt: Attempt) -> str:
@@ -58,3 +64,19 @@ def read_cause(attempt: Attempt) -> End:
         return End("unknown", cause.text if _KILLED_CHILD.search(cause.text) else words)
     node = cause.failed_node
     return End(cause.ended, cause.text, node if node and NODE.fullmatch(node) else None)
+
+
+def cause_before_attempts(run: RunFolder, job_id: object) -> "Cause | None":
+    """Why a job ended that has made no attempt, by Slurm's own output of it; None if that does not say it."""
+    from hpc_gpt.reader.readers.causes import first_cause
+    from hpc_gpt.reader.readers.logs.read_log import read_log
+
+    outputs = job_output(run, job_id) if not run.attempts() else []
+    cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
+    return cause if cause.ended != "unknown" else None
+
+
+def job_output(run: RunFolder, job_id: object) -> list[Path]:
+    """Slurm's own output of a job, if there is one."""
+    known = isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)
+    return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []

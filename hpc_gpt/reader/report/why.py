@@ -24,11 +24,11 @@ from hpc_gpt.core.runs.work_archive import link_line, missing_in_copy
 from hpc_gpt.core.slurm.directives import asks_for_gpus
 from hpc_gpt.core.slurm.hosts import first_host
 from hpc_gpt.core.words import class_and_cause
+from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts, job_output
 from hpc_gpt.reader.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.reader.readers.logs import Failure, Part
 from hpc_gpt.reader.readers.logs.read_log import read_log
 from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.readers.runs.own_run import cause_before_attempts, job_output
 from hpc_gpt.reader.readers.runs.slurm_script import redirected
 from hpc_gpt.reader.report.gather import read_one
 from hpc_gpt.reader.report.log_lines import last_lines, lines_around

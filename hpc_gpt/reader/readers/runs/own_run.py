@@ -2,8 +2,6 @@
 
 import json
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +34,6 @@ from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.settings.sized import Sized, model_table, runs_program, unknown_figures
 from hpc_gpt.core.words import counted
-from hpc_gpt.reader.readers.causes import Cause, first_cause
-from hpc_gpt.reader.readers.logs.read_log import read_log
 from hpc_gpt.reader.readers.runs import RunRead, add_figures
 from hpc_gpt.reader.readers.runs.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.reader.readers.runs.draft import Draft
@@ -47,7 +43,6 @@ from hpc_gpt.reader.readers.steps import RULE, StepTable, StepTimes, steps_that_
 DIALECT = "hpc-gpt"
 _OVER = {*RETRIES} - {"unknown"}
 _NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # of our trainer, whose lines all have a loss
-_JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 
 
 def read_run(run: RunFolder) -> Record:
@@ -101,19 +96,6 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
     files = tuple(path for read in attempts for path in (read.attempt.metrics, *read.attempt.logs) if path.is_file())
     return RunRead(add_figures(record), steps, files=files, folder=run.path, is_settled=over)
-
-
-def cause_before_attempts(run: RunFolder, job_id: object) -> Cause | None:
-    """Why a job ended that has made no attempt, by Slurm's own output of it; None if that does not say it."""
-    outputs = job_output(run, job_id) if not run.attempts() else []
-    cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
-    return cause if cause.ended != "unknown" else None
-
-
-def job_output(run: RunFolder, job_id: object) -> list[Path]:
-    """Slurm's own output of a job, if there is one."""
-    known = isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)
-    return [path] if known and (path := run.path / f"slurm-{job_id}.out").is_file() else []
 
 
 def figures_asked(resolved: Sized) -> dict[str, Any]:
