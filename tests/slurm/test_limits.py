@@ -120,6 +120,7 @@ def test_a_sweep_beyond_an_array_is_several_under_one_name(narrow_launcher: Laun
             "requeued": "running", "e": "pending", "cancelled": "pending",
         }  # fmt: skip
         launcher.run("stop", jobs["requeued"].id)
+        jobs["e"].wait_end()
         jobs["cancelled"].wait_step(2)
         launcher.run("cancel", sweep, "--yes")
         jobs["cancelled"].wait("its end", lambda: launcher.state(jobs["cancelled"]) == "cancelled")
