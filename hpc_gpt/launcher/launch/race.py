@@ -236,8 +236,8 @@ def _race_run(
     asked = own.resolved
     on = tuple(event for event in asked.notify.on if event in ("ended", "failed"))
     notify = replace(asked.notify, on=on) if asked.notify.is_asked and on else Notify()
-    around = {**SERVICES, "notify": notify}
-    experiment: Experiment = replace(experiment_of(visit.resolved), **around, name=f"{file.name}-race")
+    services = {**SERVICES, "notify": notify}
+    experiment: Experiment = replace(experiment_of(visit.resolved), **services, name=f"{file.name}-race")
     named = asked.job.name if asked.job.name != asked.name else None
     job = {
         "job.name": named,
