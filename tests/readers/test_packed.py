@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_gpt.reader.readers.packed import PackedColumn, PackedColumns
@@ -34,6 +34,7 @@ def bits(values: np.ndarray) -> list[int]:
     return np.where(np.isnan(values), np.nan, values).view(np.int64).tolist()
 
 
+@example(blocks=[[-0.0], [0.0]])
 @given(blocks=BLOCKS)
 def test_what_was_packed_comes_back(blocks: list[list[float]]) -> None:
     values = np.array([value for block in blocks for value in block], np.float64)

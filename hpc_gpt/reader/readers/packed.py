@@ -49,7 +49,8 @@ class _Block:
             return None
         if self.rise and self.rows + other.rows > _MOST_ROWS:
             return None
-        continues = np.array([self.first + self.rows * self.rise, other.first])
+        # (A constant -0.0 plus nothing would be 0.0.)
+        continues = np.array([self.first + self.rows * self.rise if self.rise else self.first, other.first])
         return _Block(self.rows + other.rows, self.first, self.rise) if _are_equal(continues) else None
 
 
