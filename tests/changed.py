@@ -1,7 +1,7 @@
 """Which tests a change concerns: `make test CHANGED=main`, and of those marked gpu `make test-gpu CHANGED=main`.
 
 python -m tests.changed main          pytest's words for the tests that execute a line that differs from where this
-                                      branch left `main`, by the map of that commit (`make map`); what the map does not
+                                      branch left `main`, by the map (`make map`); what the map does not
                                       know goes by imports, and what those do not show is all of tests
 python -m tests.changed main --gpu    the files marked gpu, each that differs, or imports a module that does, directly
                                       or not; "none" without one
@@ -204,7 +204,7 @@ def main() -> int:
     except UnknownCommit as unknown:
         print(f"Error: {unknown}", file=sys.stderr)
         return 2
-    by = "imports: no map of that commit" if known is None else f"a map of {len(known.pieces)} pieces, and by imports"
+    by = "imports: there is no map" if known is None else f"a map of {len(known.pieces)} pieces, and by imports"
     all_of = "all tests" if files == {"tests"} else f"{len(tests):,} tests and {len(files)} files or folders of tests"
     if known is not None and not files:
         all_of += f" ({sum(known.seconds[test] for test in tests):.0f} s, one after the other)"

@@ -16,7 +16,7 @@ import sysconfig
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -90,41 +90,85 @@ def commit_of(tree: Path = ROOT, name: str = "HEAD") -> str:
 
 
 def map_of(commit: str = "") -> Map | None:
-    """The pieces that were recorded of the commit's program, the working tree's without one; None if there are none."""
-    same = [path for path in MAPS.glob("*/*.json") if _same(path.parent.name, commit)]
-    newest = {path.name: path for path in sorted(same, key=lambda path: path.stat().st_mtime)}
-    return read_map(newest.values()) if newest else None
+    """What was recorded last of each piece, with lines as the commit's program has them, the working tree's without
+    one; None if there is none. A line that differs since has the tests of what it replaces, or of those around it."""
+    newest = {path.name: path for path in sorted(MAPS.glob("*/*.json"), key=lambda path: path.stat().st_mtime)}
+    with_moves = {path: moves for path in newest.values() if (moves := _moves(path.parent.name, commit)) is not None}
+    return read_map(with_moves) if with_moves else None
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)
 
 
 @cache
 def _same(one: str, other: str, *paths: str) -> bool:
     """Whether two commits have the same program, and the same of `paths`; the working tree if `other` is empty."""
-    words = [
-        "git",
-        "-C",
-        str(ROOT),
-        "diff",
-        "--quiet",
-        one,
-        *filter(None, [other]),
-        "--",
-        "hpc_gpt",
-        "templates",
-        *paths,
-    ]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    changed = _git("diff", "--quiet", one, *filter(None, [other]), "--", "hpc_gpt", "templates", *paths)
+    return changed.returncode == 0
 
 
-def read_map(files: Iterable[Path]) -> Map:
-    """The map of these pieces."""
+@dataclass
+class Move:
+    """Where a file is now, none if it is gone, and (first line, count, first line now, count now) of what differs."""
+
+    name: str
+    hunks: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def lines(self, lines: set[int]) -> set[int]:
+        """Where the lines are now."""
+        found, rest, shift = set[int](), lines, 0
+        for first, count, now, count_now in self.hunks:
+            # What came in between two lines stands after `first`; what went out, now after `now`.
+            start, start_now = first + (count == 0), now + (count_now == 0)
+            found |= {line + shift for line in rest if line < start}
+            if not lines.isdisjoint(range(start, start + count) if count else (first, first + 1)):
+                found |= set(range(start_now, start_now + count_now))
+            rest = {line for line in rest if line >= start + count}
+            shift = start_now + count_now - start - count
+        return found | {line + shift for line in rest}
+
+
+@cache
+def _moves(one: str, other: str) -> dict[str, Move] | None:
+    """{file of one commit: where it is in the other} of those that differ; None if `one` is no commit here."""
+    done = _git(*DIFF, one, *filter(None, [other]), "--", "hpc_gpt", "templates")
+    return None if done.returncode else moves_of(done.stdout)
+
+
+DIFF = ("diff", "-U0", "-M", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
+_HEAD = re.compile(
+    r"^diff --git a/(.*) b/(.*)$|^(deleted) file|^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE
+)
+
+
+def moves_of(diff: str) -> dict[str, Move]:
+    """Of what `git diff -U0 -M` prints."""
+    found, move = {}, Move("")
+    for old, new, deleted, *hunk in _HEAD.findall(diff):
+        if old:
+            move = found[old] = Move(new)
+        elif deleted:
+            move.name = ""
+        else:
+            first, count, now, count_now = (int(number or 1) for number in hunk)
+            move.hunks.append((first, count, now, count_now))
+    return found
+
+
+def read_map(pieces: Mapping[Path, dict[str, Move]]) -> Map:
+    """The map of these pieces, with what has moved since each was recorded."""
     found = Map()
-    for path in files:
+    for path, moves in pieces.items():
         piece = json.loads(path.read_text(encoding="utf-8"))
         found.pieces.add(piece["piece"])
-        found.seconds |= piece["seconds"]
+        there = {file for file in {test.partition("::")[0] for test in piece["seconds"]} if (ROOT / file).exists()}
+        found.seconds |= {test: each for test, each in piece["seconds"].items() if test.partition("::")[0] in there}
         for file, tests in piece["lines"].items():
+            move = moves.get(file, Move(file))
             for test, runs in tests.items():
-                found.lines[file].setdefault(test, set()).update(_unpacked(runs))
+                found.lines[move.name].setdefault(test, set()).update(move.lines(set(_unpacked(runs))))
+    found.lines.pop("", None)  # of files that are gone
     return found
 
 

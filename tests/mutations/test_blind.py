@@ -1,19 +1,25 @@
 """Faults that nobody has chosen: what is drawn, which tests are chosen for one, and what is said of it."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import coverage
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests import examples
 from tests.conftest import REPOSITORY
 from tests.mutations import blind
+from tests.mutations import map as map_module
 from tests.mutations.draw import Drawn, draw, files_of, lines_of
-from tests.mutations.map import Map
+from tests.mutations.map import DIFF, Map, Move, map_of, moves_of
 from tests.mutations.python_faults import changes_of_python, is_grammatical, lines_of_functions
 from tests.mutations.shell_faults import changes_of_shell
 
@@ -178,6 +184,80 @@ def test_a_tables_fault_has_its_packages_tests_nearest_first(tmp_path: Path) -> 
     ]  # fmt: skip
     assert blind.choose(table, known, 6.5, tmp_path).left == 1
     assert blind.choose(called, known, 6.5, tmp_path).tests is None
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.data())
+@settings(max_examples=examples(50), deadline=None)
+def test_lines_of_a_map_move_with_the_program(each: list[int], data: st.DataObject) -> None:
+    """What stays has its tests, what came has those of what it replaces or of the lines around it."""
+    old = [f"line {number}" for number in range(len(each))]
+    new = [
+        text
+        for text, fate in zip(old, each, strict=True)
+        for text in {0: [], 1: ["x", text], 2: ["y"]}.get(fate, [text])
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        for file, lines in (("a", old), ("b", new)):
+            Path(name, file).write_text("".join(f"{line}\n" for line in lines))
+        done = subprocess.run(
+            ["git", *DIFF, "--no-index", "a", "b"], cwd=name, capture_output=True, text=True, check=False
+        )
+    move = moves_of(done.stdout).get("a", Move("b"))
+    assert move.name == "b"
+    kept = {line for line, text in enumerate(old, 1) if text in new}
+    chosen = data.draw(st.sets(st.sampled_from(sorted(kept)))) if kept else set()
+    moved = move.lines(chosen)
+    assert {new.index(old[line - 1]) + 1 for line in chosen} <= moved
+    others = {line for line, text in enumerate(new, 1) if text in old and old.index(text) + 1 not in chosen}
+    assert moved.isdisjoint(others)
+    for place, text in enumerate(new[1:-1], 1):
+        around = [old.index(each) + 1 for each in (new[place - 1], new[place + 1]) if each in old]
+        if text == "x" and len(around) == 2 and around[1] == around[0] + 1:
+            assert all(place + 1 in move.lines({line}) for line in around)
+    replaced = {line for line, text in enumerate(old, 1) if text not in new}
+    if "y" in new:
+        assert "y" in {new[line - 1] for line in move.lines(replaced)}
+
+
+def test_a_piece_of_another_commit_counts_where_its_lines_are_now(tmp_path: Path, monkeypatch) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def commit() -> str:
+        git("add", "-A")
+        git("-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a")
+        return git("rev-parse", "HEAD")[:12]
+
+    monkeypatch.setattr(map_module, "ROOT", tmp_path)
+    monkeypatch.setattr(map_module, "MAPS", tmp_path / ".map")
+    git("init", "-q")
+    files = {"hpc_gpt/a.py": SOURCE, "hpc_gpt/gone.py": SOURCE, "tests/test_a.py": TESTS, ".gitignore": ".map"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first = commit()
+    seconds = {"tests/test_a.py::test_b": 1.0, "tests/test_gone.py::test_c": 1.0}
+    lines = {name: {"tests/test_a.py::test_b": [8, 9]} for name in ("hpc_gpt/a.py", "hpc_gpt/gone.py")}
+    for name, of in ((first, seconds), ("0123456789ab", {"tests/test_a.py::unknown": 1.0})):
+        (tmp_path / ".map" / name).mkdir(parents=True)
+        piece = {"piece": f"tests/{name}", "seconds": of, "lines": lines}
+        (tmp_path / ".map" / name / f"{name}.json").write_text(json.dumps(piece))
+    git("mv", "hpc_gpt/a.py", "hpc_gpt/b.py")
+    git("rm", "-q", "hpc_gpt/gone.py")
+    (tmp_path / "hpc_gpt/b.py").write_text(SOURCE.replace("LIMIT = 3", "LIMIT = 3\nOTHER = 4"))
+    second = commit()
+    map_module._moves.cache_clear()
+    known = map_of(second)
+    assert known is not None
+    assert (known.seconds, known.lines) == (
+        {"tests/test_a.py::test_b": 1.0},
+        {"hpc_gpt/b.py": {"tests/test_a.py::test_b": {9, 10}}},
+    )
+    was = map_of(first)
+    assert was is not None
+    assert set(was.lines) == {"hpc_gpt/a.py", "hpc_gpt/gone.py"}
 
 
 def test_a_fault_that_changes_nothing_can_still_be_made() -> None:
