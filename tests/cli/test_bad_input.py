@@ -48,9 +48,10 @@ def test_a_run_whose_token_file_is_not_here_is_not_started_again(own_folders):
     assert not run.submissions()
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
 @pytest.mark.parametrize("logs", ["/proc/runs", "/dev/null/runs"])
-def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, tmp_path):
-    arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random")
+def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, dry):
+    arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random", *dry)
     assert logs in error_of(in_process(*arguments, environment={"HPC_GPT_LOGS": logs}, code=1))[0]
 
 

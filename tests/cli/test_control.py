@@ -15,7 +15,7 @@ from hpc_gpt.core.runs.requests import VERBS, RunRequest, answer, open_requests,
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
 from hpc_gpt.trainer.supervision.signals import Inbox
-from tests.cli.command import hpc_gpt, in_process, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
 
 
@@ -133,6 +133,8 @@ def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_p
     for verb in ("save", "requeue"):
         done = in_process(verb, run.run_id)
         assert (done.code, done.stderr) == (1, f"{run.run_id}: nothing to {verb}, it waits in the queue\n")
+    message, hint = error_of(in_process("shell", run.run_id, code=2))
+    assert (message, hint[:14]) == (f"run {run.run_id}: nothing to look into, it is pending", "hpc-gpt status")
 
 
 def test_of_several_runs_those_that_can_are_asked(running):

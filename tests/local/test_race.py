@@ -77,7 +77,8 @@ def race(tmp_path, rank_template):
 
     def submit(rows: str, *options: object, code: int = 0) -> tuple[RunFolder, str]:
         file = tmp_path / "tiny.toml"
-        file.write_text(FILE + "\n".join(f'"{row}" = {{}}' for row in rows.split()))
+        tables = {"never": '{ layout.pp = 8, impossible = "pp8 needs 8 GPUs" }'}
+        file.write_text(FILE + "\n".join(f'"{row}" = {tables.get(row, "{}")}' for row in rows.split()))
         words = ("submit", file, "--race", "--cluster", "local", "--template", rank_template(RANKS))
         done = hpc_gpt(*words, *options)
         assert done.code == code, done.stderr
@@ -105,10 +106,10 @@ def wait(what: Any) -> None:
 
 @pytest.mark.long
 def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path):
-    run, said = race("quick slow oom other hang", "--rounds", 2, "--wait")
+    run, said = race("quick slow oom other hang never", "--rounds", 2, "--wait")
     assert names_of(run) == ["quick", "slow", "oom", "other", "hang", "other", "hang", "quick"]
     page = page_of(run)
-    assert [record["ended"] for record in page["records"]] == ["done", "done", "gpu_memory", "done", "done"]
+    assert [record["ended"] for record in page["records"]] == ["done", "done", "gpu_memory", "done", "done", "refused"]
     notes = [row["note"] or "" for row in page["race"]["rows"]]
     assert "100% behind" in notes[1]
     assert "loss at step 1 is 1 from the median row's" in notes[3]
@@ -120,7 +121,9 @@ def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path)
     assert [run.run_id for run in [newest()]] == [json.loads(in_process("status", "--json").stdout)["runs"][0]["run"]]
     # The race is one run, and its rows by its name.
     assert in_process("report", logs_dir()).stdout.count("tiny-") == 1
-    assert "winner: quick" in in_process("report", run.run_id).stdout
+    shown = in_process("report", run.run_id).stdout
+    assert "winner: quick" in shown
+    assert "pp8 needs 8 GPUs" in shown
     compared = in_process("compare", f"{run.run_id}#1", f"{run.run_id}#2")
     assert compared.code == 0
     assert "both are of job" not in compared.stdout

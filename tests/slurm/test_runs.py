@@ -61,25 +61,15 @@ class Lost(NamedTuple):
     node: str
 
 
-def lose_a_node(teller: Teller, number: int, *settings: str) -> Lost:
-    job = teller.launcher.submit(*settings, *SAVED, **paused(13))
+@slow_story
+def lost_batch_host(teller: Teller) -> Lost:
+    """The node with the script dies; test_race has one without."""
+    job = teller.launcher.submit(*SINGLE, *SAVED, **paused(13))
     job.wait_paused()
-    victim = job.nodes()[number]
+    (victim,) = job.nodes()
     with teller.cluster.without_power(victim):
         job.wait_end()
     return Lost(job, victim)
-
-
-@slow_story
-def lost_batch_host(teller: Teller) -> Lost:
-    """The node with the script dies."""
-    return lose_a_node(teller, 0, *SINGLE)
-
-
-@slow_story
-def lost_other_node(teller: Teller) -> Lost:
-    """A node without the script dies."""
-    return lose_a_node(teller, 1, *PAIR)
 
 
 @story
@@ -342,20 +332,13 @@ def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -
         assert each.log.read_text().split() == [str(job.run.checkpoints / f"step-{each.step:08d}"), "1"]
 
 
-@pytest.mark.parametrize(
-    ("losing", "reference"),
-    [
-        pytest.param(lost_batch_host, single, id="batch host"),
-        # The other node's rank may still say a last word to its peer before the test has frozen it.
-        pytest.param(lost_other_node, pair, id="other node", marks=pytest.mark.long),
-    ],
-)
-def test_a_dead_node_requeues_and_resumes(launcher, told, losing, reference):
-    job, victim = told(losing)
+@pytest.mark.story(lost_batch_host, single)
+def test_a_dead_node_requeues_and_resumes(launcher: Launcher, told: Teller) -> None:
+    job, victim = told(lost_batch_host)
     assert job.ended() == ["node_failure", "done"], job.log()
     assert victim not in job.nodes()
     assert (job.restarts, job.history()) == (1, ["NODE_FAIL", "COMPLETED"])
     first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
     assert (first["ended"], first["failed_node"]) == ("node_failure", victim)
     assert min(job.metrics(2)) == 11, "it goes on from a periodic save"
-    assert job.losses() == told(reference).losses()
+    assert job.losses() == told(single).losses()
