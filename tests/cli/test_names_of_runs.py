@@ -82,8 +82,7 @@ def live_sweep():
 @pytest.mark.parametrize("verb", ACTS)
 def test_several_live_runs_are_listed_and_asked_for(verb):
     sweep = live_sweep()
-    done = in_process(verb, "table")
-    assert done.code == 2
+    done = in_process(verb, "table", code=2)
     lines = done.stderr.splitlines()
     assert [line.split()[0] for line in lines[:2]] == [run.run_id for run in sweep.runs]
     assert lines[2:] == [
@@ -91,7 +90,7 @@ def test_several_live_runs_are_listed_and_asked_for(verb):
         "",
         "hint: --yes takes them all; or name one",
     ]
-    assert in_process(verb, "table", "--json").code == 2
+    in_process(verb, "table", "--json", code=2)
     assert not any(run.cancelled_mark("queue").exists() for run in sweep.runs)
     code, shown = on_a_terminal("-m", "hpc_gpt", verb, "table", after=f"{verb} these 2? [y/N]", type_in="n\n")
     assert (code, f"{verb}: nothing was done" in shown) == (1, True)
@@ -103,6 +102,6 @@ def test_several_live_runs_are_listed_and_asked_for(verb):
 
 def test_one_live_run_of_several_is_not_asked_for():
     sweep = live_sweep()
-    assert in_process("cancel", sweep.runs[0].run_id).code == 0
-    assert in_process("cancel", "table").code == 0
+    in_process("cancel", sweep.runs[0].run_id, code=0)
+    in_process("cancel", "table", code=0)
     assert sweep.runs[1].cancelled_mark("queue").exists()

@@ -31,6 +31,7 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
+from tests.programs import ran
 
 FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/trainer/train/a.py": b"", "templates/b.j2": "é {{ c }}\n".encode()}
 
@@ -53,12 +54,7 @@ def cut_off(archive: Path) -> None:
 
 
 def test_the_archive_holds_every_file_git_has_of_the_package() -> None:
-    listed = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "ls-files", "-z", "hpc_gpt", "templates"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\0")
+    listed = ran("git", "-C", REPOSITORY, "ls-files", "-z", "hpc_gpt", "templates", code=0).stdout.split("\0")
     missing = {name for name in listed if name and (REPOSITORY / name).exists()} - set(code_files())
     assert not missing
     assert not [name for name in code_files() if "__pycache__" in name or name.endswith(".pyc")]

@@ -14,6 +14,7 @@ import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.around import around, curve, events_of
+from tests.programs import put
 from tests.slurm.launcher import Job, Launcher
 
 RECORD = """\
@@ -316,6 +317,7 @@ TWO_FILES = """\
 echo "all is well"
 srun python3 -c '
 import os
+from tests.programs import put
 if os.environ["SLURM_PROCID"] == "1":
     raise NameError("name batch is not defined")'
 """
@@ -427,9 +429,8 @@ echo "it was quick"
 
 @pytest.mark.long
 def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launcher) -> None:
-    python = launcher.folder / "slow-python"
-    python.write_text(f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
+    text = f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n'
+    python = put(launcher.folder / "slow-python", text)
     folder = folder_of(launcher, "short", train_slurm=LINKED.replace("latest", "short"))
     job = launcher.submit(
         "train.slurm", cwd=folder, HPC_GPT_CLUSTER="", HPC_GPT_EXPERIMENT="", HPC_GPT_PYTHON=str(python)

@@ -17,6 +17,7 @@ from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.run_folder import RunFolder, user_name
 from tests.processes import send
+from tests.programs import ran
 from tests.slurm.launcher import (
     ENDLESS,
     HELD,
@@ -146,9 +147,7 @@ def by_hand(teller: Teller) -> ByHand:
     (folder / "job.sh").write_text(script)
     environment = {key: text for key, text in teller.launcher.environment.items() if not key.startswith("HPC_GPT_")}
     environment["HPC_GPT_PYTHON"] = sys.executable
-    done = subprocess.run(
-        ["sbatch", "--parsable", "job.sh"], env=environment, cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = ran("sbatch", "--parsable", "job.sh", cwd=folder, env=environment, code=0)
     job_id = done.stdout.strip()
     job = Job(teller.cluster, RunFolder(folder / "logs" / "tiny" / job_id), job_id)
     job.wait_end()

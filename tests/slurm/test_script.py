@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.programs import put
 from tests.slurm.launcher import HELD, PAIR, PROFILE, SINGLE, STEPS, Job, Launcher, paused
 from tests.slurm.stories import Story, Teller, slow_story, story
 
@@ -45,18 +46,12 @@ exec "{python}" "$@"
 SPECIMENS = Path(__file__).parents[1] / "specimens"
 
 
-def command(path: Path, text: str) -> None:
-    """A command of the test's own."""
-    path.write_text(text)
-    path.chmod(0o755)
-
-
 @story
 def contained(teller: Teller) -> str:
     """The log of a run of two ranks in a container."""
     launcher = teller.launcher
     place = launcher.place("contained")
-    command(place / "apptainer", APPTAINER)
+    put(place / "apptainer", APPTAINER)
     container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
     site = f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n{container}'
     cluster = launcher.profile("container", f'python = "{sys.executable}"\n', site)
@@ -67,7 +62,7 @@ def contained(teller: Teller) -> str:
 def held_in_python(launcher: Launcher, name: str, text: str) -> tuple[Job, Path]:
     """A run of one rank whose Python the text is, once that has begun; and the folder that they share."""
     place = launcher.place(name)
-    command(place / "python", text.format(folder=place, python=sys.executable))
+    put(place / "python", text.format(folder=place, python=sys.executable))
     cluster = launcher.profile(name, f'python = "{place}/python"\n')
     asked = ("--cluster", cluster, *SINGLE, "--set", "train.steps=2")
     job = launcher.submit(*asked, HPC_GPT_PYTHON=f"{place}/python")

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.programs import put
 from tests.slurm.launcher import Job, Launcher
 from tests.slurm.test_job_scripts import folder_of, submit
 
@@ -68,8 +69,7 @@ def test_an_earlier_file_is_treated_as_open_mode_says(launcher: Launcher) -> Non
             words = [f"--open-mode={mode}"] if mode else []
             jobs[mode, way] = folder, submit(launcher, way, folder, *words, "train.slurm")
     site = launcher.place("again-site")
-    (site / "scontrol").write_text(SCONTROL.format(scontrol=shutil.which("scontrol")))
-    (site / "scontrol").chmod(0o755)
+    put(site / "scontrol", SCONTROL.format(scontrol=shutil.which("scontrol")))
     folder = folder_of(launcher, "again-site-submit", train_slurm=AGAIN)
     (folder / "out.txt").write_text("of an earlier job\n")
     own = {"PATH": f"{site}:{os.environ['PATH']}", "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}

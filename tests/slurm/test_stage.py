@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.programs import put
 from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job
 from tests.slurm.stories import Teller, story
 from tests.staged import make_archive
@@ -64,8 +65,7 @@ echo "export TMPDIR=$TMPDIR/$SLURMD_NODENAME"
 @story
 def eight_ranks(teller: Teller) -> Staged:
     """On two nodes, which are probed first, by the same Python."""
-    (prolog := teller.launcher.folder / "prolog").write_text(PROLOG)
-    prolog.chmod(0o755)
+    prolog = put(teller.launcher.folder / "prolog", PROLOG)
     site = Site(teller, "staged-eight", f'preflight = true\nsrun = ["--task-prolog={prolog}"]\n')
     job = teller.launcher.submit(*site.words, *EIGHT, *STEPS, **site.environment)
     job.wait_end()
