@@ -13,7 +13,7 @@ from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.launch.submission import check_submission
 from hpc_gpt.launcher.launch.sweep import queue_locally, write_sweep
 from tests.cli.command import in_process
-from tests.made_runs import make_run, metrics_line, with_attempt
+from tests.made_runs import make_run, metrics_line, unsubmitted_run, with_attempt
 from tests.runs.test_find import prepared
 from tests.terminal import on_a_terminal
 
@@ -105,3 +105,21 @@ def test_one_live_run_of_several_is_not_asked_for():
     in_process("cancel", sweep.runs[0].run_id, code=0)
     in_process("cancel", "table", code=0)
     assert sweep.runs[1].cancelled_mark("queue").exists()
+
+
+@pytest.mark.parametrize("verb", [("why",), ("verify",), ("logs", "--path")])
+def test_a_verb_that_looks_takes_the_newest_run(verb):
+    unsubmitted_run()
+    newest = unsubmitted_run()
+    newest.new_attempt().log.write_text("step 1\n")
+    done, named = in_process(*verb), in_process(*verb, newest.run_id)
+    assert done.stderr.splitlines()[0] == f"the newest run, {newest.run_id} of demo:"
+    assert (done.code, done.stdout) == (named.code, named.stdout)
+    assert done.stdout
+
+
+def test_a_logs_folder_that_is_not_there_is_said(tmp_path):
+    gone = {"HPC_GPT_LOGS": str(tmp_path / "gone")}
+    for verb in ("status", "report", "why"):
+        words = f"no runs under {tmp_path / 'gone'}, the folder of HPC_GPT_LOGS, which is not there"
+        assert words in in_process(verb, environment=gone).stderr, verb

@@ -10,7 +10,6 @@ import pytest
 from hpc_gpt import cli
 from tests.cli.command import error_of, hpc_gpt, in_process, planned, profile_of, resolved_of, without_slurm
 from tests.megatron_lm.checkout import make_checkout
-from tests.terminal import on_a_terminal
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
 PUBLISHED_RUN = ("--model", "48b", "--gpus", "64", *JEAN_ZAY)
@@ -233,19 +232,6 @@ def test_why_explains_a_layout_that_does_not_fit():
     assert "does not fit: " in done.stdout
     assert "time of a step" not in done.stdout
     assert not done.stderr
-
-
-@pytest.mark.parametrize("more", [(), ("--why", "tp4-pp16-dp1")], ids=["table", "why"])
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_a_terminal_gets_lines_that_fit_it(columns, more):
-    words = ["plan", *PUBLISHED_RUN, *more]
-    program = f"import os; os.environ['COLUMNS'] = '{columns}'; from hpc_gpt.cli import main; main({words!r})"
-    code, shown = on_a_terminal("-c", program, NO_COLOR="1")
-    assert code == 0
-    lines = [line for line in shown.splitlines() if not line.startswith("next: ")]
-    assert max(map(len, lines)) <= columns
-    assert "█" in shown or more or columns < 60, "bars go first, for GiB say as much"
-    assert "\x1b" not in shown
 
 
 def test_bars_are_ascii_where_nothing_else_can_be_shown():

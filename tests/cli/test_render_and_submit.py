@@ -138,11 +138,6 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
 
 
-def test_rendering_needs_no_slurm(tmp_path):
-    bare = without_slurm(tmp_path)
-    assert in_process("render", "demo", environment=bare).stdout == in_process("render", "demo").stdout
-
-
 def test_a_run_that_cannot_be_resumed_is_told_so_ahead():
     nvme = ["--engine", "deepspeed-zero", "--zero-stage", "3", "--tp", "1", "--pp", "1"]
     nvme += ["--set", "engine.offload=full", "--set", "engine.offload_path=/nvme"]

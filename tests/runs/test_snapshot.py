@@ -108,18 +108,18 @@ def import_from(code: Path) -> None:
 @pytest.mark.parametrize("link", [False, True])
 def test_a_cache_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path, link: bool) -> None:
     begin(tmp_path)
-    code, ran = unpack_code(tmp_path), tmp_path / "ran"
-    plant_cache(code, ran)
+    code, mark = unpack_code(tmp_path), tmp_path / "mark"
+    plant_cache(code, mark)
     import_from(code)
-    assert ran.exists(), "it would run"
-    ran.unlink()
+    assert mark.exists(), "it would run"
+    mark.unlink()
     if link:
         cache = code / "hpc_gpt" / "core" / "settings" / "__pycache__"
         cache.rename(tmp_path / "elsewhere")
         cache.symlink_to(tmp_path / "elsewhere")
     assert ready_code(tmp_path) == code
     import_from(code)
-    assert not ran.exists()
+    assert not mark.exists()
     assert len(list(tmp_path.glob("code.changed-*"))) == 1
     assert not list(code.rglob("__pycache__"))
 
