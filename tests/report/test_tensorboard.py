@@ -183,10 +183,7 @@ assert "torch" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(
-    ("package", "function"),
-    [("tensorboard", "write_events"), ("wandb", "write_offline_runs")],
-)
+@pytest.mark.parametrize(("package", "function"), [("tensorboard", "write_events"), ("wandb", "write_offline_runs")])
 def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, function):
     text = WITHOUT.format(package=package, function=function, folder=str(tmp_path))
     done = python("-c", text, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, code=0)
