@@ -40,6 +40,28 @@ def unsubmitted_run(cluster: str = "local", **overrides) -> RunFolder:
     return make_run(logs_dir(), cluster, submit=False, **overrides)
 
 
+def a_run(
+    steps: int | None = 1,
+    ended: str | None = "done",
+    *,
+    saved: Collection[int] = (),
+    damaged: Collection[int] = (),
+    cluster: str = "local",
+    job: str | None = None,
+    cause: str | None = None,
+    **settings,
+) -> RunFolder:
+    """A run in the test's own logs whose one attempt made so many steps and ended so, with checkpoints of the steps
+    `saved`, and `damaged` ones. `steps` None: it has not begun. `job`: of that job of Slurm's; else no scheduler knows
+    of it."""
+    run = unsubmitted_run(cluster, **settings)
+    if job is not None:
+        with_job(run, job)
+    if steps is not None:
+        add_attempt(run, steps, ended, cause=cause, job_id=job or "4711")
+    return with_checkpoints(run, *saved, damaged=damaged)
+
+
 def metrics_line(step: int, **values) -> dict:
     """One line of metrics.jsonl: half a second a step, a loss that falls from 6 towards 2."""
     line = {

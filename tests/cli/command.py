@@ -14,6 +14,9 @@ from click.testing import CliRunner
 from hpc_gpt import cli
 from tests.conftest import REPOSITORY
 
+# What scripts and git need of a machine without Slurm.
+_TOOLS = ("bash", "git", "uname", "nproc", "mkdir", "cat", "ln", "rm", "cmp", "date", "env", "sed", "tail", "stat")
+
 
 @dataclass(frozen=True)
 class Done:
@@ -74,22 +77,7 @@ def without_slurm(tmp_path: Path) -> dict[str, str]:
     """A PATH on which no Slurm is."""
     tools = tmp_path / "bin"
     tools.mkdir(exist_ok=True)
-    for name in (
-        "bash",
-        "git",
-        "uname",
-        "nproc",
-        "mkdir",
-        "cat",
-        "ln",
-        "rm",
-        "cmp",
-        "date",
-        "env",
-        "sed",
-        "tail",
-        "stat",
-    ):
+    for name in _TOOLS:
         for folder in ("/bin", "/usr/bin"):
             if (Path(folder) / name).exists() and not (tools / name).exists():
                 (tools / name).symlink_to(Path(folder) / name)
@@ -115,6 +103,5 @@ def resolved_of(done: Done) -> dict[str, Any]:
 
 def planned(*arguments: object) -> dict[str, Any]:
     """What `plan ARGUMENTS --json` prints."""
-    done = in_process("plan", *arguments, "--json")
-    assert done.code == 0, done.stderr
+    done = in_process("plan", *arguments, "--json", code=0)
     return json.loads(done.stdout)

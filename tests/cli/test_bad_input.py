@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import error_of, in_process, without_slurm
-from tests.made_runs import unsubmitted_run
 
 
 def nothing_written() -> bool:
@@ -32,8 +31,8 @@ def test_a_guessed_profile_without_sbatch_may_all_but_queue(tmp_path):
     assert "local" in hint
     assert "hpc-gpt profile detect --name" in hint
     assert nothing_written()
-    assert in_process("render", "demo", environment=bare).code == 0
-    assert in_process("submit", "demo", "--dry-run", environment=bare).code == 0
+    in_process("render", "demo", environment=bare, code=0)
+    in_process("submit", "demo", "--dry-run", environment=bare, code=0)
 
 
 def test_a_chosen_profile_without_sbatch_is_slurm_not_reachable(tmp_path):
@@ -42,15 +41,10 @@ def test_a_chosen_profile_without_sbatch_is_slurm_not_reachable(tmp_path):
     assert nothing_written()
 
 
-def test_a_run_whose_token_file_is_not_here_is_not_started_again(own_folders):
-    run = unsubmitted_run(data__source="tokens", data__path="elsewhere.tokens")
-    assert "elsewhere.tokens" in error_of(in_process("submit", "--resume", run.run_id, code=2))[0]
-    assert not run.submissions()
-
-
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
 @pytest.mark.parametrize("logs", ["/proc/runs", "/dev/null/runs"])
-def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, tmp_path):
-    arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random")
+def test_a_logs_folder_that_cannot_be_written_is_a_failure(logs, dry):
+    arguments = ("submit", "demo", "--cluster", "local", "--set", "data.source=random", *dry)
     assert logs in error_of(in_process(*arguments, environment={"HPC_GPT_LOGS": logs}, code=1))[0]
 
 
@@ -59,18 +53,6 @@ def test_nothing_given_shows_the_help_not_an_error(group):
     done = in_process(*group)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == in_process(*group, "--help").stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("demo",), "EXPERIMENT would be another"),
-        (("--smoke",), "--smoke would be another"),
-        (("--gpus", "8"), "has no checkpoint to resume from"),
-    ],
-)
-def test_what_a_resumed_run_cannot_take(made_run, options, said):
-    assert said in error_of(in_process("submit", "--resume", made_run.run_id, *options, code=2))[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hpc_gpt.launcher.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launcher.launch.until import Until
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
-from tests.made_runs import NVME, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
+from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
 
 
 def resume_elsewhere(run):
@@ -53,9 +53,7 @@ def test_a_run_with_checkpoints_no_engine_takes_up_is_refused():
 def test_an_ended_local_run_elsewhere_has_nothing_to_cancel():
     run = unsubmitted_run()
     run.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere"})
-    attempt = run.new_attempt()
-    (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
-    attempt.write_ended("done", None, 5)
+    add_attempt(run, 5, job_id="7")
     assert cancel_run(run) is None
 
 

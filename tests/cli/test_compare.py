@@ -65,16 +65,6 @@ def test_several_records_in_a_file_are_refused(own_folders, tmp_path):
     assert "holds 2 records" in error_of(in_process("compare", run.run_id, kept, code=2))[0]
 
 
-def test_a_damaged_record_is_refused(own_folders, tmp_path):
-    run = finished(1)
-    (kept := tmp_path / "kept.json").write_text('{"ended": "done", "gpus": "many"}')
-    assert "gpus" in error_of(in_process("compare", run.run_id, kept, code=2))[0]
-
-
-def test_a_run_that_is_not_there(own_folders):
-    assert "'nowhere'" in error_of(in_process("compare", finished(1).run_id, "nowhere", code=5))[0]
-
-
 def megatron_log(path, seed: int, step_ms: float):
     noise = np.random.default_rng(seed).standard_normal(60)
     lines = [

@@ -15,8 +15,9 @@ from hpc_gpt.core.runs.requests import VERBS, RunRequest, answer, open_requests,
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
 from hpc_gpt.trainer.supervision.signals import Inbox
-from tests.cli.command import hpc_gpt, in_process, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
+from tests.programs import put
 
 
 @pytest.fixture
@@ -123,16 +124,17 @@ def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_p
     run = unsubmitted_run("generic-slurm")
     for job_id in ("4711", "4712"):
         with_job(run, job_id)
-    squeue = tmp_path / "clients" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text("#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n")
-    squeue.chmod(0o755)
+    squeue = put(
+        tmp_path / "clients" / "squeue", "#!/bin/sh\necho '4711|PENDING|Priority'; echo '4712|PENDING|Dependency'\n"
+    )
     monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
     assert "hpc-gpt cancel" in in_process("stop", run.run_id, code=0).stdout
     assert sorted(path.name for path in run.path.glob("stop.*")) == ["stop.4711", "stop.4712"]
     for verb in ("save", "requeue"):
         done = in_process(verb, run.run_id)
         assert (done.code, done.stderr) == (1, f"{run.run_id}: nothing to {verb}, it waits in the queue\n")
+    message, hint = error_of(in_process("shell", run.run_id, code=2))
+    assert (message, hint[:14]) == (f"run {run.run_id}: nothing to look into, it is pending", "hpc-gpt status")
 
 
 def test_of_several_runs_those_that_can_are_asked(running):
@@ -147,7 +149,7 @@ def test_of_several_runs_those_that_can_are_asked(running):
 def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_process):
     queue = {"pid": waiting_process.pid, "pid_start": start_time(waiting_process.pid)}
     made_run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
-    assert in_process("stop", made_run.run_id).code == 0
+    in_process("stop", made_run.run_id, code=0)
     assert made_run.cancelled_mark(IN_QUEUE).exists()
 
 

@@ -48,13 +48,6 @@ def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
     ensure_data(resolved)
 
 
-@pytest.mark.parametrize("source", ["text.txt", "stdlib"])
-def test_a_token_file_is_never_overwritten(tmp_path, tokens, source):
-    before = tokens.read_bytes()
-    assert "already exists" in error_of(in_process("data", source, "-o", tokens.name, cwd=tmp_path, code=2))[0]
-    assert tokens.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -73,30 +66,6 @@ def test_a_bad_token_file_is_refused_before_anything_is_written(tmp_path, tokens
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
-def test_tokens_of_a_larger_vocabulary_are_refused(tmp_path, tokens):
-    settings = ("data.source=tokens", f"data.path={tokens}", "model.vocab=100")
-    flags = [word for setting in settings for word in ("--set", setting)]
-    said = error_of(in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path, code=2))[0]
-    assert "256" in said
-    assert "100" in said
-
-
-def test_fp16_without_a_gpu_is_refused_before_a_rank_starts(tmp_path):
-    done = in_process(
-        "submit",
-        "demo",
-        "--cluster",
-        "local",
-        "--set",
-        "train.dtype=fp16",
-        cwd=tmp_path,
-        environment=without_slurm(tmp_path),
-    )
-    assert done.code == 2
-    assert "no GPU" in error_of(done)[0]
-    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
-
-
 def test_characters_and_megatrons_files_have_a_next_command(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     bare = without_slurm(tmp_path)
@@ -110,23 +79,6 @@ def test_characters_and_megatrons_files_have_a_next_command(tmp_path):
     assert done.stderr.endswith(f"\nnext: hpc-gpt submit demo --cluster local {settings}\n")
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert names == {"text.txt", "text.tokens", "text.tokens.vocab.json", "pair.bin", "pair.idx"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("data.source=tokens", "data.path=text.tokens"), "was made with tokenizer char:"),
-        (("data.source=megatron", "data.path=text"), "cannot read text.idx"),
-        (("data.source=stream", "data.path=text.txt", "data.workers=2"), "1 shards to train on, but dp 1 x"),
-        (("data.source=stream",), "data.path names no text"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused_before_any_writing(tmp_path, settings, message):
-    (tmp_path / "text.txt").write_text(TEXT)
-    assert in_process("data", "text.txt", "--tokenizer", "char", cwd=tmp_path).code == 0
-    flags = [word for setting in settings for word in ("--set", setting)]
-    assert message in error_of(in_process("submit", "demo", "--cluster", "local", *flags, cwd=tmp_path, code=2))[0]
-    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
 def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.command import Done, error_of, in_process, without_slurm
 from tests.made_runs import unsubmitted_run
+from tests.programs import put
 from tests.weights.test_folder import LLAMA, write_folder
 
 TOKENS = ("--set", "data.source=tokens", "--set", "data.path=no.tokens")
@@ -115,15 +116,14 @@ def test_data_that_can_be_made_are_not_made(bare, tmp_path):
 def test_a_slurm_that_is_away_is_named(bare, tmp_path):
     asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run", "--script")
     assert "no sbatch here to ask" in in_process(*asked, code=0).stderr
-    assert in_process(*asked, *TOKENS).code == 2
+    in_process(*asked, *TOKENS, code=2)
     for name in ("sbatch", "scontrol"):
         client = tmp_path / "bin" / name
-        client.write_text("#!/bin/bash\necho 'Unable to contact slurm controller (connect failure)' >&2\nexit 1\n")
-        client.chmod(0o755)
+        put(client, "#!/bin/bash\necho 'Unable to contact slurm controller (connect failure)' >&2\nexit 1\n")
     done = in_process(*asked, code=0)
     assert "Slurm's controller does not answer: Unable to contact slurm controller" in done.stderr
     assert done.stdout.startswith("#!/bin/bash")
-    assert in_process(*asked[:-2]).code == 4
+    in_process(*asked[:-2], code=4)
 
 
 EVERY = ["run", "model", "layout", "batch", "engine", "train", "data", "checkpoints", "predicted", "budget"]

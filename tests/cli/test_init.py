@@ -44,7 +44,7 @@ def test_if_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
 def test_a_cluster_set_for_all_verbs_is_none_that_is_given(tmp_path: Path) -> None:
     (tmp_path / "job.slurm").write_text(JOB.format(secret=""))
     of_shell = {"HPC_GPT_CLUSTER": "local"}
-    assert in_process("init", "quiet", "--from", "job.slurm", cwd=tmp_path, environment=of_shell).code == 0
+    in_process("init", "quiet", "--from", "job.slurm", cwd=tmp_path, environment=of_shell, code=0)
 
 
 def test_a_script_with_a_nul_is_refused(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
     assert f"# {named}: " in text
     assert f"step {step}." in text
     assert "Against the best, the next layouts lose:" in text
-    assert in_process("render", "small.toml", "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
+    in_process("render", "small.toml", "--cluster", "a100-80g-8", cwd=tmp_path, code=0)
     asked = in_process("submit", "small.toml", "--cluster", "a100-80g-8", "--dry-run", cwd=tmp_path).stdout
     assert "every 30 min and at the end, the newest 3 kept" in asked  # what it says of saving is nothing
     assert refused("small", *given, cwd=tmp_path)[0] == "small.toml exists, and nothing is overwritten"
@@ -91,7 +91,7 @@ def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
 def test_the_files_that_it_is_given_are_named_by_their_places(tmp_path: Path) -> None:
     (tmp_path / "a.tokens").write_bytes(b"")
     given = ("--model", "gpt2", "--gpus", "2", "--set", "data.source=tokens", "--set", "data.path=a.tokens")
-    assert in_process("init", "far.toml", "-o", "away", *given, "--cluster", "a100-80g-8", cwd=tmp_path).code == 0
+    in_process("init", "far.toml", "-o", "away", *given, "--cluster", "a100-80g-8", cwd=tmp_path, code=0)
     assert load_experiment(str(tmp_path / "away" / "far.toml")).data.path == str(tmp_path / "a.tokens")
 
 

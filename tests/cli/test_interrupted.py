@@ -4,11 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.programs import python
 
 # Sends Ctrl-C from the import of a module: a finder asked for it before all others.
 PROGRAM = """
@@ -28,14 +28,7 @@ PLAN = ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "jean-zay-v100-32
 
 
 def interrupted(module: str, words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(module=module, words=words)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return python("-c", PROGRAM.format(module=module, words=words), env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hpc_gpt.launcher.watch.status import NO_ANSWER, PATIENCE, read_status
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run
+from tests.programs import put
 from tests.terminal import on_a_terminal
 
 # The command, which leaves a file once it has found no log and is about to look again.
@@ -28,6 +29,7 @@ import os, sys, time
 from pathlib import Path
 from hpc_gpt import cli
 from hpc_gpt.launcher.watch import logs
+from tests.programs import put
 
 class Clock:
     monotonic = staticmethod(time.monotonic)
@@ -200,11 +202,7 @@ def test_logs_f_waits_for_the_first_log_and_goes_on_as_it_grows(made_run, waitin
 def test_a_squeue_that_hangs_holds_no_line_back(made_run, tmp_path, monkeypatch, capsys):
     """What is written meanwhile is copied; that it gave no answer is said once."""
     squeue, hangs = tmp_path / "bin" / "squeue", tmp_path / "hangs"
-    squeue.parent.mkdir()
-    squeue.write_text(
-        f"#!/bin/bash\n[ -e {hangs} ] || {{ echo $$ >{hangs}; exec sleep 600; }}\necho '7|COMPLETED|None'\n"
-    )
-    squeue.chmod(0o755)
+    put(squeue, f"#!/bin/bash\n[ -e {hangs} ] || {{ echo $$ >{hangs}; exec sleep 600; }}\necho '7|COMPLETED|None'\n")
     monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv(PATIENCE, "60")
@@ -292,5 +290,5 @@ def test_one_ranks_output_of_any_program(tmp_path):
     assert in_process("logs", run.run_id, "--rank", 0, code=0).stdout.splitlines()[:2] == ["step 1", "0: a"], "our own"
     paths = in_process("logs", run.run_id, "--rank", 1, "--path", code=0).stdout.splitlines()
     assert paths == [str(attempt.log), *(str(tmp_path / name) for name in own), str(attempt.stacks / "1.txt")]
-    assert in_process("logs", run.run_id, "--rank", 7).code == 5
-    assert in_process("logs", run.run_id, "--rank", 1, "-f").code == 2
+    in_process("logs", run.run_id, "--rank", 7, code=5)
+    in_process("logs", run.run_id, "--rank", 1, "-f", code=2)

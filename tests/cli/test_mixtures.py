@@ -15,7 +15,7 @@ def mixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, words in (("web", "words of the web, "), ("code", "x = y + 1; ")):
         (tmp_path / f"{name}.txt").write_text(words * 200)
-        assert in_process("data", f"{name}.txt", "-o", f"{name}.tokens").code == 0
+        in_process("data", f"{name}.txt", "-o", f"{name}.tokens", code=0)
     text = 'extends = "demo"\n'
     for name, weight in (("web", 0.75), ("code", 0.25)):
         text += f'[data.mix.{name}]\npath = "{name}.tokens"\nweight = {weight}\n'
@@ -51,11 +51,11 @@ def test_too_many_epochs_are_refused_and_nothing_is_written(mixed, tmp_path):
     checks = json.loads(in_process("doctor", *options, "--json").stdout)["checks"]
     assert [check["level"] for check in checks if check["name"] == "inputs"] == ["fail"]
     assert not (tmp_path / "logs").exists()
-    assert in_process("submit", *options, "--set", "data.max_epochs=8", "--dry-run").code == 0
+    in_process("submit", *options, "--set", "data.max_epochs=8", "--dry-run", code=0)
 
 
 def test_it_can_be_tried_measured_and_asked_for_in_help(mixed):
     smoke = in_process("submit", mixed, *LAYOUT, "--smoke", "--dry-run")
     assert (smoke.code, "Python's own sources" in smoke.stdout) == (0, True)
     assert "data.mix.NAME.weight" in in_process("help", "keys", "data").stdout
-    assert in_process("render", mixed, *LAYOUT).code == 0
+    in_process("render", mixed, *LAYOUT, code=0)

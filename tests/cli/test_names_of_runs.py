@@ -13,7 +13,7 @@ from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.launch.submission import check_submission
 from hpc_gpt.launcher.launch.sweep import queue_locally, write_sweep
 from tests.cli.command import in_process
-from tests.made_runs import make_run, metrics_line, with_attempt
+from tests.made_runs import make_run, metrics_line, unsubmitted_run, with_attempt
 from tests.runs.test_find import prepared
 from tests.terminal import on_a_terminal
 
@@ -82,8 +82,7 @@ def live_sweep():
 @pytest.mark.parametrize("verb", ACTS)
 def test_several_live_runs_are_listed_and_asked_for(verb):
     sweep = live_sweep()
-    done = in_process(verb, "table")
-    assert done.code == 2
+    done = in_process(verb, "table", code=2)
     lines = done.stderr.splitlines()
     assert [line.split()[0] for line in lines[:2]] == [run.run_id for run in sweep.runs]
     assert lines[2:] == [
@@ -91,7 +90,7 @@ def test_several_live_runs_are_listed_and_asked_for(verb):
         "",
         "hint: --yes takes them all; or name one",
     ]
-    assert in_process(verb, "table", "--json").code == 2
+    in_process(verb, "table", "--json", code=2)
     assert not any(run.cancelled_mark("queue").exists() for run in sweep.runs)
     code, shown = on_a_terminal("-m", "hpc_gpt", verb, "table", after=f"{verb} these 2? [y/N]", type_in="n\n")
     assert (code, f"{verb}: nothing was done" in shown) == (1, True)
@@ -103,6 +102,24 @@ def test_several_live_runs_are_listed_and_asked_for(verb):
 
 def test_one_live_run_of_several_is_not_asked_for():
     sweep = live_sweep()
-    assert in_process("cancel", sweep.runs[0].run_id).code == 0
-    assert in_process("cancel", "table").code == 0
+    in_process("cancel", sweep.runs[0].run_id, code=0)
+    in_process("cancel", "table", code=0)
     assert sweep.runs[1].cancelled_mark("queue").exists()
+
+
+@pytest.mark.parametrize("verb", [("why",), ("verify",), ("logs", "--path")])
+def test_a_verb_that_looks_takes_the_newest_run(verb):
+    unsubmitted_run()
+    newest = unsubmitted_run()
+    newest.new_attempt().log.write_text("step 1\n")
+    done, named = in_process(*verb), in_process(*verb, newest.run_id)
+    assert done.stderr.splitlines()[0] == f"the newest run, {newest.run_id} of demo:"
+    assert (done.code, done.stdout) == (named.code, named.stdout)
+    assert done.stdout
+
+
+def test_a_logs_folder_that_is_not_there_is_said(tmp_path):
+    gone = {"HPC_GPT_LOGS": str(tmp_path / "gone")}
+    for verb in ("status", "report", "why"):
+        words = f"no runs under {tmp_path / 'gone'}, the folder of HPC_GPT_LOGS, which is not there"
+        assert words in in_process(verb, environment=gone).stderr, verb

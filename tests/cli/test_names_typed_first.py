@@ -5,7 +5,6 @@ import pytest
 from hpc_gpt import __version__
 from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
-from tests.terminal import on_a_terminal
 
 
 @pytest.mark.parametrize("words", [("-V",), ("version",), ("--version",)])
@@ -25,15 +24,6 @@ def test_a_key_that_is_set_twice_is_said():
     assert "note: --set train.steps is given 2 times: train.steps=4 counts" in done.stderr
     assert "train.lr is given" not in done.stderr
     assert '"steps": 4' in done.stdout
-
-
-def test_status_fits_80_columns():
-    run = unsubmitted_run("local")
-    code, shown = on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="80", NO_COLOR="1")
-    assert code == 0
-    assert run.run_id in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "tokens/s" in on_a_terminal("-m", "hpc_gpt", "status", COLUMNS="200", NO_COLOR="1")[1]
 
 
 @pytest.mark.parametrize("verb", ["cancel", "stop", "save", "requeue", "export", "why", "logs", "status", "verify"])

@@ -12,6 +12,7 @@ from hpc_gpt.core.settings.experiment_file import read_experiment
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
 from tests.made_runs import unsubmitted_run, with_attempt
+from tests.programs import python
 from tests.terminal import on_a_terminal
 
 # Prints [exit code, stderr] of each verb, whose reader has left before its first line. Each is a fork of one process.
@@ -83,14 +84,13 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
     assert {words[0] for words in ends_well} >= set(verbs())
     over = with_attempt(unsubmitted_run(), 3)
     others = [["requeue", over.run_id], ["render", "nosuch"], ["status", "nosuch"]]  # which keep their own codes
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([*ends_well, *others])],
+    done = python(
+        "-c",
+        PROGRAM,
+        json.dumps([*ends_well, *others]),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+        code=0,
     )
     found = json.loads(done.stdout)
     assert [code for code, _ in found] == [0] * len(ends_well) + [1, 2, 5]
@@ -112,9 +112,7 @@ def test_what_is_left_to_do_is_done(tmp_path):
     assert page.is_file()
     edited = next(scripts.iterdir())
     edited.write_text("edited\n")
-    again = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt", *rows], capture_output=True, cwd=REPOSITORY, text=True, check=False
-    )
+    again = python("-m", "hpc_gpt", *rows, cwd=REPOSITORY)
     assert (again.returncode, again.stdout) == (2, "")
     assert f"\nError: {edited} exists, and nothing is overwritten\n" in again.stderr
     assert edited.read_text() == "edited\n"

@@ -44,8 +44,9 @@ def test_a_key_that_goes_or_comes_unnoticed_is_found():
 
 def test_stdout_is_one_object_and_stderr_lines_of_json(tmp_path):
     (tiny := tmp_path / "tiny.toml").write_text(TINY)
-    done = hpc_gpt("submit", tiny, "--cluster", "local", "--wait", "--json", environment={"OMP_NUM_THREADS": "1"})
-    assert done.code == 0, done.stderr
+    done = hpc_gpt(
+        "submit", tiny, "--cluster", "local", "--wait", "--json", environment={"OMP_NUM_THREADS": "1"}, code=0
+    )
     [run] = json.loads(done.stdout)["runs"]
     assert (run["state"], run["layout"]) == ("done", "tp1-pp1-dp1")
     said = [json.loads(line) for line in done.stderr.splitlines()]

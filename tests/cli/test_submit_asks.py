@@ -10,7 +10,7 @@ from hpc_gpt import cli
 from hpc_gpt.cli import rehearse
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.launcher.rehearsal import small_run
-from tests.cli.command import error_of, in_process, without_slurm
+from tests.cli.command import in_process, without_slurm
 from tests.terminal import on_a_terminal
 
 JEAN_ZAY = ("--cluster", "jean-zay-v100-32g")
@@ -75,17 +75,6 @@ def test_a_closed_stdin_is_no_terminal(made_run, monkeypatch, capsys, words, cod
         cli.main([*words, *([made_run.run_id] if words == ("cancel",) else [])])
     assert end.value.code == code
     assert "bug in hpc-gpt" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("more", [(), ("--mbs", "2"), ("--set", "train.steps=5"), ("--until", "steps=9"), ("--wait",)])
-def test_off_a_terminal_it_is_refused_with_an_example(more):
-    message, hint = error_of(in_process("submit", *JEAN_ZAY, *more, code=2))
-    assert message.startswith("no EXPERIMENT and no size: this would queue gpt2-meg-ds-3d-48b, 52.0e9 parameters")
-    assert hint == (
-        "name what to train, as hpc-gpt submit demo --cluster jean-zay-v100-32g, or its size, --gpus 64; --yes "
-        "queues it"
-    )
-    assert nothing_was_written()
 
 
 @pytest.fixture

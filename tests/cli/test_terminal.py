@@ -25,7 +25,7 @@ def test_cancel_asks_and_yes_means_yes(made_run, waiting_process):
 
 
 def test_off_a_terminal_nothing_is_asked(made_run, waiting_process):
-    assert hpc_gpt("cancel", made_run.run_id).code == 0
+    hpc_gpt("cancel", made_run.run_id, code=0)
     assert waiting_process.wait(120) == -15
 
 

@@ -1,8 +1,6 @@
 """`--wait` and Ctrl-C, however often and whenever it comes. squeue and scancel are scripts that note their calls."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from hpc_gpt.core.errors import JobRefused, SlurmUnreachable
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import cancel_job
 from tests.made_runs import unsubmitted_run, with_job
+from tests.programs import put, python
 
 # Ctrl-C comes while the calls of $CTRL_C are under way, which it ends.
 SQUEUE = """#!/bin/bash
@@ -33,10 +32,9 @@ WAIT = (
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the two clients, first on PATH."""
-    (folder := tmp_path / "clients").mkdir()
+    folder = tmp_path / "clients"
     for name, text in (("squeue", SQUEUE), ("scancel", SCANCEL)):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+        put(folder / name, text)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
@@ -49,14 +47,7 @@ def run(own_folders) -> RunFolder:
 def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) -> list[str]:
     """What was called from the first squeue to the end of a wait that Ctrl-C ended."""
     (clients / "squeue.queue").write_text(f"7|{state}|None\n")
-    done = subprocess.run(
-        [sys.executable, "-c", WAIT, str(run.path)],
-        env={**os.environ, "CTRL_C": ctrl_c, **more},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python("-c", WAIT, run.path, env={**os.environ, "CTRL_C": ctrl_c, **more})
     assert "KeyboardInterrupt" in done.stderr.splitlines()[-1], done.stderr
     return (clients / "squeue.calls").read_text().splitlines()
 

@@ -23,8 +23,7 @@ def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
 
 
 @pytest.mark.parametrize(
-    ("saved", "goes_on"),
-    [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)],
+    ("saved", "goes_on"), [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)]
 )
 def test_a_program_that_ends_by_itself_is_started_once_more(saved: tuple[int, ...], goes_on: bool) -> None:
     attempts = [

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from hpc_gpt.launcher.launch.render import render_script
 from tests.around import EVENTS
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 from tests.processes import state_of
+from tests.programs import put, ran
 
 
 def run_that_tells(command: Any, **notify: Any) -> RunFolder:
@@ -160,18 +160,8 @@ def test_the_script_waits_while_the_command_has_the_first_step(tmp_path: Path) -
     script = render_script(resolve(load_experiment("demo", {"notify.command": "true"}), load_profile("generic-slurm")))
     functions = re.findall(r"^(?:start_notifier|send_event)\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)
     assert len(functions) == 2
-    python = tmp_path / "python"
     beside = "until [ -e after ]; do sleep 0.01; done; sleep 0.5; touch sent"
-    python.write_text(f'#!/bin/bash\ncase "$*" in *beside) {beside} ;; *after) touch after ;; esac\n')
-    python.chmod(0o755)
+    python = put(tmp_path / "python", f'#!/bin/bash\ncase "$*" in *beside) {beside} ;; *after) touch after ;; esac\n')
     steps = [*functions, f"python=({python})", "start_notifier", "send_event after", "[ -e sent ] && echo sent"]
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(steps)],
-        env={**os.environ, "HPC_GPT_RUN": "/run", "n": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ran("bash", "-c", "\n".join(steps), cwd=tmp_path, env={**os.environ, "HPC_GPT_RUN": "/run", "n": "1"})
     assert (done.stdout, done.stderr) == ("sent\n", "")

@@ -20,15 +20,7 @@ from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
 from hpc_gpt.core.ends.may_start import SlurmStates, may_start
 from hpc_gpt.core.ends.run_state import SILENT_S
-from hpc_gpt.core.ends.state import (
-    SLURM_STATES,
-    Facts,
-    class_of,
-    is_mistake,
-    pause_s,
-    slurm_state,
-    state_of,
-)
+from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, pause_s, slurm_state, state_of
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.watch import status

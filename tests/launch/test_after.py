@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError, JobRefused
+from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -23,6 +23,7 @@ from hpc_gpt.launcher.launch.after import CheckpointFollower, ProcessQueue
 from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
+from tests.programs import put, ran
 from tests.train.filling import fill
 
 
@@ -213,10 +214,8 @@ SQUEUE = '#!/bin/bash\n[[ "$*" = *--name=* ]] || echo "4242|PENDING|Priority"\n'
 
 def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: str = "") -> str:
     """What the script's part prints beside an attempt whose ranks have ended; `judging` comes after them."""
-    (tmp_path / "bin").mkdir(exist_ok=True)
     for name, text in {"sbatch": sbatch, "squeue": SQUEUE, "sacct": "#!/bin/bash\nexit 1\n"}.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+        put(tmp_path / "bin" / name, text)
     attempt = add_attempt(run, [], ended="done")
     verdict = json.dumps({"ended": "done", "go_on": False})
     (attempt.folder / ("next.json" if not judging else "verdict")).write_text(verdict)
@@ -227,9 +226,7 @@ def ask_script(run: RunFolder, tmp_path: Path, sbatch: str = SBATCH, judging: st
     own = {"HPC_GPT_RUN": str(run.path), "n": str(attempt.number), "attempt": str(attempt.folder), "answer": "stop"}
     own |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SEEN": str(tmp_path / "seen")}
     own |= {"SLURM_JOB_ID": "77", "SBATCH_EXPORT": "NONE", "SLURM_CONF": "/its", "ALLOW": str(tmp_path / "allow")}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)], env={**os.environ, **own}, capture_output=True, text=True, check=True
-    )
+    done = ran("bash", "-c", "\n".join(lines), env={**os.environ, **own}, code=0)
     return done.stdout + done.stderr
 
 
@@ -293,35 +290,6 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
 
 
 # --- refused at the submission
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [("--array=1-3", "not for you to add"), ("gpus=1", "no flag of sbatch"), ("--comment=a\nb", "a newline")],
-)
-def test_an_option_that_would_break_the_job_is_refused(option, words):
-    asked = {"after.run": "true", "after.sbatch": [option]}
-    with pytest.raises(ConfigError, match=words):
-        render_script(resolve(load_experiment("demo", asked), load_profile("generic-slurm")))
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"engine.name": "command", "command.run": "x"}, "nothing says where the program's are"),
-        ({"engine.name": "command", "command.run": "x", "command.checkpoints": "c/*", "after.export": True}, "its own"),
-    ],
-)
-def test_what_no_job_can_have_of_a_program_is_refused(tmp_path, keys, words):
-    asked = {"command.workdir": str(tmp_path), "after.run": "true"} | keys
-    with pytest.raises(ConfigError, match=words):
-        resolve(load_experiment(_program(tmp_path), asked), load_profile("local"))
-
-
-def test_a_shape_that_no_class_has_cannot_be_exported():
-    asked = load_experiment("demo", {"after.run": "true", "after.export": True, "model.positions": "rope"})
-    with pytest.raises(ConfigError, match="no class of this model's shape"):
-        resolve(asked, load_profile("local"))
 
 
 def test_a_script_without_the_table_has_no_line_of_it():

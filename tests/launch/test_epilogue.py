@@ -20,6 +20,7 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
 from hpc_gpt.reader.readers.attempt_cause import read_cause
+from tests.programs import put, ran
 
 SCONTROL = """#!/bin/bash
 echo "scontrol $*" >>"$CALLS"
@@ -78,11 +79,9 @@ def end(tmp_path: Path):
     ) -> Left:
         run, clients, calls = disk / "a run", tmp_path / "clients", tmp_path / "calls"
         (attempt := run / "attempts" / "1").mkdir(parents=True)
-        clients.mkdir()
         commands = {"scontrol": SCONTROL, "python": python} | dict.fromkeys(("sbatch", "scancel", "squeue"), OTHER)
         for name, text in (*commands.items(), ("sleep", "#!/bin/bash\n")):
-            (clients / name).write_text(text)
-            (clients / name).chmod(0o755)
+            put(clients / name, text)
         (attempt / "log").write_text(log)
         (attempt / "attempt.json").write_text('{"job_id": "7"}')
         for name, text in files.items():
@@ -95,10 +94,7 @@ def end(tmp_path: Path):
             "SLURM_JOB_NAME": "demo", "last_s": "360", "HPC_GPT_JOB": "7", "n": "1", "attempt": str(attempt), "rc": "1",
         }  # fmt: skip
         (run / "resolved.json").write_text(resolved.to_json())
-        done = subprocess.run(
-            ["bash", "-c", part_of(render_script(resolved))], env=environment, cwd=tmp_path, capture_output=True,
-            text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = ran("bash", "-c", part_of(render_script(resolved)), cwd=tmp_path, env=environment)
         said = calls.read_text().splitlines() if calls.exists() else []
         changes = [line for line in said if " show " not in line and "--test-only" not in line]
         told = Path(f"{calls}.python")

@@ -12,6 +12,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
+from tests.programs import put, ran
 from tests.train.filling import fill
 
 PYTHON = """#!/bin/bash
@@ -29,10 +30,9 @@ class Script:
         keys = {"notify.command": ["true"]}
         resolved = resolve(load_experiment("demo", keys), replace(load_profile("generic-slurm"), chain=chain))
         self.text = render_script(resolved)
-        (clients := tmp_path / "clients").mkdir()
+        clients = tmp_path / "clients"
         for name, text in {"python": PYTHON, **dict.fromkeys(("squeue", "sacct", "scancel"), "#!/bin/bash\n")}.items():
-            (clients / name).write_text(text)
-            (clients / name).chmod(0o755)
+            put(clients / name, text)
         (disk / "run").mkdir()
         self.environment = {
             "PATH": f"{clients}:{os.environ['PATH']}", "TMPDIR": str(disk), "BASH_COMPAT": "50", "SLURM_JOB_ID": "7",
@@ -43,9 +43,7 @@ class Script:
         functions = self.text[self.text.index("# === ") : self.text.rindex("\nmain\n")]
         part = "\n".join(["set -o pipefail", functions, "python=(python)", *lines])
         (script := Path(self.environment["PATH"].partition(":")[0]) / "job.sh").write_text(part)
-        return subprocess.run(
-            ["bash", script], env=self.environment | more, capture_output=True, text=True, timeout=120, check=False
-        )
+        return ran("bash", script, env=self.environment | more)
 
 
 @pytest.mark.parametrize("chain", ["requeue", "singleton", "none"])

@@ -15,6 +15,7 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.limits import Asked, Limit, limits_met
 from hpc_gpt.launcher.launch.render import render_script
+from tests.programs import put
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,6 +74,7 @@ def test_open_files_and_connections_of_rank_0(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from tests.launch.test_limits import asked, met
+from tests.programs import put
 for limit in met(Path(sys.argv[1]), asked(layout__gpus=int(sys.argv[2]))).values():
     print(limit.check, limit.asked, limit.allowed, limit.refuses)
 """
@@ -97,9 +99,7 @@ esac
 
 def test_files_that_a_quota_of_lustre_still_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No Lustre is at hand: its client's answers, in the form of its manual."""
-    (tool := tmp_path / "bin" / "lfs").parent.mkdir()
-    tool.write_text(LFS.format(place=tmp_path, uid=os.getuid(), gid=tmp_path.stat().st_gid))
-    tool.chmod(0o755)
+    tool = put(tmp_path / "bin" / "lfs", LFS.format(place=tmp_path, uid=os.getuid(), gid=tmp_path.stat().st_gid))
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
     quotas = {place: free for place, free in free_files(tmp_path / "logs").items() if "(lfs quota" in place}
     assert quotas == {

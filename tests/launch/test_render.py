@@ -1,17 +1,26 @@
-"""Rendering: what is refused before it, with its key; how a broken template is reported; whose words win."""
+"""Rendering: what is refused before it, with its key; how a broken template is reported; whose words win;
+the loop of a race's script; and what each kind of requeue brings."""
 
+import re
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError, RenderError
-from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.cluster import Chain, ClusterProfile, load_profile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.slurm.requeue import REQUEUES
 from hpc_gpt.launcher.launch.render import render_script
+from tests.conftest import REPOSITORY
 
 
 def resolved_demo(overrides=None, profile="generic-slurm", **changes) -> Resolved:
@@ -145,3 +154,49 @@ def test_a_chosen_clusters_next_jobs_go_where_the_first_went():
     assert text.count('"--clusters=$SLURM_CLUSTER_NAME"') == 2
     assert '"slurm_cluster": "%s"' in text
     assert "slurm_cluster" not in render_script(resolved_demo())
+
+
+EXPERIMENT = Experiment(
+    model=Model("gpt2"), engine=Engine("ddp"), layout=LayoutRequest(gpus=4, micro_batch=1, micro_batches=1)
+)
+
+
+@pytest.mark.parametrize("chain", ["requeue", "singleton", "none"])
+def test_it_starts_its_ranks_once_a_visit_by_one_line(tmp_path: Path, chain: str) -> None:
+    run = resolve(EXPERIMENT, ClusterProfile("test", gpus_per_node=4, chain=chain))  # type: ignore[arg-type]
+    race = replace(run, race=6)
+    text = render_script(race)
+    main = text[text.index("main() {") : text.index("# === nothing below")]
+    assert main.count("srun ") == 1
+    assert main.index("while next_visit") < main.index("run_ranks in_visit srun") < main.index("\n  done\n")
+    (script := tmp_path / "job.sh").write_text(text)
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    if shellcheck := shutil.which("shellcheck"):
+        done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+    # It is in the text of a race alone, and in no hash.
+    assert "visit" not in render_script(run)
+    assert '"race"' not in run.to_json()
+    assert config_hash(race) == config_hash(run)
+    assert Resolved.from_json(race.to_json()).race == 6
+
+
+TEMPLATES = REPOSITORY / "templates" / "slurm" / "requeue"
+DEFINED = re.compile(r"\{% (?:macro|set) (\w+)")
+
+
+def test_a_profile_may_name_each_requeue_that_is_there():
+    assert tuple(REQUEUES) == get_args(Chain)
+
+
+@pytest.mark.parametrize("name", REQUEUES)
+def test_each_requeue_defines_what_the_scripts_take(name):
+    texts = [file.read_text() for file in TEMPLATES.parents[1].rglob("*.j2")]
+    taken = {each for text in texts for each in re.findall(r"\brequeue\.(\w+)", text)}
+    assert set(DEFINED.findall((TEMPLATES / f"{name}.sh.j2").read_text())) == taken
+
+
+def test_a_run_can_continue_if_and_only_if_its_script_can():
+    for name, requeue in REQUEUES.items():
+        continues = "{% set continues = true %}" in (TEMPLATES / f"{name}.sh.j2").read_text()
+        assert continues == (requeue.flag == "--requeue")

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import jinja2
 import pytest
 
 from hpc_gpt.core.runs.snapshot import templates_dir
+from tests.programs import put, ran
 
 LOADED = jinja2.Environment(
     loader=jinja2.FileSystemLoader(str(templates_dir())),
@@ -33,16 +33,12 @@ def bash(
     text = LOADED.get_template(template).render({**around, **(facts or {})})
     (folder / name).write_text(f"{AROUND}{text}\n{end}\n")
     environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOSTNAME": "n1", **variables}
-    done = subprocess.run(
-        ["bash", name], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = ran("bash", name, cwd=folder, env=environment)
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-    (folder / "bin" / name).chmod(0o755)
+    put(folder / "bin" / name, f"#!/bin/bash\n{text}\n")
 
 
 MAKE = (

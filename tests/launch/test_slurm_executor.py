@@ -10,16 +10,14 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm import executor as slurm_executor
 from hpc_gpt.core.slurm.clients import Answer
 from tests.made_runs import unsubmitted_run
+from tests.programs import put
 
 REFUSAL = Answer(1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit")
 
 
 @pytest.fixture
 def run(own_folders: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    srun = tmp_path / "bin" / "srun"
-    srun.parent.mkdir()
-    srun.write_text("#!/bin/sh\n")
-    srun.chmod(0o755)
+    srun = put(tmp_path / "bin" / "srun", "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{srun.parent}:/usr/bin:/bin")
     return unsubmitted_run("generic-slurm")
 

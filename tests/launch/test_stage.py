@@ -16,6 +16,7 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.launcher.launch.render import render_script
 from tests.cli.command import in_process
+from tests.programs import put, ran
 from tests.staged import make_archive
 from tests.train.filling import fill
 
@@ -65,9 +66,7 @@ class Node:
 
     def prefix(self) -> str:
         python = self.folder / "environment" / "bin" / "python"
-        return subprocess.run(
-            [python, "-c", "import sys, click; print(sys.prefix)"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return ran(python, "-c", "import sys, click; print(sys.prefix)", code=0).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +144,7 @@ def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
         "of-the-system": "#!/usr/bin/python3", "below-usr": "#!/usr/local/envs/gpt/bin/python3",
     }  # fmt: skip
     for name, shebang in bodies.items():
-        (folder / name).write_text(f"{shebang}\nprint(1)\n")
-        (folder / name).chmod(0o755)
+        put(folder / name, f"{shebang}\nprint(1)\n")
     subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "x.tar", "original"], check=True)
     node = Node(tmp_path, str(tmp_path / "x.tar"))
     node.say()
@@ -158,9 +156,7 @@ def test_scripts_of_a_virtual_environment_run_from_where_it_is(tmp_path):
 
 
 def test_a_python_that_does_not_start(tmp_path):
-    (tmp_path / "bin").mkdir()
-    (python := tmp_path / "bin" / "python").write_text("#!/bin/sh\necho no base Python >&2\nexit 1\n")
-    python.chmod(0o755)
+    python = put(tmp_path / "bin" / "python", "#!/bin/sh\necho no base Python >&2\nexit 1\n")
     subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "x.tar", "bin"], check=True)
     assert Node(tmp_path, str(tmp_path / "x.tar")).fault() == (
         f"n1: bin/python of {tmp_path}/x.tar does not start: no base Python"
@@ -173,8 +169,7 @@ def test_a_python_that_does_not_start(tmp_path):
     assert cause.endswith("No such file or directory")
     for number, body in enumerate(["exit 0", "echo a tool of the site; exit 0"]):
         python.unlink()
-        python.write_text(f"#!/bin/sh\n{body}\n")
-        python.chmod(0o755)
+        put(python, f"#!/bin/sh\n{body}\n")
         subprocess.run(["tar", "-C", tmp_path, "-cf", tmp_path / "z.tar", "bin"], check=True)
         printed = "a tool of the site" if number else ""
         assert Node(tmp_path, str(tmp_path / "z.tar")).fault(HPC_GPT_STAGED=f"hpc-gpt-1-3/{number}") == (
@@ -230,9 +225,8 @@ def test_warm_reads_the_environments_libraries_alone_in_order(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "other.so").touch()
     trace = tmp_path / "read"
-    (tools := tmp_path / "tools").mkdir()
-    (tools / "cat").write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >>{trace}\n')
-    (tools / "cat").chmod(0o755)
+    tools = tmp_path / "tools"
+    put(tools / "cat", f'#!/bin/bash\nprintf "%s\\n" "$@" >>{trace}\n')
     said = node.say(PATH=f"{tools}:{os.environ['PATH']}", PYTHONPATH=str(tmp_path / "mine"))
     read = trace.read_text().splitlines()
     assert said.startswith(f"stage: {len(read)} shared libraries are read on n1 in ")

@@ -10,6 +10,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
+from tests.programs import put
 
 RANKS = 4
 OURS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -37,8 +38,7 @@ def rank_environment(
     for name, text in (("nproc", f"echo {cpus}"), ("python", 'printf "%s=%s\\n" ' + " ".join(
         f'{name} "${name}"' for name in OURS
     ))):  # fmt: skip
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
+        put(folder / name, f"#!/bin/sh\n{text}\n")
     environment = {name: text for name, text in os.environ.items() if name not in OURS} | {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "HPC_GPT_PYTHON": str(folder / "python"),

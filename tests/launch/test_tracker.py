@@ -21,10 +21,12 @@ from hpc_gpt.launcher.launch.tracker import check_tracker
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.programs import put, ran
 
 # A wandb that writes that it was asked, and then does what a test says.
 STAND_IN = """
 import os, pathlib, time
+from tests.programs import put
 def Settings(**_):
     pass
 def init(**_):
@@ -90,8 +92,7 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     assert len(functions) == 3
     # The script's sleeps are a second of its clock each, and hear the TERM that a requeue sends.
     sleep = 'sleep() { SECONDS=$((SECONDS + 1)); command sleep 0.01 & kill "$!"; }' if "600" in what else ""
-    (python := tmp_path / "python").write_text(f"#!/bin/bash\n{what}\n")
-    python.chmod(0o755)
+    python = put(tmp_path / "python", f"#!/bin/bash\n{what}\n")
     steps = [
         "start_tracker",
         "say_ranks_ended",
@@ -101,13 +102,8 @@ def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, s
     ]
     # As a file: `bash -c` sometimes prints a line when a background process ends.
     (whole := tmp_path / "script.sh").write_text("\n".join([*functions, sleep, f"python=({python})", *steps]))
-    done = subprocess.run(
-        ["bash", whole],
-        env={**os.environ, "attempt": str(tmp_path), "HPC_GPT_RUN": "/run", "n": "1", "answer": answer},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = ran(
+        "bash", whole, env={**os.environ, "attempt": str(tmp_path), "HPC_GPT_RUN": "/run", "n": "1", "answer": answer}
     )
     assert (done.stderr, done.stdout) == ("", said)
     assert not (tmp_path / ".ranks-ended").exists()
@@ -132,8 +128,7 @@ def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     script = render_script(resolve(load_experiment("demo", keys), profile))
     functions = re.findall(rf"^(?:{what}|within)\(\) \{{.*?^\}}$", script, re.MULTILINE | re.DOTALL)
     for name, text in (("srun", SRUN), ("program", PROGRAM)):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        put(tmp_path / name, text)
     lines = [
         *functions,
         "container=(--container-image=image.sqsh)",
@@ -161,9 +156,7 @@ def test_a_script_without_the_table_has_no_line_of_it():
 @pytest.fixture
 def lacking(tmp_path) -> Path:
     """A Python without any package."""
-    (python := tmp_path / "python").write_text(f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
-    python.chmod(0o755)
-    return python
+    return put(tmp_path / "python", f'#!/bin/bash\nexec {sys.executable} -I -S "$@"\n')
 
 
 @pytest.mark.parametrize(("key", "value", "package"), [("tensorboard", True, "tensorboard"), ("wandb", "gpt", "wandb")])

@@ -128,7 +128,7 @@ def test_a_changed_profile_tells_no_value_of_its_environment(run: RunFolder, tmp
 
 
 def test_a_run_that_is_none_exits_with_5() -> None:
-    assert hpc_gpt("verify", "no-such-run").code == 5
+    hpc_gpt("verify", "no-such-run", code=5)
 
 
 def test_the_experiments_file_is_found_by_another_name(run: RunFolder, tmp_path: Path) -> None:

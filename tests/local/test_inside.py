@@ -24,7 +24,7 @@ SHOW = (
 @pytest.fixture
 def endless(monkeypatch):
     monkeypatch.setenv("OF_THE_USER", "given at the submission")
-    assert hpc_gpt("submit", *SMALL, "--set", "train.steps=1000000", "--set", "train.save_every=0").code == 0
+    hpc_gpt("submit", *SMALL, "--set", "train.steps=1000000", "--set", "train.save_every=0", code=0)
     monkeypatch.delenv("OF_THE_USER")
     run = newest()
     wait_until(lambda: (status_of(run).step or 0) > 2)
@@ -39,14 +39,13 @@ def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
         assert said.stdout.startswith(f"{rank} cpu none none given at the submission {code}"), said.stdout
         assert said.stdout.endswith(f"\nRANK={rank}\n")
         assert said.stderr == ""
-    assert hpc_gpt("shell", run.run_id, "--", "bash", "-c", "exit 3").code == 3
+    hpc_gpt("shell", run.run_id, "--", "bash", "-c", "exit 3", code=3)
     for words, why in (
         (("--rank", "7"), "has no rank 7\n\nhint: it has ranks 0 to 1 on "),
         (("--node", "n9"), "has no rank on node n9\n"),
         (("--node", "n9", "--rank", "0"), "--node and --rank both say where"),
     ):
-        refused = hpc_gpt("shell", run.run_id, *words)
-        assert refused.code == 2
+        refused = hpc_gpt("shell", run.run_id, *words, code=2)
         assert why in refused.stderr
     typed = on_a_terminal("-m", "hpc_gpt", "shell", run.run_id, type_in="tty\nexit 5\n", after="rank 0 ", times=2)
     assert typed[0] == 5
@@ -55,12 +54,11 @@ def test_a_shell_is_beside_a_rank_and_top_ends_with_q(endless):
     assert code == 0
     assert re.search(r"running  step \d+/1000000", shown)
     assert status_of(run).state == "running"
-    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    hpc_gpt("cancel", run.run_id, "--yes", code=0)
     wait_until(lambda: status_of(run).state == "cancelled")
-    ended = hpc_gpt("shell", run.run_id)
-    assert ended.code == 2
+    ended = hpc_gpt("shell", run.run_id, code=2)
     assert ended.stderr.startswith(f"Error: run {run.run_id}: nothing to look into, it ended as cancelled\n\nhint: ")
-    assert hpc_gpt("shell", "20200101-000000-dead").code == 5
+    hpc_gpt("shell", "20200101-000000-dead", code=5)
 
 
 def test_what_forbids_a_debugger_is_said_and_a_gone_process(tmp_path):
@@ -88,8 +86,7 @@ def test_steps_take_as_long_with_gpu_figures_in_heartbeats(tmp_path, monkeypatch
         with_figures = bool(number % 2)
         environment = nvml if with_figures else {"LD_LIBRARY_PATH": ""}
         steps = ("--set", "train.steps=60", "--set", "train.hang_floor_s=20", "--set", "train.save_last=false")
-        done = hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment})
-        assert done.code == 0, done.stderr
+        hpc_gpt("submit", *SMALL, *steps, "--wait", environment={**os.environ, **environment}, code=0)
         lines = newest().attempt(1).metrics.read_text().splitlines()
         times[with_figures].append(statistics.median(json.loads(line)["step_s"] for line in lines[5:]))
         beats = read_heartbeats(newest().attempt(1).heartbeats)

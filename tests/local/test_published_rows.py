@@ -52,7 +52,6 @@ def test_a_row_trains_and_keeps_its_switches(folder):
 
 def test_megatrons_row_needs_a_checkout_and_says_so():
     """The eighth folder trains with a checkout of Megatron-LM alone, which no test has."""
-    done = in_process("submit", "gpt2-meg", "--smoke", "--wait")
-    assert done.code == 2, done.stderr
+    done = in_process("submit", "gpt2-meg", "--smoke", "--wait", code=2)
     assert "Error: engine megatron-lm runs a checkout of Megatron-LM" in done.stderr
     assert "hint: export MEGATRON_LM=" in done.stderr

@@ -24,14 +24,14 @@ def losses(run: RunFolder) -> dict[int, float]:
 def test_submit_resume_with_another_layout():
     settings = ("--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.dtype=fp32",
                 "--set", "train.decay=constant")  # fmt: skip
-    first = hpc_gpt("submit", *SMALL, *settings, "--wait")
-    assert first.code == 0, first.stderr
+    hpc_gpt("submit", *SMALL, *settings, "--wait", code=0)
     parent = newest()
     before = {path: path.stat().st_mtime_ns for path in parent.checkpoints.rglob("*")}
 
     further = ("--until", "steps=6")
-    shown = hpc_gpt("submit", "--resume", parent.run_id, *further, "--tp", "1", "--pp", "2", "--dry-run", "--script")
-    assert shown.code == 0, shown.stderr
+    shown = hpc_gpt(
+        "submit", "--resume", parent.run_id, *further, "--tp", "1", "--pp", "2", "--dry-run", "--script", code=0
+    )
     assert '"pp": 2' in shown.stdout
     refused = hpc_gpt("submit", "--resume", parent.run_id, "--gbs", "64")
     assert (refused.code, newest().run_id) == (2, parent.run_id)
@@ -44,8 +44,7 @@ def test_submit_resume_with_another_layout():
     before[kept] = kept.stat().st_mtime_ns
 
     options = ("--gpus", "1", "--tp", "1", "--dp", "1", "--zero-stage", "3", "--set", "engine.name=deepspeed-zero")
-    done = hpc_gpt("submit", "--resume", parent.run_id, *further, *options, "--wait")
-    assert done.code == 0, done.stderr
+    done = hpc_gpt("submit", "--resume", parent.run_id, *further, *options, "--wait", code=0)
     assert f"resumes {parent.run_id} after step 2, as tp1-pp1-dp1" in done.stderr
     assert "note: checkpoint step-00000004 is not sound, and is passed over: " in done.stderr
     run = newest()
@@ -67,8 +66,7 @@ def test_submit_resume_with_another_layout():
     assert (status["state"], status["step"]) == ("done", 6)
 
     # It has checkpoints of its own by now, and it is from those that another one goes on.
-    again = hpc_gpt("submit", "--resume", run.run_id, "--set", "train.steps=7", "--wait")
-    assert again.code == 0, again.stderr
+    hpc_gpt("submit", "--resume", run.run_id, "--set", "train.steps=7", "--wait", code=0)
     assert "resumed after step 6 of 7" in newest().attempts()[0].log.read_text()
 
 
@@ -88,7 +86,7 @@ def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
     assert by_hand.returncode == 1
     assert f"Error: run {run.run_id} is being trained by process {run.submissions()[-1]['pid']} on " in by_hand.stderr
     assert f"hint: hpc-gpt stop {run.run_id} first, or wait for its end" in by_hand.stderr
-    assert hpc_gpt("cancel", run.run_id).code == 0
+    hpc_gpt("cancel", run.run_id, code=0)
     ended(run)
     wait_until(lambda: not (run.path / "lock.json").exists())
     assert len(run.attempts()) == 2
@@ -116,7 +114,7 @@ def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
     assert ended(run).state == "error"
     assert (run.path / "lock.json").exists()
     assert hours_of("status", run) == hours_of("report", run) > 0, "of an attempt that wrote no end"
-    assert hpc_gpt("submit", "--resume", run.run_id).code == 0
+    hpc_gpt("submit", "--resume", run.run_id, code=0)
     assert ended(run).state == "error"
     assert len(run.attempts()) == 2
     of_both = hours_of("status", run)
@@ -125,8 +123,7 @@ def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
     resolved = json.loads((run.path / "resolved.json").read_text())
     resolved["job"]["max_gpu_hours"] = of_both * 0.99
     (run.path / "resolved.json").write_text(json.dumps(resolved))
-    refused = hpc_gpt("submit", "--resume", run.run_id)
-    assert refused.code == 2
+    refused = hpc_gpt("submit", "--resume", run.run_id, code=2)
     assert " are spent, are 0 s on 2 GPUs" in refused.stderr
 
 

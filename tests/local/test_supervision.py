@@ -1,4 +1,5 @@
-"""What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, a clean environment."""
+"""What stands over local ranks: outcome, the end of all when one fails, cancel, time limit, budget, a clean
+environment; and job.sh started by hand."""
 
 import contextlib
 import os
@@ -6,6 +7,8 @@ import platform
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +16,12 @@ import pytest
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import is_alive
 from hpc_gpt.core.runs.run_folder import Attempt
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.local.controller import RunController
 from hpc_gpt.launcher.launch.local.queue import QUEUE, start_here
+from hpc_gpt.launcher.launch.render import render_script
 from hpc_gpt.launcher.watch.status import read_status
 from tests.around import events_of, named
 from tests.cli.command import hpc_gpt, in_process
@@ -90,9 +97,8 @@ def test_wait_ends_with_exit_3_and_the_cause(tmp_path):
     template = tmp_path / "t.sh.j2"
     template.write_text('{% extends "base.sh.j2" %}{% block launch %}\nexit 9\n{% endblock %}')
     done = hpc_gpt(
-        "submit", "demo", "--cluster", "local", "--set", "data.source=random", "--template", template, "--wait"
+        "submit", "demo", "--cluster", "local", "--set", "data.source=random", "--template", template, "--wait", code=3
     )
-    assert done.code == 3
     assert "ended with exit code 9" in done.stderr
     assert f"hint: hpc-gpt why {newest().run_id}" in done.stderr
 
@@ -213,7 +219,7 @@ def test_a_killed_controller_leaves_no_rank_its_event_is_sent(ranks_that, tmp_pa
     wait_until(lambda: all_gone(run))
     assert status_of(run).state == "error"
     for number in (2, 3):
-        assert hpc_gpt("submit", "--resume", run.run_id).code == 0
+        hpc_gpt("submit", "--resume", run.run_id, code=0)
         assert ended(run).state == "error"
         wait_until(lambda number=number: len(list(tmp_path.glob("has.*"))) == number)
         assert not (run.path / "lock.json").exists()
@@ -242,3 +248,49 @@ def test_a_controller_of_a_moved_run_ends_its_ranks_alone(ranks_that):
     assert log.count(f"cannot write {run.path}/attempts/1/ranks/") == 1
     assert "leave a run folder in its place until the run has ended" in log
     assert "Traceback" not in log
+
+
+def test_ranks_are_told_when_the_budget_is_spent(ranks_that):
+    """One GPU-hour on two ranks is half an hour from the start."""
+    before = time.time()
+    run = ranks_that('printf %s "$HPC_GPT_STOP_AT" >"$HPC_GPT_RUN/stop.$rank"', "--max-gpu-hours", 1)
+    ended(run)
+    began = run.attempts()[0].started()["started"]
+    for rank in (0, 1):
+        assert before + 1799 < float((run.path / f"stop.{rank}").read_text()) < began + 1801
+
+
+def test_nothing_starts_where_less_is_left_than_a_save_may_take(ranks_that):
+    """0.0031 GPU-hours are 5.6 s on two ranks, 5 of them the lead; the first attempt takes more than the rest."""
+    run = ranks_that("sleep 1", "--max-gpu-hours", 0.0031, "--set", "job.signal_lead_s=5")
+    ended(run)
+    done = in_process("submit", "--resume", run.run_id, code=2)
+    assert "job.max_gpu_hours = 0.0031, of which 0.00" in done.stderr
+    assert "but a job takes 5 s to save before its end" in done.stderr
+    assert len(run.attempts()) == 1
+
+
+def test_without_a_budget_nothing_is_told(ranks_that):
+    run = ranks_that('printf "%s" "${HPC_GPT_STOP_AT:-none}" >"$HPC_GPT_RUN/stop.$rank"',
+                     environment={"HPC_GPT_STOP_AT": "7"})  # fmt: skip
+    ended(run)
+    assert (run.path / "stop.0").read_text() == "none", "that of an enclosing job is none of ours"
+
+
+def start(tmp_path: Path, inside: Path) -> subprocess.CompletedProcess[str]:
+    """Starts the demo's script under a Python that finds the modules in `inside` first."""
+    script = tmp_path / "job.sh"
+    script.write_text(render_script(resolve(load_experiment("demo"), load_profile("local"))))
+    environment = os.environ | {"HPC_GPT_PYTHON": sys.executable, "HPC_GPT_RUN": str(tmp_path / "run")}
+    environment["PYTHONPATH"] = str(inside)
+    return subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_python_without_submitit_is_named(tmp_path):
+    (inside := tmp_path / "inside").mkdir()
+    (inside / "submitit.py").write_text("raise ModuleNotFoundError('No module named submitit', name='submitit')\n")
+    done = start(tmp_path, inside)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"Error: {sys.executable} lacks submitit, which a run on this machine needs\n\nhint: " in done.stderr
+    assert "HPC_GPT_PYTHON=PYTHON bash job.sh" in done.stderr

@@ -42,10 +42,10 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
     assert list(run.checkpoints.glob("step-*/complete.json"))
     assert "asked to save and stop" in said
 
-    assert hpc_gpt("submit", "--resume", run.run_id).code == 0
+    hpc_gpt("submit", "--resume", run.run_id, code=0)
     assert in_process("submit", "--resume", run.run_id).code == 1  # it runs already
     wait_until(lambda: len(run.attempts()) == 2 and (status_of(run).step or 0) > stopped.step)
-    assert hpc_gpt("cancel", run.run_id, "--yes").code == 0
+    hpc_gpt("cancel", run.run_id, "--yes", code=0)
     assert ended(run).state == "cancelled"
     steps = [line["step"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
     assert steps == list(range(1, len(steps) + 1))
@@ -75,8 +75,7 @@ def test_a_stream_and_its_tokenizer_are_beside_the_experiment(tmp_path):
     text += 'vocab = 512\n[engine]\nname = "ddp"\n[layout]\ngpus = 1\ntp = 1\npp = 1\n'
     (tmp_path / "mine.toml").write_text(f'extends = "{REPOSITORY}/experiments/demo.toml"\n{text}')
     given = ("--cluster", "local", "--set", "train.steps=2", "--set", "train.eval_every=2", "--wait")
-    done = hpc_gpt("submit", "../mine.toml", *given, cwd=tmp_path / "elsewhere")
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", "../mine.toml", *given, cwd=tmp_path / "elsewhere", code=0)
     assert len(losses(newest())) == 2
 
 
@@ -84,17 +83,16 @@ def test_a_stream_and_its_tokenizer_are_beside_the_experiment(tmp_path):
 def test_two_ranks_that_share_samples_are_one_and_resume_as_one():
     settings = ("--cluster", "local", "--set", "train.steps=6", "--set", "train.log_every=1", "--wait",
                 "--set", "layout.micro_batch=4")  # fmt: skip
-    alone = hpc_gpt("submit", "llama-tiny", "--gpus", "1", *settings)
-    assert alone.code == 0, alone.stderr
+    hpc_gpt("submit", "llama-tiny", "--gpus", "1", *settings, code=0)
     one = losses(newest())
-    shared = hpc_gpt("submit", "llama-tiny", "--cp", "2", *settings)
-    assert shared.code == 0, shared.stderr
+    hpc_gpt("submit", "llama-tiny", "--cp", "2", *settings, code=0)
     run = newest()
     assert losses(run) == pytest.approx(one, abs=2e-6)
     record = json.loads((run.path / "record.json").read_text())
     assert (record["gpus"], record["cp"], record["dp"], record["tokens_total"]) == (2, 2, 1, 6 * 4 * 128)
-    again = hpc_gpt("submit", "--resume", run.run_id, "--cp", "1", "--gpus", "1", "--until", "steps=8", "--wait")
-    assert again.code == 0, again.stderr
+    again = hpc_gpt(
+        "submit", "--resume", run.run_id, "--cp", "1", "--gpus", "1", "--until", "steps=8", "--wait", code=0
+    )
     assert "after step 6, as tp1-pp1-dp1" in again.stderr
     assert len(losses(newest())) == 2
 
@@ -102,8 +100,7 @@ def test_two_ranks_that_share_samples_are_one_and_resume_as_one():
 def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
     told = tmp_path / "told"
     after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
-    done = hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told), *after)
-    assert done.code == 0, done.stderr
+    hpc_gpt("submit", *SMALL, "--set", "train.steps=3", *around(told), *after, code=0)
     run = newest()
     assert ended(run).state == "done"
     (attempt,) = run.attempts()
@@ -121,5 +118,5 @@ def test_a_run_here_has_its_curve_events_and_a_done_after_job(tmp_path):
     assert (row["step"], row["state"], row["code"]) == (3, "done", 0)
     shown = in_process("status", run.run_id).stdout
     assert f"{run.run_id}: after: 1 done\n" in shown
-    assert hpc_gpt("report", str(run.path)).code == 0
+    hpc_gpt("report", str(run.path), code=0)
     assert json.loads((run.path / "record.json").read_text())["after"] == [row]

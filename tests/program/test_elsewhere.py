@@ -48,7 +48,7 @@ def test_why_names_a_file_that_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "fit.slurm").write_text(
         f"#!/bin/bash\n#SBATCH -t 7\n{FAILS} > $(date +%s).txt 2>&1\n{FAILS} >$(pwd)/x 2>&1\n"
     )
-    assert in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path).code == 3
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
     said = in_process("why", str(newest().path)).stdout
     assert "read where the script sends its programs' output" in said
     assert "$(pwd)/x (line 4)" in said

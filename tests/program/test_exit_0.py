@@ -16,6 +16,7 @@ from hpc_gpt.reader.readers.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import said_by
 from tests.cli.command import in_process
 from tests.local.conftest import ended, newest
+from tests.programs import put
 
 RAISED = (
     'Traceback (most recent call last):\n  File "fit.py", line 3, in <module>\nZeroDivisionError: division by zero\n'
@@ -110,10 +111,10 @@ def test_a_script_that_exits_with_0_has_the_class_of_its_failure(tmp_path, text,
 
 def test_a_script_that_asks_for_no_gpu_has_none_anywhere(tmp_path: Path) -> None:
     (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho step 1 loss 4.0\n")
-    assert in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path).code == 0
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=0)
     status, record = ended(newest()), RunFolder(newest().path).record
     assert (status.gpus, status.gpu_hours) == (None, None)
-    assert in_process("report", str(newest().path)).code == 0
+    in_process("report", str(newest().path), code=0)
     found = json.loads(record.read_text())
     assert (found["gpus"], found["gpu_hours"]) == (None, None)
 
@@ -153,8 +154,7 @@ def test_the_kernels_memory_is_suspected_after_signal_9_alone(tmp_path: Path, li
 
 @pytest.mark.parametrize("submits", ['sbatch "$0"', 'sbatch --parsable "$0" >id'])
 def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatch, submits: str) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 4711\n")
-    (tmp_path / "sbatch").chmod(0o700)
+    put(tmp_path / "sbatch", "#!/bin/sh\necho Submitted batch job 4711\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     guard = f'#!/bin/bash\n#SBATCH -t 7\nif [ -z "$SLURM_JOB_ID" ]; then\n  {submits}\n  exit\nfi\npython3 fit.py\n'
     (tmp_path / "fit.slurm").write_text(guard)
@@ -164,8 +164,7 @@ def test_a_script_that_queues_itself_is_not_done_here(tmp_path: Path, monkeypatc
 
 
 def test_a_script_that_queues_another_job_is_done_here(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 4711\n")
-    (tmp_path / "sbatch").chmod(0o700)
+    put(tmp_path / "sbatch", "#!/bin/sh\necho Submitted batch job 4711\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\necho trained\nsbatch evaluate.slurm\n")
     in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=0)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
@@ -64,27 +63,11 @@ def test_bash_and_shellcheck_take_the_job_sh(tmp_path: Path) -> None:
             assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "said"),
-    [
-        ("#!/bin/bash\n#PBS -l nodes=2\n", (), "#PBS"),
-        ("#!/bin/bash\n#BSUB -n 2\n", (), "#BSUB"),
-        ("#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH -N2\n", (), "a heterogeneous job"),
-        ("#!/bin/bash\n#SBATCH --container-image=x\n", (), "--container-image starts the whole job in a container"),
-        ("#!/bin/bash\npython train.py\n", (), "has no #SBATCH lines"),
-        (HEAD, ("--wrap=ls",), "--wrap is not for a run"),
-        (HEAD, ("--tp", "2"), "--tp is of an experiment"),
-        (HEAD, ("--set", "model.preset=gpt2"), "model.preset is not for a job script"),
-        (HEAD, ("--array=x",), "--array=x is no list of numbers"),
-        (HEAD.replace("\n", "\r\n"), (), "line breaks of DOS"),
-        ("#!/bin/bash\n# Rendered by hpc-gpt 0.1.0. It is complete\n", (), "is a script that hpc-gpt rendered"),
-    ],
-)
-def test_what_cannot_run_as_it_is_is_refused_before_writing(tmp_path, text, words, said):
-    script(tmp_path, text)
-    chosen = {"HPC_GPT_CLUSTER": "generic-slurm"}  # there may be no sbatch here
-    assert said in error_of(in_process("submit", *words, "train.slurm", cwd=tmp_path, environment=chosen, code=2))[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["train.slurm"]
+def test_line_breaks_of_dos_are_refused(tmp_path: Path) -> None:
+    """What else cannot run as it is, is in tests/cli/refused/programs.txt."""
+    script(tmp_path, HEAD.replace("\n", "\r\n"))
+    done = in_process("submit", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path, code=2)
+    assert "line breaks of DOS" in error_of(done)[0]
 
 
 def test_options_mean_what_they_mean_to_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,11 +175,6 @@ def test_experiments_that_earlier_inits_wrote_stay_valid(name: str) -> None:
     assert resolve(load_experiment(str(SPECIMENS / f"{name}.toml")), profile).engine.name in ("command", "megatron-lm")
 
 
-def test_a_fault_of_a_script_names_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.slurm:2: a quote has no end"):
-        read_job_script(script(tmp_path, "#!/bin/bash\n#SBATCH --comment='x\n"))
-
-
 def test_the_fifth_time_limit_in_a_row_ends_a_silent_script(tmp_path: Path) -> None:
     asked = ScriptRequest(script(tmp_path), (), ())
     prepared = prepare(Request("train.slurm", None, None, {"chain": "requeue"}, script=asked))
@@ -225,7 +203,6 @@ def test_checkpoints_may_be_named_by_a_whole_path(tmp_path: Path) -> None:
     asked = ("submit", "--cluster", "generic-slurm", "--dry-run")
     done = in_process(*asked, "--checkpoints", "/scratch/me/step-*", "train.slurm", cwd=tmp_path, code=0)
     assert "the chain goes by its checkpoints, /scratch/me/step-*" in done.stdout + done.stderr
-    assert in_process(*asked, "--checkpoints", "/scratch/../x", "train.slurm", cwd=tmp_path).code == 2
 
 
 OUTPUT = """\
@@ -262,10 +239,16 @@ for step in $(seq 50); do sleep 0.3; echo "step $step loss 2.5"; done
 @pytest.mark.long  # its steps must be many looks at its output
 def test_the_step_time_is_the_programs_and_not_the_looks(tmp_path: Path) -> None:
     script(tmp_path, STEPS)
-    done = in_process(
-        "submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, environment={"HPC_GPT_LOGS": "logs"}
+    in_process(
+        "submit",
+        "--cluster",
+        "local",
+        "--wait",
+        "train.slurm",
+        cwd=tmp_path,
+        environment={"HPC_GPT_LOGS": "logs"},
+        code=0,
     )
-    assert done.code == 0, done.stderr
     (record,) = json.loads(in_process("report", "logs", "--json", cwd=tmp_path).stdout)["records"]
     assert record["steps_used"] > 20
     true_s = 0.305  # with the start of sleep

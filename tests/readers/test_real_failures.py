@@ -10,6 +10,7 @@ import pytest
 from hpc_gpt.reader.readers.causes import Cause, first_cause
 from hpc_gpt.reader.readers.logs import Failure
 from hpc_gpt.reader.readers.logs.read_log import read_log
+from tests.programs import python
 
 PROGRAMS = {
     "host_memory": (
@@ -145,9 +146,7 @@ for what in (host_memory, data, worker, user_error, disk_full): fail(what)
 
 def test_what_torch_prints(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TORCH)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
-    )
+    done = python("program.py", cwd=tmp_path, code=0)
     found = {}
     for piece in done.stdout.split("-------- ")[1:]:
         name, _, text = piece.partition("\n")

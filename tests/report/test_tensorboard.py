@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, safe_name, started_name, write_events
 from tests.conftest import REPOSITORY
 from tests.made_runs import STARTED, add_attempt, metrics_line
+from tests.programs import python
 from tests.report.any_run import any_run
 from tests.report.exported_runs import log_run, restarted_run
 
@@ -184,20 +183,10 @@ assert "torch" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(
-    ("package", "function"),
-    [("tensorboard", "write_events"), ("wandb", "write_offline_runs")],
-)
+@pytest.mark.parametrize(("package", "function"), [("tensorboard", "write_events"), ("wandb", "write_offline_runs")])
 def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, function):
     text = WITHOUT.format(package=package, function=function, folder=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", text, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, code=0)
     assert done.stdout.startswith("UserError ")
     assert f"pip install 'hpc-gpt[{package}]'" in done.stdout
     assert issubclass(RunFolderError, UserError)

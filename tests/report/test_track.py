@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from hpc_gpt.reader.report.exports import write_events
 from hpc_gpt.reader.report.track import Tracker
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
+from tests.programs import python
 from tests.report.test_wandb import records, rows
 from tests.train.filling import fill
 
@@ -121,15 +120,14 @@ def track_in_a_process(run: RunFolder, number: int, **environment: str) -> str:
     """The tracker as job.sh starts it, after the ranks; gives what it prints."""
     run.attempt(number).ranks_ended.touch()
     paths = os.pathsep.join([environment.pop("before", str(REPOSITORY)), str(REPOSITORY)])
-    done = subprocess.run(
-        [sys.executable, "-m", "hpc_gpt.reader.report.track", str(run.path), str(number)],
+    done = python(
+        "-m",
+        "hpc_gpt.reader.report.track",
+        run.path,
+        number,
         env={**os.environ, "PYTHONPATH": paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        code=0,
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 

@@ -9,15 +9,7 @@ import pytest
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.runs.lineage import (
-    RESUMED_FROM,
-    Parent,
-    convertible,
-    descend,
-    find_ancestors,
-    newest_step,
-    parent_of,
-)
+from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent, convertible, descend, find_ancestors, newest_step, parent_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
@@ -195,8 +187,7 @@ def test_each_engine_takes_up_what_it_can_and_no_strangers():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "stage"),
-    [("deepspeed-3d", "deepspeed-zero", 3), ("deepspeed-zero", "deepspeed-3d", 1)],
+    ("before", "after", "stage"), [("deepspeed-3d", "deepspeed-zero", 3), ("deepspeed-zero", "deepspeed-3d", 1)]
 )
 def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, stage):
     changes = {"engine.name": after, "engine.zero_stage": stage, "layout.pp": 1}

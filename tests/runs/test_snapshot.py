@@ -31,6 +31,7 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
+from tests.programs import ran
 
 FILES = {"hpc_gpt/__init__.py": b"x = 1\n", "hpc_gpt/trainer/train/a.py": b"", "templates/b.j2": "é {{ c }}\n".encode()}
 
@@ -53,12 +54,7 @@ def cut_off(archive: Path) -> None:
 
 
 def test_the_archive_holds_every_file_git_has_of_the_package() -> None:
-    listed = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "ls-files", "-z", "hpc_gpt", "templates"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\0")
+    listed = ran("git", "-C", REPOSITORY, "ls-files", "-z", "hpc_gpt", "templates", code=0).stdout.split("\0")
     missing = {name for name in listed if name and (REPOSITORY / name).exists()} - set(code_files())
     assert not missing
     assert not [name for name in code_files() if "__pycache__" in name or name.endswith(".pyc")]
@@ -112,18 +108,18 @@ def import_from(code: Path) -> None:
 @pytest.mark.parametrize("link", [False, True])
 def test_a_cache_put_beside_the_code_is_not_run_and_none_is_left(tmp_path: Path, link: bool) -> None:
     begin(tmp_path)
-    code, ran = unpack_code(tmp_path), tmp_path / "ran"
-    plant_cache(code, ran)
+    code, mark = unpack_code(tmp_path), tmp_path / "mark"
+    plant_cache(code, mark)
     import_from(code)
-    assert ran.exists(), "it would run"
-    ran.unlink()
+    assert mark.exists(), "it would run"
+    mark.unlink()
     if link:
         cache = code / "hpc_gpt" / "core" / "settings" / "__pycache__"
         cache.rename(tmp_path / "elsewhere")
         cache.symlink_to(tmp_path / "elsewhere")
     assert ready_code(tmp_path) == code
     import_from(code)
-    assert not ran.exists()
+    assert not mark.exists()
     assert len(list(tmp_path.glob("code.changed-*"))) == 1
     assert not list(code.rglob("__pycache__"))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import put
 from tests.slurm.cluster import BARE, LEDGER, NARROW, SMALL, Cluster, ClusterSpec, running_services
 from tests.slurm.launcher import Launcher
 from tests.slurm.services import Services, daemon_environment
@@ -132,9 +133,7 @@ exit 1
 
 def sbatch_in(folder: Path, text: str) -> dict[str, str]:
     """The environment in which sbatch is this script."""
-    folder.mkdir()
-    (folder / "sbatch").write_text(text)
-    (folder / "sbatch").chmod(0o755)
+    put(folder / "sbatch", text)
     return {"PATH": f"{folder}:{os.environ['PATH']}", "HPC_GPT_SLURM_S": "2"}
 
 

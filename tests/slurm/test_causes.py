@@ -1,7 +1,7 @@
-"""Real runs that lose a rank, or get a second job: the class of the end, and where the run goes on.
+"""Real runs that lose a rank: the class of the end, and where the run goes on.
 
 Other endings are elsewhere: a time limit, a preemption, dead nodes, a cancel and no progress in test_runs, a stop in
-test_control, a budget in test_chain, a diverging loss in test_sweeps.
+test_control, a diverging loss in test_sweeps; a budget, and a second job of a run, in tests/ends/test_decisions.
 """
 
 import json
@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from tests.processes import environment_of, send
-from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, UNSAVED, Job, Launcher, paused
+from tests.slurm.launcher import ENDLESS, PAIR, SAVED, SINGLE, Job, Launcher, paused
 from tests.slurm.stories import Teller, story
 
 SMALL = ("--set", "model.layers=1", "--set", "job.retry_pause_s=2")
@@ -70,23 +70,6 @@ def silent(teller: Teller) -> Job:
     return job
 
 
-@story
-def second_job(teller: Teller) -> Job:
-    """A run whose script is submitted again while it runs, and that is cancelled then."""
-    launcher = teller.launcher
-    job = launcher.submit(*SINGLE, *SMALL, *ENDLESS, *UNSAVED, **paused(2))
-    job.wait_paused()
-    again = launcher.sbatch(job.run.job_script, "--output=/dev/null", HPC_GPT_RUN=str(job.run.path))
-    Job(teller.cluster, job.run, again).wait_end("FAILED")
-    assert job.ended() == ["None", "refused"]
-    assert state(launcher, job)[0] == "running"
-    launcher.run("cancel", job.run.run_id, "--yes")
-    job.resume()
-    job.wait_end("CANCELLED", "COMPLETED")
-    job.wait("its end", job.run.attempt(1).ended)
-    return job
-
-
 @pytest.mark.story(killed)
 def test_a_killed_rank_costs_a_pause_and_no_step_twice(launcher: Launcher, told: Teller) -> None:
     job, waited = told(killed)
@@ -124,13 +107,3 @@ def test_a_silent_rank_is_a_hang_and_its_node_is_left_out(told: Teller) -> None:
     assert (verdict["node"], verdict["exclude"]) == (node, [node])
     assert node not in job.nodes()
     assert job.shown()["ExcNodeList"] == node
-
-
-@pytest.mark.long
-@pytest.mark.story(second_job)
-def test_a_second_job_of_a_run_steps_aside(launcher: Launcher, told: Teller) -> None:
-    job = told(second_job)
-    assert job.ended()[1:] == ["refused"]
-    assert f"job {job.id} runs this run already, as attempt 1" in job.run.attempt(2).ended()["cause"]
-    assert not job.run.attempt(2).metrics.exists()
-    assert state(launcher, job)[0] == "cancelled"

@@ -1,10 +1,14 @@
 """Every job script is put before a real scheduler that knows 64 nodes and the shipped profiles' features and qos."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
+from hpc_gpt.launcher.launch.render import render_script
+from tests.experiments.sweeps import COUNTS, settle, sweep
+from tests.experiments.sweeps import PROFILES as SWEPT
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import Launcher
 from tests.slurm.site import slurm_profiles
@@ -32,7 +36,7 @@ def accepted_on(words: str) -> tuple[int, str]:
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("experiment", ["demo", DEFAULT_EXPERIMENT])
 def test_an_experiment_is_accepted_under_every_profile(asking, tmp_path, experiment, profile):
-    # test_rows has the other experiments, every row of theirs. --force: 48B fits on no 64 cards of 16 GB.
+    # The last test has the other experiments, every row of theirs. --force: 48B fits on no 64 cards of 16 GB.
     script, _ = asking.run("render", experiment, "--cluster", profile, "--force")
     (path := tmp_path / "job.sh").write_text(script)
     done = asking.cluster.run("sbatch", "--test-only", str(path))
@@ -88,3 +92,22 @@ def test_a_refusal_leaves_a_run_that_says_so(asking: Launcher, flags: tuple[str,
     assert (run / "job.sh").is_file()
     assert '"state": "refused"' in asking.run("status", str(run), "--json")[0]
     assert words in asking.run("status", str(run), "--json")[0]
+
+
+@pytest.mark.long(but="first")
+@pytest.mark.parametrize("profile", SWEPT)
+def test_every_row_is_accepted_on_the_nodes_it_asks_for(checks: Cluster, tmp_path: Path, profile: str) -> None:
+    asked = 0
+    for name in COUNTS:
+        for row in sweep(name).possible:
+            run = settle(name, row.name, profile)
+            (script := tmp_path / f"{name}-{row.name}.sh").write_text(render_script(run))
+            done = checks.run("sbatch", "--test-only", str(script))
+            assert done.returncode == 0, f"{script.name}: {done.stderr}"
+            found = re.search(r"to start at \S+ using (\d+) processors on nodes (\S+)", done.stderr)
+            assert found, f"{script.name}: {done.stderr}"
+            assert int(found[1]) >= run.gpus, f"{script.name}: {done.stderr}"
+            nodes = checks.run("scontrol", "show", "hostnames", found[2]).stdout.split()
+            assert len(nodes) == run.nodes, f"{script.name}: {done.stderr}"
+            asked += 1
+    assert asked == sum(COUNTS.values()) - 6

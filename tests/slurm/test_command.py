@@ -4,7 +4,6 @@ A bash loop, a train.py in nanoGPT's manner under torchrun, and transformers' Tr
 from its own checkpoints, and its losses are those of an unbroken run.
 """
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -237,13 +236,3 @@ def test_one_process_a_job_sees_every_slot_of_it(told: Teller) -> None:
         ranks = [(run.path / f"mpi-{rank}").read_text().split() for rank in range(4)]
         assert {size for size, _ in ranks} == {"4"}
         assert sorted(Counter(node for _, node in ranks).values()) == [2, 2], "its own slots of both nodes"
-
-
-def test_a_program_on_no_node_is_the_users_mistake_not_retried(launcher: Launcher) -> None:
-    folder = launcher.place("gone")
-    path = experiment(folder, "gone", {"run": ["no-such-trainer"], "per": "job"}, {"layout": {"gpus": 1}})
-    job = launcher.submit(str(path))
-    job.wait_end("FAILED")
-    assert job.ended() == ["user_error"]
-    assert job.run.attempt(1).ended()["cause"].startswith("rank 0: no program no-such-trainer on ")
-    assert os.path.isdir(job.run.path / "work")

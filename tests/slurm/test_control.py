@@ -1,4 +1,4 @@
-"""stop, save and requeue on a real cluster: through the run folder alone, with slurmctld down for the first two."""
+"""stop, save and requeue on a real cluster: through the run folder alone, the first two with slurmctld down."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.slurm.launcher import ENDLESS, HELD, SINGLE, UNSAVED, Job, Launcher
+from tests.slurm.launcher import ENDLESS, SINGLE, UNSAVED, Job, Launcher
 from tests.slurm.stories import Teller, story
 
 
@@ -41,31 +41,6 @@ def requeued(teller: Teller) -> Requeued:
     launcher.run("stop", job.run.run_id, "--wait")
     job.wait_end()
     return Requeued(job, suspended, said, step)
-
-
-class Waited(NamedTuple):
-    """A run that is stopped while it waits, requeued by hand and stopped again; what was said, and its first end."""
-
-    job: Job
-    said: str
-    ended: list[str]
-    steps: dict[int, float]
-    state: str
-
-
-@story
-def stopped_while_it_waited(teller: Teller) -> Waited:
-    launcher = teller.launcher
-    job = launcher.submit(*SINGLE, *HELD)
-    said, _ = launcher.run("stop", job.run.run_id)
-    job.release()
-    job.wait_end()
-    first = Waited(job, said, job.ended(), job.metrics(1), launcher.state(job))
-    # Requeued by hand it runs, as that is the newer wish.
-    teller.cluster.run("scontrol", "requeue", job.id, check=True)
-    job.wait_step(1, attempt=2)
-    job.wait_end()
-    return first
 
 
 @pytest.mark.long
@@ -116,12 +91,3 @@ def test_requeue_saves_goes_back_to_the_queue_and_resumes(told: Teller) -> None:
     assert (job.ended(), job.restarts) == (["requeued", "requeued", "stopped"], 2)
     assert "of the same job, which it was meant for" in job.run.attempt(2).ended()["cause"]
     assert min(job.metrics(3)) == job.last_step(2) + 1
-
-
-@pytest.mark.long
-@pytest.mark.story(stopped_while_it_waited)
-def test_a_run_that_waits_ends_as_stopped_when_it_starts(told: Teller) -> None:
-    found = told(stopped_while_it_waited)
-    assert "hpc-gpt cancel takes it out of the queue" in found.said
-    assert (found.ended, found.steps, found.state) == (["stopped"], {}, "stopped")
-    assert found.job.ended() == ["stopped", "done"]

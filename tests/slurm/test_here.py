@@ -1,5 +1,6 @@
-"""`submit --here` in allocations of a real cluster, which stay their user's."""
+"""`submit --here` and `bench --machine` in allocations of a real cluster, which stay their user's."""
 
+import json
 import re
 import signal
 import subprocess
@@ -139,3 +140,19 @@ def test_the_end_of_a_run_leaves_the_allocation_alive(told: Teller) -> None:
     assert (code, state, job.ended()) == (3, "cancelled", ["cancelled"])
     end = job.run.attempt(1).ended()
     assert list(job.run.checkpoints.glob(f"step-{end['step']:08d}")), "a cancelled run is saved, too"
+
+
+def test_the_nodes_of_an_allocation(launcher: Launcher) -> None:
+    done = subprocess.run(
+        ["salloc", "--nodes=2", *ASKED, *PYTHON, "bench", "--machine", "--json"],
+        env=launcher.environment, cwd=launcher.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert (found["measured"]["nodes"], found["measured"]["ranks_per_node"]) == (2, 2)
+    rates = {name: rate for name, rate in found["measured"].items() if name.startswith("nodes_")}
+    assert sorted(rates) == ["nodes_gather_gb_s", "nodes_pair_gb_s", "nodes_ring_gb_s"]
+    assert min(rates.values()) > 0
+    assert found["machine"]["network_gb_s"] > 0
+    assert "reduction" in found["calibration"]["constants"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.slurm.launcher import ENDLESS, HELD, PAIR, PYTHON, SINGLE, UNSAVED, Job, Launcher
+from tests.slurm.launcher import ENDLESS, PAIR, PYTHON, UNSAVED, Job, Launcher
 from tests.slurm.stories import Teller, slow_story, story
 from tests.terminal import on_a_terminal
 
@@ -108,29 +108,6 @@ def test_top_shows_both_nodes_and_which_of_them_falls_silent(told: Teller) -> No
     assert found.first_after.startswith(f"{found.nodes[0]} rank 0 pid ")
     silent = rf"rank 1 on {found.nodes[1]} has written no heartbeat for [\d.]+ s: it may be dead"
     assert re.match(rf"Error: {silent}, and no step starts on its node: \w.+\n\nhint: hpc-gpt logs ", found.note)
-
-
-@story
-def looked_into_too_late(teller: Teller) -> list[str]:
-    launcher = teller.launcher
-    held, done = launcher.submit(*HELD), launcher.submit(*SINGLE, "--set", "train.steps=2")
-    said = [shell(launcher, held, code=2)[1]]
-    teller.cluster.run("scancel", held.id, check=True)
-    done.wait_end()
-    said.append(shell(launcher, done, "--", "true", code=2)[1])
-    said.append(launcher.run("shell", "20200101-000000-dead", code=5)[1])
-    said.append(launcher.run("top", "20200101-000000-dead", code=5)[1])
-    assert "done" in launcher.run("top", done.run.run_id)[0]
-    return said
-
-
-@pytest.mark.story(looked_into_too_late)
-def test_nothing_is_looked_into_that_does_not_run(told: Teller) -> None:
-    waits, ended, unknown, unknown_top = told(looked_into_too_late)
-    assert re.match(r"Error: run \S+: nothing to look into, it is pending\n\nhint: hpc-gpt status", waits)
-    assert re.match(r"Error: run \S+: nothing to look into, it ended as done\n\nhint: hpc-gpt logs \S+", ended)
-    for said in (unknown, unknown_top):
-        assert said.startswith("Error: no run '20200101-000000-dead'")
 
 
 FROM_PYTHON = """

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.around import around, curve, events_of
+from tests.programs import put
 from tests.slurm.launcher import Job, Launcher
 
 RECORD = """\
@@ -197,40 +197,6 @@ def _after(seconds: float) -> Any:
     return lambda: time.monotonic() > end
 
 
-LIMIT = """\
-#!/bin/bash
-#SBATCH --job-name=limit -N 1 --ntasks=1 --time=60 --output=out-%j.txt
-echo "start $SLURM_RESTART_COUNT"
-[ -z "$SLURM_RESTART_COUNT" ] || exit 0
-srun python3 -u -c '
-import signal, sys, time
-def end(*_):
-    print("saved", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-for step in range(600):
-    print(f"step {step} loss 2.5", flush=True)
-    time.sleep(0.5)
-'
-echo "after the training: $?"
-"""
-
-
-@pytest.mark.long
-def test_at_its_time_limit_a_script_saves_and_comes_back(launcher: Launcher) -> None:
-    folder = folder_of(launcher, "limit", train_slurm=LIMIT)
-    job = submit(launcher, "submit", folder, "--set", "job.signal_lead_s=240", "train.slurm")
-    job.wait_step(2)
-    job.near_its_limit()
-    job.wait("the end of its first attempt", lambda: job.run.attempt(1).ended())
-    job.far_from_its_limit()
-    job.wait_end()
-    assert job.ended() == ["walltime", "done"], job.log()
-    assert job.log().count("saved") == 1
-    assert "after the training: 0" in job.log()
-    assert (folder / f"out-{job.id}.txt").read_text() == job.run.attempt(2).log.read_text()
-
-
 DEAF = """\
 #!/bin/bash
 #SBATCH --job-name=deaf -N 1 --ntasks=1 --time=60
@@ -286,34 +252,6 @@ def test_neither_kill_0_nor_the_loss_of_the_watch_ends_the_chain(launcher: Launc
     assert job.shown()["ExitCode"] == "7:0"
     assert "caught" in job.log()
     assert not job.run.attempt(1).ended()["requeue"]
-
-
-PARENT = """\
-#!/bin/bash
-#SBATCH --job-name=parent -N 1 --ntasks=1 --time=9
-sbatch -N 1 --ntasks=1 --time=9 --output="$REC/child.txt" "$REC/child.sh"
-until [ -e "$REC/begun" ]; do sleep 0.1; done
-sleep 600 &
-echo "$!" >"$REC/own"
-"""
-CHILD = """\
-#!/bin/bash
-touch "$REC/begun"
-until [ -e "$REC/go" ]; do sleep 0.1; done
-touch "$REC/sound"
-"""
-
-
-@pytest.mark.long
-def test_a_job_that_a_script_submits_outlives_it(launcher: Launcher) -> None:
-    """The nodes of this cluster are this machine, so both jobs are on the same one."""
-    folder = folder_of(launcher, "parent", train_slurm=PARENT, child_sh=CHILD)
-    job = submit(launcher, "submit", folder, "train.slurm")
-    job.wait_end()
-    assert job.ended() == ["done"], job.log()
-    assert start_time(int((folder / "own").read_text())) is None
-    (folder / "go").touch()
-    job.wait("the end of the job that it submitted", (folder / "sound").exists)
 
 
 ARRAY = """\
@@ -379,6 +317,7 @@ TWO_FILES = """\
 echo "all is well"
 srun python3 -c '
 import os
+from tests.programs import put
 if os.environ["SLURM_PROCID"] == "1":
     raise NameError("name batch is not defined")'
 """
@@ -489,23 +428,9 @@ echo "it was quick"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_of_the_users_is_written_through(launcher: Launcher, there: bool) -> None:
-    folder = folder_of(launcher, f"linked-{there}", train_slurm=LINKED)
-    (folder / "latest.txt").symlink_to("real.txt")
-    if there:
-        (folder / "real.txt").write_text("before\n")
-    job = submit(launcher, "submit", folder, "train.slurm")
-    job.wait_end("COMPLETED")
-    assert (folder / "latest.txt").readlink() == Path("real.txt")
-    assert (folder / "latest.txt").read_text() == "it was quick\n"  # sbatch truncates it, too
-
-
-@pytest.mark.long
 def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launcher) -> None:
-    python = launcher.folder / "slow-python"
-    python.write_text(f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
+    text = f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n'
+    python = put(launcher.folder / "slow-python", text)
     folder = folder_of(launcher, "short", train_slurm=LINKED.replace("latest", "short"))
     job = launcher.submit(
         "train.slurm", cwd=folder, HPC_GPT_CLUSTER="", HPC_GPT_EXPERIMENT="", HPC_GPT_PYTHON=str(python)

@@ -1,19 +1,17 @@
 """sbatch whose answer is lost: the job may be queued, and is found again. The real sbatch and controller."""
 
-import contextlib
 import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.after_jobs import after_table, list_after
+from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.conftest import sbatch_in
-from tests.slurm.launcher import HELD, SAVED, SINGLE, Job, Launcher, paused
+from tests.slurm.launcher import HELD, SINGLE, Job, Launcher
 
 # The controller stands still just as the request is sent. sbatch waits for 2 s.
 HUNG = """#!/bin/bash
@@ -137,36 +135,3 @@ def test_what_slurm_refuses_of_after_jobs_is_known_at_submit(bare_launcher: Laun
         assert "Slurm would refuse the jobs of [after]: " in said
         assert "invalid partition" in said
     assert list(bare_launcher.logs.glob("tiny/*")) == before
-
-
-@contextlib.contextmanager
-def closed(launcher: Launcher) -> Iterator[None]:
-    """The partition takes no jobs for a while."""
-    change = ("scontrol", "update", "partitionname=main")
-    launcher.cluster.run(*change, "state=drain", check=True)
-    try:
-        yield
-    finally:
-        launcher.cluster.run(*change, "state=up", check=True)
-
-
-@pytest.mark.long
-def test_checkpoints_get_their_jobs_once_the_partition_is_up(bare_launcher: Launcher) -> None:
-    launcher = bare_launcher
-    keys = ("after.run=echo {step}", "after.most=9", "train.save_every=5", "train.steps=60")
-    asked = [word for key in keys for word in ("--set", key)]
-    job = launcher.submit(*SINGLE, *SAVED, *asked, **paused(8))
-    job.wait_paused()
-    job.wait("its first job", lambda: [row["state"] for row in after_table(job.run.path)] == ["done"])
-    with closed(launcher):
-        job.resume()
-        job.wait("refusals", lambda: len(list_after(job.run.path)) > 4)
-        waiting = {each.step for each in list_after(job.run.path) if each.is_refused}
-    job.wait("its jobs", lambda: after_table(job.run.path)[-1]["state"] == "done")
-    job.wait_end()
-
-    def done() -> set[int]:
-        return {row["step"] for row in after_table(job.run.path) if row["state"] == "done"}
-
-    job.wait("the jobs of what was refused", lambda: waiting & done())
-    job.wait("the job of the last step", lambda: 60 in done())

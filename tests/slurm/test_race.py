@@ -1,4 +1,4 @@
-"""Races on a real Slurm cluster: rows that cannot be, that run out of memory and that hang, a requeue, a lost node."""
+"""Races on a real Slurm cluster: a grid, a requeue, a lost node. tests/local has rows that fail."""
 
 import json
 from pathlib import Path
@@ -36,16 +36,6 @@ def bench_of(job: Job) -> dict[str, Any]:
 
 
 @story
-def failing_rows(teller: Teller) -> Job:
-    more = (
-        '"never" = { layout.pp = 8, impossible = "pp8 needs 8 GPUs" }\n"oom" = {}\n"hang" = { layout.micro_batch = 4 }'
-    )
-    job = submit(teller.launcher, "failing", f"{TWO}\n{more}", "--rounds", "2")
-    job.wait_end()
-    return job
-
-
-@story
 def of_a_grid(teller: Teller) -> Job:
     job = submit(teller.launcher, "raced", "", "--rounds", "2", "--grid", "layout.micro_batch=1,2")
     job.wait_end()
@@ -77,32 +67,6 @@ def lost_node(teller: Teller) -> tuple[Job, str]:
     with teller.cluster.without_power(victim):
         job.wait_end()
     return job, victim
-
-
-@pytest.mark.long
-@pytest.mark.story(failing_rows)
-def test_a_row_that_fails_is_a_row_with_its_cause(told: Teller) -> None:
-    job = told(failing_rows)
-    page = bench_of(job)
-    ended = {row["name"]: record["ended"] for row, record in zip(page["race"]["rows"], page["records"], strict=True)}
-    assert (ended["b1"], ended["b2"]) == ("done", "done")
-    assert (ended["never"], ended["oom"]) == ("refused", "gpu_memory")
-    assert page["race"]["is_over"]
-    visits = read_visits(job.run)
-    names = [page["race"]["rows"][visit.row]["name"] for visit in visits]
-    assert "never" not in names
-    assert names.count("oom") == 1
-    hung = [visit for visit in visits if visit.ended == "hang"]
-    assert [page["race"]["rows"][visit.row]["name"] for visit in hung] == ["hang"]
-    assert hung[0].seconds >= hung[0].limit_s
-    winner = int(page["race"]["winner"].rpartition("#")[2])
-    assert winner in (1, 2)
-    assert job.ended() == ["done"]
-    said, _ = told.launcher.run("report", str(job.run.path))
-    assert "winner: " in said
-    assert "pp8 needs 8 GPUs" in said
-    listed = json.loads(told.launcher.run("status", str(job.run.path.parent), "--json")[0])
-    assert [row["run"] for row in listed["runs"]] == [job.run.run_id]
 
 
 @pytest.mark.long

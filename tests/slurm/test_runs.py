@@ -17,6 +17,7 @@ from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.run_folder import RunFolder, user_name
 from tests.processes import send
+from tests.programs import ran
 from tests.slurm.launcher import (
     ENDLESS,
     HELD,
@@ -61,25 +62,15 @@ class Lost(NamedTuple):
     node: str
 
 
-def lose_a_node(teller: Teller, number: int, *settings: str) -> Lost:
-    job = teller.launcher.submit(*settings, *SAVED, **paused(13))
+@slow_story
+def lost_batch_host(teller: Teller) -> Lost:
+    """The node with the script dies; test_race has one without."""
+    job = teller.launcher.submit(*SINGLE, *SAVED, **paused(13))
     job.wait_paused()
-    victim = job.nodes()[number]
+    (victim,) = job.nodes()
     with teller.cluster.without_power(victim):
         job.wait_end()
     return Lost(job, victim)
-
-
-@slow_story
-def lost_batch_host(teller: Teller) -> Lost:
-    """The node with the script dies."""
-    return lose_a_node(teller, 0, *SINGLE)
-
-
-@slow_story
-def lost_other_node(teller: Teller) -> Lost:
-    """A node without the script dies."""
-    return lose_a_node(teller, 1, *PAIR)
 
 
 @story
@@ -156,9 +147,7 @@ def by_hand(teller: Teller) -> ByHand:
     (folder / "job.sh").write_text(script)
     environment = {key: text for key, text in teller.launcher.environment.items() if not key.startswith("HPC_GPT_")}
     environment["HPC_GPT_PYTHON"] = sys.executable
-    done = subprocess.run(
-        ["sbatch", "--parsable", "job.sh"], env=environment, cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = ran("sbatch", "--parsable", "job.sh", cwd=folder, env=environment, code=0)
     job_id = done.stdout.strip()
     job = Job(teller.cluster, RunFolder(folder / "logs" / "tiny" / job_id), job_id)
     job.wait_end()
@@ -342,20 +331,13 @@ def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -
         assert each.log.read_text().split() == [str(job.run.checkpoints / f"step-{each.step:08d}"), "1"]
 
 
-@pytest.mark.parametrize(
-    ("losing", "reference"),
-    [
-        pytest.param(lost_batch_host, single, id="batch host"),
-        # The other node's rank may still say a last word to its peer before the test has frozen it.
-        pytest.param(lost_other_node, pair, id="other node", marks=pytest.mark.long),
-    ],
-)
-def test_a_dead_node_requeues_and_resumes(launcher, told, losing, reference):
-    job, victim = told(losing)
+@pytest.mark.story(lost_batch_host, single)
+def test_a_dead_node_requeues_and_resumes(launcher: Launcher, told: Teller) -> None:
+    job, victim = told(lost_batch_host)
     assert job.ended() == ["node_failure", "done"], job.log()
     assert victim not in job.nodes()
     assert (job.restarts, job.history()) == (1, ["NODE_FAIL", "COMPLETED"])
     first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
     assert (first["ended"], first["failed_node"]) == ("node_failure", victim)
     assert min(job.metrics(2)) == 11, "it goes on from a periodic save"
-    assert job.losses() == told(reference).losses()
+    assert job.losses() == told(single).losses()

@@ -3,10 +3,8 @@
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.programs import put
 from tests.slurm.launcher import HELD, PAIR, PROFILE, SINGLE, STEPS, Job, Launcher, paused
 from tests.slurm.stories import Story, Teller, slow_story, story
 
@@ -25,10 +24,6 @@ shift
 exec "$@"
 """
 
-# Slurm's own, which knows no host.
-HOSTLESS = """#!/bin/bash
-[ "$2" = hostnames ] || exec {scontrol} "$@"
-"""
 # A rank's Python that is slow to start, as from a busy network file system.
 SLOW_PYTHON = """#!/bin/bash
 if [ "$2" = hpc_gpt.trainer.train ]; then
@@ -51,18 +46,12 @@ exec "{python}" "$@"
 SPECIMENS = Path(__file__).parents[1] / "specimens"
 
 
-def command(path: Path, text: str) -> None:
-    """A command of the test's own."""
-    path.write_text(text)
-    path.chmod(0o755)
-
-
 @story
 def contained(teller: Teller) -> str:
     """The log of a run of two ranks in a container."""
     launcher = teller.launcher
     place = launcher.place("contained")
-    command(place / "apptainer", APPTAINER)
+    put(place / "apptainer", APPTAINER)
     container = '[container]\nkind = "apptainer"\nimage = "/images/it\'s a.sif"\nmounts = ["/data my/x:/data:ro"]\n'
     site = f'{PROFILE}PATH = "{place}:{os.environ["PATH"]}"\n{container}'
     cluster = launcher.profile("container", f'python = "{sys.executable}"\n', site)
@@ -73,7 +62,7 @@ def contained(teller: Teller) -> str:
 def held_in_python(launcher: Launcher, name: str, text: str) -> tuple[Job, Path]:
     """A run of one rank whose Python the text is, once that has begun; and the folder that they share."""
     place = launcher.place(name)
-    command(place / "python", text.format(folder=place, python=sys.executable))
+    put(place / "python", text.format(folder=place, python=sys.executable))
     cluster = launcher.profile(name, f'python = "{place}/python"\n')
     asked = ("--cluster", cluster, *SINGLE, "--set", "train.steps=2")
     job = launcher.submit(*asked, HPC_GPT_PYTHON=f"{place}/python")
@@ -184,53 +173,13 @@ def test_a_missing_python_is_one_line_and_a_user_error(launcher: Launcher) -> No
 
 
 @pytest.mark.long
-def test_a_host_without_an_address_ends_the_job_at_once(launcher: Launcher) -> None:
-    cluster = launcher.profile("no-address", 'node_suffix = ".invalid"\n', PROFILE.replace("HPC_GPT_MASTER_ADDR", "X"))
-    _, words = launcher.run("submit", "--wait", "--cluster", cluster, code=3)
-    assert ".invalid has no address" in words
-
-
-@pytest.mark.long
 @pytest.mark.story(with_taken_port)
-def test_an_empty_node_list_ends_the_job_a_taken_port_does_not(launcher, told, tmp_path):
+def test_a_port_that_is_taken_is_passed_over(told: Teller) -> None:
     """The port follows from the job id; rank 0 would fail, or meet another job's ranks, on one that is taken."""
-    command(tmp_path / "scontrol", HOSTLESS.format(scontrol=shutil.which("scontrol")))
-    site = PROFILE.replace("HPC_GPT_MASTER_ADDR", "X") + f'PATH = "{tmp_path}:{os.environ["PATH"]}"\n'
-    _, words = launcher.run("submit", "--wait", "--cluster", launcher.profile("hostless", "", site), code=3)
-    assert "scontrol names no host of 'n" in words
     job, others = told(with_taken_port)
     found = re.search(r"rendezvous 127.0.0.1:(\d+)\n", job.log())
     assert found, job.log()
     assert int(found[1]) in others
-
-
-def test_the_run_folder_of_another_script_is_refused(launcher: Launcher, tmp_path: Path) -> None:
-    (script := tmp_path / "job.sh").write_text(launcher.run("render")[0])
-    (other := tmp_path / "other").mkdir()
-    (other / "job.sh").write_text("#!/bin/bash\n")
-    output = tmp_path / "out"
-    done = subprocess.run(
-        ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
-        env={**launcher.environment, "HPC_GPT_RUN": str(other)},
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert output.read_text().startswith("Error: HPC_GPT_RUN names the run of another script: ")
-    assert sorted(path.name for path in other.iterdir()) == ["attempts", "job.sh"]
-
-
-def test_a_script_that_cannot_write_its_run_folder_says_so(launcher: Launcher, tmp_path: Path) -> None:
-    (script := tmp_path / "job.sh").write_text(launcher.run("render")[0])
-    output = tmp_path / "out"
-    done = subprocess.run(
-        ["sbatch", "--quiet", "--wait", f"--output={output}", str(script)],
-        env={**launcher.environment, "HPC_GPT_LOGS": "/proc/nowhere"},
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "Error: cannot make the run folder /proc/nowhere/tiny/" in output.read_text()
 
 
 @pytest.mark.long

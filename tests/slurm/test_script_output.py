@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.programs import put
 from tests.slurm.launcher import Job, Launcher
 from tests.slurm.test_job_scripts import folder_of, submit
 
@@ -69,8 +69,7 @@ def test_an_earlier_file_is_treated_as_open_mode_says(launcher: Launcher) -> Non
             words = [f"--open-mode={mode}"] if mode else []
             jobs[mode, way] = folder, submit(launcher, way, folder, *words, "train.slurm")
     site = launcher.place("again-site")
-    (site / "scontrol").write_text(SCONTROL.format(scontrol=shutil.which("scontrol")))
-    (site / "scontrol").chmod(0o755)
+    put(site / "scontrol", SCONTROL.format(scontrol=shutil.which("scontrol")))
     folder = folder_of(launcher, "again-site-submit", train_slurm=AGAIN)
     (folder / "out.txt").write_text("of an earlier job\n")
     own = {"PATH": f"{site}:{os.environ['PATH']}", "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
@@ -89,59 +88,3 @@ def test_an_earlier_file_is_treated_as_open_mode_says(launcher: Launcher) -> Non
         if way == "submit":
             starts = [re.findall(r"^start .", each.log.read_text(), re.MULTILINE) for each in job.run.attempts()]
             assert starts == [["start 0"], ["start 1"]]
-
-
-USAGE = """\
-#!/bin/bash
-#SBATCH -N 1 --ntasks=1 --time=9
-echo "start" >>starts
-echo "$1"
-echo "usage: train.py --config FILE" >&2
-exit 2
-"""
-
-
-@pytest.mark.long
-def test_a_script_that_exits_within_seconds_is_started_once(launcher: Launcher) -> None:
-    jobs = {}
-    for words in ("no step", "step 1 loss 2.5"):
-        folder = folder_of(launcher, f"usage-{words[:2]}", train_slurm=USAGE)
-        jobs[words] = folder, submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "train.slurm", words)
-    for _, job in jobs.values():
-        job.wait("its end", lambda job=job: job.slurm_state == "FAILED")
-    wrong, failed = ((folder / "starts").read_text().split() for folder, _ in jobs.values())
-    assert (len(wrong), len(failed) > 1) == (1, True)
-    job = jobs["no step"][1]
-    assert job.shown()["ExitCode"] == "2:0"
-    assert "exited within 20 s, before a step or a checkpoint" in job.run.attempt(1).verdict()["why"]
-    assert "exited within 20 s" in launcher.run("why", str(job.run.path))[0]
-
-
-COMMAND = """\
-#!/bin/bash
-#SBATCH -N 1 --ntasks=1 --time=9 --output=file.txt
-scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p'
-"""
-
-
-@pytest.mark.long
-def test_slurm_keeps_as_the_command_what_sbatch_read(launcher: Launcher) -> None:
-    """So the user's script cannot be the command of a job whose script is job.sh. If this fails, it can."""
-    folder = folder_of(launcher, "command", train_slurm=COMMAND)
-    (folder / "link.slurm").symlink_to("train.slurm")
-
-    def command_of(*words: str, text: str | None = None) -> str:
-        line = ["sbatch", "--parsable", "--output=out.txt", "-N1", "--time=9", *words]
-        done = subprocess.run(
-            line, cwd=folder, env=launcher.environment, input=text, capture_output=True, text=True, check=True
-        )
-        job = Job(launcher.cluster, RunFolder(folder), done.stdout.strip())
-        shown = job.shown()["Command"]
-        refused = launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "Command=/x")
-        assert "not supported" in refused.stderr
-        return shown
-
-    assert command_of("train.slurm") == f"{folder}/train.slurm"
-    assert command_of("link.slurm") == f"{folder}/link.slurm"
-    assert command_of("./train.slurm") == "./train.slurm"
-    assert command_of(text=COMMAND) == command_of("--wrap=true") == "(null)"

@@ -2,15 +2,14 @@
 
 import hashlib
 import json
-import signal
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job, paused
+from tests.programs import put
+from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job
 from tests.slurm.stories import Teller, story
-from tests.slurm.test_here import Here, allocation
 from tests.staged import make_archive
 
 EIGHT = ("--engine", "ddp", "--gpus", "8", "--nodes", "2", "--tp", "1", "--pp", "1")
@@ -66,42 +65,19 @@ echo "export TMPDIR=$TMPDIR/$SLURMD_NODENAME"
 @story
 def eight_ranks(teller: Teller) -> Staged:
     """On two nodes, which are probed first, by the same Python."""
-    (prolog := teller.launcher.folder / "prolog").write_text(PROLOG)
-    prolog.chmod(0o755)
+    prolog = put(teller.launcher.folder / "prolog", PROLOG)
     site = Site(teller, "staged-eight", f'preflight = true\nsrun = ["--task-prolog={prolog}"]\n')
     job = teller.launcher.submit(*site.words, *EIGHT, *STEPS, **site.environment)
     job.wait_end()
     return site.seen(job)
 
 
-@story
-def preempted(teller: Teller) -> Staged:
-    site = Site(teller, "staged-preempted")
-    job = teller.launcher.submit("--partition", "low", *site.words, *SINGLE, **paused(13), **site.environment)
-    job.wait_paused()
-    job.preempt()
-    job.hears(signal.SIGTERM)
-    job.wait_end()
-    return site.seen(job)
-
-
-@story
-def in_an_allocation(teller: Teller) -> tuple[Staged, int]:
-    """And the exit code of `submit --here`."""
-    site = Site(teller, "staged-here")
-    job_id = allocation(teller.launcher, 1)
-    here = Here(teller.launcher, job_id, *site.words, *SINGLE, *STEPS, **site.environment)
-    code = here.end()
-    teller.cluster.run("scancel", job_id, check=True)
-    return site.seen(here.job), code
-
-
-def check(found: Staged, ranks: int, attempts: int = 1) -> None:
+def check(found: Staged, ranks: int) -> None:
     """Every Python ran from below $TMPDIR, nothing of it is left, and provenance and figures say so."""
     job, seen, tmp, archive = found
     assert {rank for rank, _ in seen} >= {str(rank) for rank in range(ranks)}
     assert {Path(prefix).name for _, prefix in seen} == {"environment"}
-    assert {Path(prefix).parent.name for _, prefix in seen} == {str(n + 1) for n in range(attempts)}
+    assert {Path(prefix).parent.name for _, prefix in seen} == {"1"}
     # A node keeps the compilers' caches, hpc-gpt-cache-UID, for the next attempt.
     assert not list(tmp.rglob("hpc-gpt-[0-9]*")), "nothing of it is left"
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -133,47 +109,6 @@ def test_eight_ranks_run_each_from_its_own_nodes_tmpdir(told: Teller) -> None:
     assert {prefix for rank, prefix in found.seen if rank != "-"} == of_ranks
     assert {prefix for _, prefix in found.seen} == of_ranks | {f"{found.tmp}/{folder}"}
     assert found.job.log().count(" is unpacked on ") == 3
-
-
-@pytest.mark.long
-def test_a_requeued_attempt_has_its_own(told: Teller) -> None:
-    found = told(preempted)
-    assert found.job.ended() == ["preempted", "done"], found.job.log()
-    check(found, 1, attempts=2)
-
-
-@pytest.mark.long
-def test_in_an_allocation_of_the_users(told: Teller) -> None:
-    found, code = told(in_an_allocation)
-    assert code == 0
-    check(found, 1)
-
-
-class Faulty(NamedTuple):
-    """A run whose archive is damaged, and that archive."""
-
-    job: Job
-    archive: Path
-
-
-@story
-def damaged(teller: Teller) -> Faulty:
-    launcher = teller.launcher
-    (archive := launcher.folder / "damaged.tar.gz").write_bytes(b"no archive")
-    cluster = launcher.profile("damaged", f'stage = "{archive}"\n')
-    job = launcher.submit("--cluster", cluster, *PAIR)
-    job.wait_end("FAILED")
-    return Faulty(job, archive)
-
-
-def test_a_damaged_archive_is_the_users_and_nothing_follows(told: Teller) -> None:
-    job, archive = told(damaged)
-    (end,) = [attempt.ended() for attempt in job.run.attempts()]
-    assert end["ended"] == "user_error"
-    assert end["cause"].startswith(f"{job.nodes()[0]}: cannot unpack {archive}: ")
-    assert job.restarts == 0
-    assert "hint: is it a whole tar" in job.log()
-    assert told.launcher.state(job) == "user_error"
 
 
 @story

@@ -88,9 +88,3 @@ def test_what_cannot_start_now_is_queued_and_said_in_words(bare_launcher: Launch
     finally:
         # Refused if it is drained no more: on a busy machine it was down meanwhile, and ReturnToService resumed it.
         cluster.run("scontrol", "update", "nodename=b1", "state=resume")
-
-
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_logs_folder_that_cannot_be_is_refused_in_a_dry_run(bare_launcher, dry):
-    _, words = bare_launcher.run("submit", *dry, code=1, HPC_GPT_LOGS="/proc/nope")
-    assert "cannot make a run folder in /proc/nope" in words

@@ -12,6 +12,7 @@ import pytest
 from hpc_gpt.core.runs.requests import open_requests, write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.supervision.signals import Inbox, Signals, show_job
+from tests.programs import put
 from tests.train.filling import fill
 
 SHOWN = "JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:01:00"
@@ -28,8 +29,7 @@ def test_a_controller_that_is_away_for_a_moment_is_asked_again(monkeypatch: pyte
 : >{tmp_path}/asked
 exit 1
 """
-    (tmp_path / "scontrol").write_text(text)
-    (tmp_path / "scontrol").chmod(0o755)
+    put(tmp_path / "scontrol", text)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert show_job("4711") == f"{SHOWN}\n"
 
@@ -39,6 +39,7 @@ def test_flags_rise_while_the_main_thread_stands_still() -> None:
     program = """
 import signal, threading
 from hpc_gpt.trainer.supervision.signals import Signals
+from tests.programs import put
 
 class Telling(Signals):
     def receive(self, number):

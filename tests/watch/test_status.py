@@ -24,6 +24,7 @@ from hpc_gpt.launcher.watch.restarts import Restarts
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt, with_job
+from tests.programs import put
 
 
 @pytest.fixture
@@ -156,12 +157,11 @@ def client(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
-    def put(name, does):
-        (folder / name).write_text(f'#!/bin/bash\necho "$*" >>"$0.calls"\n{does}\n')
-        (folder / name).chmod(0o755)
+    def add(name, does):
+        put(folder / name, f'#!/bin/bash\necho "$*" >>"$0.calls"\n{does}\n')
         return folder / f"{name}.calls"
 
-    return put
+    return add
 
 
 def test_one_squeue_for_all_runs_and_none_for_local_ones(client):

@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 
 from tests.conftest import REPOSITORY
+from tests.programs import python
 
 READ = """
 import json, sys
@@ -26,10 +25,7 @@ def test_the_pages_dialect_is_found_and_read(tmp_path):
     (specimen,) = re.findall(r"^```text\n# seen: .*\n((?:.+\n)+)```", text, re.MULTILINE)
     assert len(module.splitlines()) <= 20
     (tmp_path / "acme.py").write_text(module)
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(tmp_path), specimen], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", READ, tmp_path, specimen, code=0)
     record = json.loads(done.stdout)
     assert (record["dialect"], record["engine"], record["gpus"]) == ("acme", "acme", 8)
     assert (record["global_batch"], record["loss_last"]) == (64, 3.0)

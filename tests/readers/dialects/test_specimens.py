@@ -12,13 +12,7 @@ from hpc_gpt.reader.readers.logs.matches import all_patterns, find
 from hpc_gpt.reader.readers.pattern import STEP_FACTS, STEP_FIELDS, unit
 from tests.readers.reading import SPECIMENS, read_lines, specimen_of
 
-PREFIXES = (
-    "12: ",
-    "[default7]:",
-    "[rank0]:",
-    "[2026-11-20 10:00:00] ",
-    "\x1b[2m\x1b[36m[rank3]:\x1b[0m ",
-)
+PREFIXES = ("12: ", "[default7]:", "[rank0]:", "[2026-11-20 10:00:00] ", "\x1b[2m\x1b[36m[rank3]:\x1b[0m ")
 SAID = SPECIMENS.with_name("said_by_specimens.txt")
 BY_NAME = {dialect.name: dialect for dialect in dialects()}
 # Groups that only hold a place in a pattern.

@@ -101,10 +101,7 @@ def test_the_digits_that_patterns_ask_for() -> None:
 
 def test_a_pattern_that_asks_for_a_digit_is_asked_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`step 7` is a line of steps to this dialect, `step 8` is none."""
-    dialect = Dialect(
-        "picky",
-        (Pattern("step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),),
-    )
+    dialect = Dialect("picky", (Pattern("step", r"picky step 7(?P<step>\d+) loss (?P<loss>[\d.]+)"),))
     patterns = (DialectPattern(dialect, dialect.patterns[0], 0),)
     monkeypatch.setattr(matches, "all_patterns", lambda: patterns)
     for cached in (matches.patterns_by_literal, literal_scan):

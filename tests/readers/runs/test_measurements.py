@@ -10,6 +10,7 @@ from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.reader.readers.runs.own_run import read_run
+from hpc_gpt.reader.report.gather import gather_paths
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 
@@ -153,3 +154,18 @@ def test_an_engine_without_zero_stages_has_none_in_its_record(logs):
     layout = {"layout__tp": 1, "layout__pp": 1, "layout__dp": 4}
     assert read_run(make_run(logs, engine__name="ddp", **layout)).zero_stage is None
     assert read_run(make_run(logs, **layout)).zero_stage == 1
+
+
+def test_from_megatrons_timer(tmp_path) -> None:
+    step = " iteration {:8d}/    1000 | elapsed time per iteration (ms): 100.0 | lm loss: 3.2E+00 | loss scale: 1.0 |\n"
+    log = tmp_path / "run.log"
+    log.write_text(
+        "".join(step.format(number) for number in range(1, 5))
+        + "  successfully saved checkpoint at iteration       4 to /ckpt\n"
+        + "time (ms) | save-checkpoint: 12000.00\n"
+        + step.format(5)
+        + "    save-checkpoint ................................: (13000.00, 14000.00)\n"
+    )
+    (run,) = gather_paths([log], tmp_path / "logs").runs
+    assert run.record.save_s == pytest.approx(13)
+    assert run.record.sources["save_s"] == "inferred: mean of 2 timers save-checkpoint"

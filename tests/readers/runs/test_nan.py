@@ -89,10 +89,7 @@ DOES_NOT: dict[str, tuple[list[str], int]] = {
         [sound(1), *(megatron(step) for step in (2, 3)), sound(4), *(megatron(step) for step in (5, 6))],
         0,
     ),
-    "a loss now and then, at first in all": (
-        [*map(sound, (1, 2)), megatron(3), sound(4), megatron(5), megatron(6)],
-        0,
-    ),
+    "a loss now and then, at first in all": ([*map(sound, (1, 2)), megatron(3), sound(4), megatron(5), megatron(6)], 0),
 }
 
 

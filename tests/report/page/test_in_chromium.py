@@ -11,15 +11,7 @@ import pytest
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.page import DETAILED_RUNS, write_page
 from tests.report.page.chromium import PROGRAM, Chromium
-from tests.report.page.page_runs import (
-    HOSTILE,
-    curve,
-    hostile_runs,
-    many_runs,
-    megatron,
-    swept_runs,
-    usual_runs,
-)
+from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
 
 # Contrast of every text and every stroke against what lies behind it, by WCAG 2.1's formula.
@@ -229,10 +221,7 @@ def test_a_screen_reader_meets_names_and_places(browser, pages):
     met = browser.roles()
     roles = {role for role, _, _ in met}
     assert roles >= {"banner", "main", "navigation", "contentinfo", "region", "table", "columnheader", "rowheader"}
-    assert [name for role, name, _ in met if role == "heading"][:2] == [
-        "n16 7 runs · newest 2021-05-27",
-        "Summary",
-    ]
+    assert [name for role, name, _ in met if role == "heading"][:2] == ["n16 7 runs · newest 2021-05-27", "Summary"]
     tables = [name for role, name, _ in met if role == "table"]
     assert len(tables) > 10
     assert all(tables)
@@ -240,12 +229,7 @@ def test_a_screen_reader_meets_names_and_places(browser, pages):
     assert {"Loss over steps of 3 runs", "Step time over steps, meg_ds_3d_restarts/1587042"} <= sliders
     assert not [name for role, name, _ in met if role == "image" and not name], "no drawing without a name"
     assert all(name for role, name, _ in met if role in ("button", "link", "searchbox", "DisclosureTriangle"))
-    assert {name for role, name, _ in met if role == "columnheader"} >= {
-        "Run",
-        "Step s",
-        "TFLOP/s 6N+12Lhs",
-        "Layout",
-    }
+    assert {name for role, name, _ in met if role == "columnheader"} >= {"Run", "Step s", "TFLOP/s 6N+12Lhs", "Layout"}
 
 
 def test_without_javascript_all_is_there(browser, pages):
