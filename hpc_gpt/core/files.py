@@ -13,8 +13,9 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
 
@@ -26,7 +27,7 @@ MOST_BYTES = 64 << 20
 ANSWER_S = 10.0
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A file, to be read in bytes. OSError if it is none: a pipe would block, a device would never end."""
     return os.fdopen(_number_of(path), "rb")
 
