@@ -129,11 +129,12 @@ def kept_file(
     return KeptFile(place, size, changed_ns, bytes_at) if place is not None else None
 
 
-def kept_of_folder(folder: Path) -> KeptFile | None:
-    """What is kept of a folder's files together, to be stored up to byte 1; whoever uses it compares the files."""
+def kept_of_folder(folder: Path, kind: str = "") -> KeptFile | None:
+    """What is kept of a folder's files together, to be stored up to byte 1; whoever uses it compares the files. `kind`:
+    which of several things."""
     with contextlib.suppress(OSError):
         about = folder.stat()
-        return kept_file(folder, (about.st_dev, about.st_ino, 1, 0), lambda start, size: b"", 0)
+        return kept_file(folder / kind, (about.st_dev, about.st_ino, 1, 0), lambda start, size: b"", 0)
     return None
 
 
