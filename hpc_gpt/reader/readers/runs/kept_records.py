@@ -1,5 +1,5 @@
-"""What was found of our own runs that are over, kept between two calls of `report` and of `status`: one file for all
-runs below a logs folder, where `readers.logs.kept` keeps what was read of logs.
+"""What was found of our own runs that are over, and of many logs of other programs, kept between two calls of `report`
+and of `status`: one file for all runs below a logs folder, where `readers.logs.kept` keeps what was read of logs.
 
 It is used if the names, sizes, inodes and times of the run's files are the same. A run of which more decides than its
 files, such as a process, is read each time.
@@ -87,15 +87,48 @@ class KeptRecords:
         """(the run without its steps, None if nothing kept fits its files; whether record.json holds its record)."""
         if (found := self._kept.find(run)) is None:
             return None, False
-        about, figures, names = found
-        read = RunRead(Record(*figures), files=tuple(map(Path, names)), folder=run.path)
-        return read, about is not None and tuple(about) == self._kept.record_of(run)
+        about, *read = found
+        return _run(read, run.path), about is not None and tuple(about) == self._kept.record_of(run)
 
     def note(self, run: RunFolder, read: RunRead, is_written: bool) -> None:
         """Notes what was read of a run after `find`, and whether record.json holds it."""
         if read.is_settled:
             about = _about(os.stat(run.record)) if is_written else None
-            self._kept.note(run, (about, [getattr(read.record, key) for key in RECORD_KEYS], map(str, read.files)))
+            self._kept.note(run, (about, *_figures_and_files(read)))
+
+
+class KeptLogs:
+    """The records of other programs' logs, and what was skipped of them: `files`, with the scripts beside them. They
+    are used if none of the files has changed, as any log may be of any of the runs."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._kept, self._newest_ns = None, 0
+        with contextlib.suppress(OSError, ValueError):  # relative paths beside absolute ones have no common folder
+            about = [(str(file), *_about(os.stat(file))) for file in files]
+            if len(files) >= _FEWEST:
+                self._kept = kept_of_folder(Path(os.path.commonpath(files)), "logs")
+                self._newest_ns = max(changed_ns for *_, changed_ns in about)
+                self._digest = hashlib.sha256(repr(about).encode("utf-8", "surrogateescape")).digest()
+
+    def find(self) -> tuple[list[RunRead], dict[str, list[str]], dict[str, int]] | None:
+        """(the runs without steps and failures; reason -> what was skipped; reason -> how often), None if nothing kept
+        fits the files."""
+        digest, runs, skipped, counts = (self._kept.load()[1] if self._kept else None) or (b"", [], {}, {})
+        return (list(map(_run, runs)), skipped, counts) if runs and digest == self._digest else None
+
+    def keep(self, runs: Sequence[RunRead], skipped: dict[str, list[str]], counts: dict[str, int]) -> None:
+        """Keeps what was found, unless the files may have changed since."""
+        if self._kept is not None and time.time_ns() - self._newest_ns >= _SETTLES_NS:
+            self._kept.store(1, (self._digest, _plain(map(_figures_and_files, runs)), skipped, counts))
+
+
+def _figures_and_files(read: RunRead) -> tuple[Any, ...]:
+    return [getattr(read.record, key) for key in RECORD_KEYS], map(str, read.files)
+
+
+def _run(kept: Sequence[Any], folder: Path | None = None) -> RunRead:
+    figures, names = kept
+    return RunRead(Record(*figures), files=tuple(map(Path, names)), folder=folder)
 
 
 def _logs_of(run: RunFolder) -> Path:
