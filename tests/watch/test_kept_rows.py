@@ -3,16 +3,19 @@
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core import files
 from hpc_gpt.core.files import append_line
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.watch import kept_rows, status
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status
+from hpc_gpt.reader.readers.runs import kept_records
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 COUNT = 9
@@ -174,6 +177,15 @@ def test_what_is_kept_may_be_damaged_or_of_another_version(logs: Path, read: lis
         kept.write_bytes(damaged)
         read.clear()
         assert (shown(logs), len(read)) == (first, COUNT)
+
+
+def test_a_folder_that_does_not_answer_keeps_nothing(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(files, "ANSWER_S", 0.2)
+    monkeypatch.setattr(kept_records, "kept_of_folder", lambda *_: answers.wait(60) and None)
+    assert len(shown(logs)) == COUNT
+    assert not answers.is_set()
+    answers.set()
 
 
 def test_a_report_between_changes_nothing(logs: Path, read: list[Path]) -> None:

@@ -150,7 +150,7 @@ def ask_status(
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
-    kept = KeptRows(seen)
+    kept = within_time(KeptRows, [seen])[0] or KeptRows()
     # What a folder says is read now, and kept.
     answers = within_time(lambda run: kept.find(run) or _read_ahead(run), seen)
     if None in answers:
