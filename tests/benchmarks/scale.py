@@ -19,6 +19,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from pathlib import Path
 from random import Random
@@ -261,26 +262,71 @@ def why(folder: Path, steps: int) -> Callable[[], int]:
 
 def many_runs(folder: Path, count: int) -> Callable[[], int]:
     """report of a folder of so many runs that ended long ago, of 200 steps each, the first time."""
-    from hpc_gpt.reader.report.gather import gather_paths
-
     run = long_run(folder, 200)
     for path in run.path.rglob("*"):
         os.utime(path, (run.path.stat().st_mtime - 86_400,) * 2)
     for number in range(1, count):
         shutil.copytree(run.path, run.path.with_name(f"20260101-000000-{number:04x}"))
 
-    def work() -> int:
-        with variables(HPC_GPT_CACHE=str(folder / "cache")):
-            gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
-        assert len(gathered.records) == count
-        return sum(path.stat().st_size for path in (folder / "cache" / "report").iterdir())
+    return partial(_report_of_many, folder, count)
 
-    return work
+
+def _report_of_many(folder: Path, count: int) -> int:
+    from hpc_gpt.reader.report.gather import gather_paths
+
+    with variables(HPC_GPT_CACHE=str(folder / "cache")):
+        gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
+    assert len(gathered.records) == count
+    return sum(path.stat().st_size for path in (folder / "cache").rglob("*.kept"))
 
 
 def many_again(folder: Path, count: int) -> Callable[[], int]:
     """report of them again."""
     work = many_runs(folder, count)
+    work()
+    return work
+
+
+_MEGATRON_HEAD = (
+    "using world size: 64, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-model-parallel size: 2 \n"
+    "using torch.bfloat16 for parameters ...\n"
+    " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 807207963\n"
+)
+
+
+def foreign_logs(folder: Path, count: int) -> None:
+    """So many logs, of nanoGPT, Megatron-LM and DeepSpeed's pipeline in turn, of 200 steps each."""
+    for number in range(count):
+        random = Random(number)
+        step_s, kind = 0.2 + random.random(), number % 3
+        lines = ["number of parameters: 124.00M\n"] if kind == 0 else [_MEGATRON_HEAD] if kind == 1 else []
+        for step in range(1, 201):
+            loss, took_s = 2 + 8 / step + random.random() / 10, step_s + random.random() / 50
+            if kind == 0:
+                lines.append(f"iter {step}: loss {loss:.4f}, time {1000 * took_s:.2f}ms, mfu 34.78%\n")
+            elif kind == 1:
+                lines.append(
+                    f" [2024-05-01 22:{step // 60:02}:{step % 60:02}] iteration {step:8d}/     200 | consumed samples:"
+                    f" {512 * step:12d} | elapsed time per iteration (ms): {1000 * took_s:.1f} | learning rate:"
+                    f" 1.5E-04 | global batch size:   512 | lm loss: {loss:.6E} | grad norm: 0.813 | number of skipped"
+                    " iterations:   0 | number of nan iterations:   0 |\n"
+                )
+            else:
+                lines.append(f"steps: {step} loss: {loss:.4f} iter time (s): {took_s:.3f} samples/sec: 340.122\n")
+        (place := folder / "logs" / f"run-{number:05}").mkdir(parents=True)
+        (place / "main.log").write_text("".join(lines))
+        os.utime(place / "main.log", (1_700_000_000 + number,) * 2)
+
+
+def many_logs(folder: Path, count: int) -> Callable[[], int]:
+    """report of so many logs of other programs, the first time."""
+    foreign_logs(folder, count)
+    return partial(_report_of_many, folder, count)
+
+
+def many_logs_again(folder: Path, count: int) -> Callable[[], int]:
+    """report of them again."""
+    work = many_logs(folder, count)
     work()
     return work
 
@@ -292,10 +338,18 @@ def many_states(folder: Path, count: int) -> Callable[[], int]:
     many_runs(folder, count)
 
     def work() -> int:
-        rows = read_status(list_runs(folder / "logs"))
+        with variables(HPC_GPT_CACHE=str(folder / "cache")):
+            rows = read_status(list_runs(folder / "logs"))
         assert {row.state for row in rows} == {"error"}
         return len(rows)
 
+    return work
+
+
+def many_states_again(folder: Path, count: int) -> Callable[[], int]:
+    """status --all of them again."""
+    work = many_states(folder, count)
+    work()
     return work
 
 
@@ -462,7 +516,10 @@ CASES = {
     "why": Case("steps", 4_000, why),
     "report of many": Case("runs", 12, many_runs),
     "many again": Case("runs", 100, many_again),
+    "logs of many": Case("logs", 12, many_logs),
+    "logs again": Case("logs", 100, many_logs_again),
     "status of many": Case("runs", 40, many_states),
+    "status again": Case("runs", 100, many_states_again),
     "last step": Case("sources", 250, last_step),
 }
 

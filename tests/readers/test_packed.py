@@ -1,12 +1,15 @@
 """Columns of many steps in little room: every value comes back to the last bit."""
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hpc_gpt.reader.readers import packed as packed_module
 from hpc_gpt.reader.readers.packed import PackedColumn, PackedColumns
 from hpc_gpt.reader.readers.steps import StepTable
 
@@ -30,10 +33,20 @@ def packed(blocks: list[list[float]]) -> PackedColumn:
     return column
 
 
+@pytest.fixture(params=[3, 1 << 15], scope="module")
+def rows_of_a_block(request):
+    """Few values are packed as soon as many are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_module, "_ROWS", request.param)
+        patch.setattr(packed_module, "_OWN_PAGES", request.param)
+        yield
+
+
 def bits(values: np.ndarray) -> list[int]:
     return np.where(np.isnan(values), np.nan, values).view(np.int64).tolist()
 
 
+@pytest.mark.usefixtures("rows_of_a_block")
 @example(blocks=[[-0.0], [0.0]])
 @given(blocks=BLOCKS)
 def test_what_was_packed_comes_back(blocks: list[list[float]]) -> None:
@@ -42,6 +55,7 @@ def test_what_was_packed_comes_back(blocks: list[list[float]]) -> None:
     assert bits(pickle.loads(pickle.dumps(packed(blocks))).values()) == bits(values)
 
 
+@pytest.mark.usefixtures("rows_of_a_block")
 @given(first=BLOCKS, second=BLOCKS)
 def test_joined_columns_are_one_after_the_other(first: list[list[float]], second: list[list[float]]) -> None:
     one, other = (PackedColumns({"loss": column}, column.rows) for column in (packed(first), packed(second)))
@@ -80,3 +94,44 @@ def test_columns_of_a_trainer_take_half_the_room_or_less(values: np.ndarray, mos
 def test_steps_beyond_two_to_the_31_are_exact() -> None:
     column = packed([[2.0**31 - 1, 2.0**31, 2.0**31 + 1], [2.0**40, 2.0**52 + 1]])
     assert column.values().tolist() == [2**31 - 1, 2**31, 2**31 + 1, 2**40, 2**52 + 1]
+
+
+# Columns as a long log gives them, between objects of JSON, and the memory of the process before and after some go.
+HELD = """
+import json, sys
+import numpy as np
+from hpc_gpt.reader.readers.logs.kept import KeptFile
+from hpc_gpt.reader.readers.packed import PackedColumn
+from pathlib import Path
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) / 256
+
+def read():
+    columns, random, line = [PackedColumn() for _ in range(8)], np.random.default_rng(0), json.dumps({"loss": 1.5})
+    for _ in range(600):
+        objects = [json.loads(line) for _ in range(1500)]
+        for column in columns:
+            column.add(random.random(1500))
+    for column in columns:
+        column.values()
+    return columns
+
+before = held()
+kept = KeptFile(Path(sys.argv[1]), 1, 0, lambda start, size: b"")
+columns = read() if sys.argv[2] == "first" else kept.load()[1]
+kept.store(1, columns)
+full = held()
+del columns[::2]
+print(full - before, held() - before)
+"""
+
+
+def test_a_column_that_is_not_needed_any_more_takes_no_memory(tmp_path) -> None:
+    for time in ("first", "again"):
+        done = subprocess.run(
+            [sys.executable, "-c", HELD, str(tmp_path / "kept"), time], capture_output=True, text=True, check=True
+        )
+        full, half = map(float, done.stdout.split())
+        assert 55 <= full <= 75, (time, full)  # MiB; the values take 55
+        assert half < full - 25, (time, full, half)

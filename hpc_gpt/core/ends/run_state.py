@@ -101,6 +101,12 @@ class RunState:
     end: AttemptEnd | None
     moved_from: Path | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the run is over by its files, and only other files, or a job of it in Slurm, can change that."""
+        by_files = self.state.by in ("next", "ended") and not self.facts.alive
+        return by_files and self.state.ended in {*RETRIES} - {"unknown"}
+
 
 def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | None = None) -> RunState:
     """The state of a run. A healthy run may write nothing for `log_every` steps.

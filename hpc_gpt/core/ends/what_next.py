@@ -12,9 +12,10 @@ script gives commands to Slurm.
 NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
 CODE is the exit code of the first rank that failed, else srun's.
 
-Scripts of earlier versions pass CODE SAID EXCLUDED SHOWN [put-back], or CLASS CAUSE EXCLUDED [put-back], and read no
-CODE. SAID is srun's message on the first rank that failed, EXCLUDED are the nodes that the job excludes, and `put-back`
-says that Slurm starts the same job again.
+Scripts of earlier versions name the module without its room, and times in their SHOWN are local. Some pass CODE SAID
+EXCLUDED SHOWN [put-back], or CLASS CAUSE EXCLUDED [put-back], and read no CODE. SAID is srun's message on the first
+rank that failed, EXCLUDED are the nodes that the job excludes, and `put-back` says that Slurm starts the same job
+again.
 
 `python -m hpc_gpt.launcher.chain.script_end RUN ATTEMPT CODE`: a job script of the user's own has ended on this
 machine. Under Slurm `chain.after` concludes how it ended.
@@ -53,6 +54,7 @@ from hpc_gpt.core.ends.end_policy import (
     end_of_exit_0,
     exit_code,
     first_failure,
+    in_utc,
     is_cancelled,
     is_put_back,
     logged_steps,
@@ -108,13 +110,15 @@ def decide_next(
     return f"{NEXT_MARK} again {round(pause_s)} {nodes} {others}"
 
 
-def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
+def main(arguments: Sequence[str], read_cause: ReadCause, shows_utc: bool = True) -> int:
+    """`shows_utc`: the times in SHOWN are UTC; else this host's."""
     folder, number, slurm, cause, *more = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
     code, ran_s = "", None
     if not more:
-        shown, message = cause, first_failure(attempt)  # the last argument is SHOWN
+        shown = cause if shows_utc else in_utc(cause)  # the last argument is SHOWN
+        message = first_failure(attempt)
         if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
             code = f" {int(slurm)}"
             end_script(run, attempt, int(slurm), shown, read_cause)

@@ -53,6 +53,7 @@ from hpc_gpt.core.slurm.clients import (
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import reason_text
+from hpc_gpt.launcher.watch.kept_rows import KeptRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts
 
@@ -134,7 +135,7 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
 
 def read_folders(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The state of each run as its folder says it, without a question to Slurm."""
-    return _rows([CachedRun(run.path) for run in runs], {})
+    return _rows([CachedRun(run.path) for run in runs], {}, KeptRows())
 
 
 def ask_status(
@@ -149,23 +150,27 @@ def ask_status(
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
+    kept = within_time(KeptRows, [seen])[0] or KeptRows()
     # What a folder says is read now, and kept.
-    answers = within_time(_read_ahead, seen)
+    answers = within_time(lambda run: kept.find(run) or _read_ahead(run), seen)
     if None in answers:
         rest = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
         rows, silence = ask_status(rest, early, limit_s)
         left = iter(rows)
         return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
-    of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
-    if not of_slurm:
-        return _rows(seen, {None: {}}), ""
+    unknown = [run for run in seen if run.path not in kept.rows]
+    of_slurm = [run for run in unknown if any(is_of_slurm(line) for line in newest_chain(run))]
+    clusters = {run.slurm_cluster(): None for run in of_slurm}
+    clusters |= {row.cluster: None for row in kept.rows.values() if row.jobs}
+    if not clusters:
+        return _rows(seen, {None: {}}, kept), ""
     began, patient_s = time.monotonic(), patience_s()
     by_folder: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
         if answer is None and not by_folder:
-            by_folder.extend(_rows(seen, {}))
+            by_folder.extend(_rows(seen, {}, kept))
             early(by_folder)
         over = all(row.is_known_over or row.scheduler != "slurm" for row in by_folder)
         longest_s = patient_s if over else max(limit_s, patient_s)
@@ -174,21 +179,20 @@ def ask_status(
             raise SlurmUnreachable(f"{client.name} gave no answer in {longest_s:g} s")
         return answer
 
-    seen = _with_found(seen, wait)
-    opened = [open_jobs(run) for run in seen]
+    unknown = _with_found(unknown, wait)
+    opened = {run.path: open_jobs(run) for run in unknown}
+    read = {run.path: run for run in unknown}
     states: dict[str | None, JobStates | None] = {}
     silence = ""
-    for cluster in {run.slurm_cluster(): None for run in of_slurm}:
-        ids = [
-            job_id for run, jobs in zip(seen, opened, strict=True) if run.slurm_cluster() == cluster for job_id in jobs
-        ]
+    for cluster in clusters:
+        ids = [job_id for run in unknown if run.slurm_cluster() == cluster for job_id in opened[run.path]]
         states[cluster], unanswered = _slurm_states(ids, wait, cluster)
         silence = silence or unanswered
     if by_folder and all(of_cluster is None for of_cluster in states.values()):
         return by_folder, silence
     # What a live run has written since Slurm was asked counts.
-    seen = [CachedRun(run.path) if jobs else run for run, jobs in zip(seen, opened, strict=True)]
-    return _rows(seen, states), silence
+    seen = [CachedRun(run.path) if opened.get(run.path) else read.get(run.path, run) for run in seen]
+    return _rows(seen, states, kept), silence
 
 
 def _read_ahead(run: CachedRun) -> bool:
@@ -262,13 +266,19 @@ def silence_note(silence: str) -> str:
     return f"Slurm did not answer: {silence}; the run folders say this much ({PATIENCE} is how long to wait)"
 
 
-def _rows(runs: Sequence[RunFolder], states: ClusterStates) -> list[RunStatus]:
+def _rows(runs: Sequence[RunFolder], states: ClusterStates, kept: KeptRows) -> list[RunStatus]:
     rows = []
     for run in runs:
+        row = kept.rows.get(run.path)
+        jobs = states.get(row.cluster if row is not None else run.slurm_cluster())
+        if (figures := kept.figures(run, jobs or ())) is not None:
+            rows.append(RunStatus(**figures))
+            continue
         try:
-            rows.append(_status(run, states.get(run.slurm_cluster())))
+            rows.append(_status(run, jobs, kept))
         except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault)))
+    kept.store()
     return rows
 
 
@@ -292,7 +302,7 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
-def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
+def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
@@ -320,7 +330,7 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     parent = read_stored(run.path / RESUMED_FROM)
     now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
     past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state == "running" else None)
-    return RunStatus(
+    row = RunStatus(
         run=run.run_id,
         name=resolved.name,
         state=state,
@@ -349,6 +359,8 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
         suspended=suspended,
     )
+    kept.note(run, run_state, vars(row), jobs)
+    return row
 
 
 def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str | None:

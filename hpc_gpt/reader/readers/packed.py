@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,15 @@ from numpy.typing import NDArray
 _SCALES = np.array([1e0, 1e1, 1e3, 1e4, 1e6])  # tried in this order; our own metrics round to 1, 3, 4 and 6 decimals
 _TRIED = 8  # values that are looked at before a whole block is
 _MOST_ROWS = 1 << 20  # of one block: what is computed of one at a time takes 8 MiB
+_ROWS = 1 << 15  # so many values wait before they are packed as a block
+_OWN_PAGES = 1 << 16  # bytes
 _FEW = 8  # a block of which at most one in so many values is a number keeps these alone
+
+
+def room(size: int) -> bytearray | mmap:
+    """So many bytes. Many are pages of their own, which the system has back once nobody needs them: what malloc has
+    between others' memory stays with the process."""
+    return mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS) if size >= _OWN_PAGES else bytearray(size)
 
 
 @dataclass
@@ -56,33 +65,49 @@ class _Block:
 
 @dataclass
 class PackedColumn:
-    """The values of a column, in blocks."""
+    """The values of a column, in blocks and, as they were added, those that are not packed yet."""
 
     blocks: list[_Block] = field(default_factory=list)
+    waiting: list[NDArray[np.float64]] = field(default_factory=list)
     rows: int = 0
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Appends values."""
+        self.waiting.append(values)
+        self.rows += len(values)
+        if sum(map(len, self.waiting)) >= _ROWS:
+            self.pack()
+
+    def pack(self) -> None:
+        """Packs the values that wait, with the last block if both are few."""
+        values = np.concatenate([[], *self.waiting])
+        self.waiting = []
+        if self.blocks and self.blocks[-1].rows + len(values) <= _ROWS:
+            last = self.blocks.pop()
+            values = np.concatenate([np.empty(last.rows), values])
+            last.fill(values[: last.rows])
         if len(values):
             self._add(_packed(values))
 
     def _add(self, block: _Block) -> None:
-        self.rows += block.rows
         together = self.blocks[-1].joined(block) if self.blocks else None
         self.blocks[-1:] = [together] if together else [*self.blocks[-1:], block]
 
     def add_nothing(self, rows: int) -> None:
         """Appends so many NaN."""
-        if rows:
-            self._add(_Block(rows, np.nan))
+        self.add(np.broadcast_to(np.nan, rows))
 
     def extend(self, other: PackedColumn) -> None:
         """Appends another column's values."""
+        self.pack()
+        other.pack()
+        self.rows += other.rows
         for block in other.blocks:
             self._add(block)
 
     def values(self) -> NDArray[np.float64]:
         """All values as one array, made anew each time; not to be written to if they are constant."""
+        self.pack()
         if len(self.blocks) == 1 and self.blocks[0].data is None and not self.blocks[0].rise:
             return np.broadcast_to(np.float64(self.blocks[0].first), self.rows)
         found, begin = np.empty(self.rows), 0
@@ -93,6 +118,7 @@ class PackedColumn:
 
     def places(self) -> NDArray[np.int32]:
         """All values, which are whole numbers below 2^31."""
+        self.pack()
         found, begin = np.empty(self.rows, np.int32), 0
         for block in self.blocks:
             block.fill(values := np.empty(block.rows))
@@ -124,12 +150,18 @@ def _packed(values: NDArray[np.float64]) -> _Block:
                 if scale == 1 and rise and (np.diff(whole) == rise).all():
                     return _Block(rows, first, rise)
                 if whole.max() - low < 2**31:
-                    return _Block(rows, float(low), data=(whole - low).astype(np.int32), scale=scale)
+                    return _Block(rows, float(low), data=_stored(whole - low, np.int32), scale=scale)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     if np.array_equal(single, values, equal_nan=True):
-        return _Block(rows, data=single)
-    return _Block(rows, data=values)
+        return _Block(rows, data=_stored(single, np.float32))
+    return _Block(rows, data=_stored(values, np.float64))
+
+
+def _stored(values: NDArray[Any], kind: type[np.generic]) -> NDArray[Any]:
+    found = np.frombuffer(room(len(values) * np.dtype(kind).itemsize), kind)
+    found[:] = values
+    return found
 
 
 def _as_whole(values: NDArray[np.float64], scale: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -19,12 +19,14 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpc_gpt.core.files import aside, open_regular
+from hpc_gpt.reader.readers.packed import room
 
 LEAST_BYTES = 1_000_000  # nothing is kept of a smaller file
 _MOST_BYTES = 256 << 20  # of all that is kept
@@ -53,8 +55,9 @@ class KeptFile:
                 return 0, None
             with open_regular(self._kept) as file:
                 about = json.loads(file.readline())
-                pieces = [bytearray(file.read(size)) for size in about["sizes"]]  # of which arrays can be written to
-            if list(map(len, pieces)) != about["sizes"] or _checksum(pieces) != about["checksum"]:
+                pieces = [room(size) for size in about["sizes"]]  # of which arrays can be written to
+                is_whole = [file.readinto(piece) for piece in pieces] == about["sizes"]
+            if not is_whole or _checksum(pieces) != about["checksum"]:
                 return 0, None
             offset = int(about["offset"])
             # A file that was written to and did not grow is a different one.
@@ -96,7 +99,7 @@ class KeptFile:
         return found.hexdigest()
 
 
-def _checksum(pieces: Iterable[bytes | bytearray | memoryview]) -> int:
+def _checksum(pieces: Iterable[bytes | bytearray | memoryview | mmap]) -> int:
     found = 0
     for piece in pieces:
         found = zlib.crc32(piece, found)
@@ -126,11 +129,12 @@ def kept_file(
     return KeptFile(place, size, changed_ns, bytes_at) if place is not None else None
 
 
-def kept_of_folder(folder: Path) -> KeptFile | None:
-    """What is kept of a folder's files together, to be stored up to byte 1; whoever uses it compares the files."""
+def kept_of_folder(folder: Path, kind: str = "") -> KeptFile | None:
+    """What is kept of a folder's files together, to be stored up to byte 1; whoever uses it compares the files. `kind`:
+    which of several things."""
     with contextlib.suppress(OSError):
         about = folder.stat()
-        return kept_file(folder, (about.st_dev, about.st_ino, 1, 0), lambda start, size: b"", 0)
+        return kept_file(folder / kind, (about.st_dev, about.st_ino, 1, 0), lambda start, size: b"", 0)
     return None
 
 

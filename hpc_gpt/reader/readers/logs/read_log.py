@@ -32,7 +32,7 @@ class LogRead:
     """The parts of a log. `lines`: how many it has; `bytes`: how many bytes of the file were read this time.
 
     `left_out`: what was skipped of the file -> how often; what was skipped of a part is in the part.
-    `refused`: why the file is no log; then there are no parts.
+    `refused`: why the file is no log; then there are no parts. `failed`: as in Source.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -40,6 +40,7 @@ class LogRead:
     bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     refused: str | None = None
+    failed: bool = False
 
 
 def read_log(path: Path) -> LogRead:
@@ -49,13 +50,13 @@ def read_log(path: Path) -> LogRead:
     try:
         return _read_log(path)
     except Exception as fault:
-        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}")
+        return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}", failed=True)
 
 
 def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
-            return LogRead(refused=source.refused, bytes=source.bytes_read)
+            return LogRead(refused=source.refused, bytes=source.bytes_read, failed=source.failed)
         about = (source.device, source.inode, source.size, source.changed_ns)
         kept = None if source.is_stdin else kept_file(path, about, source.bytes_at)
         # Compressed data cannot be read from the middle.
@@ -75,7 +76,7 @@ def _read_log(path: Path) -> LogRead:
         if kept is not None and end > begin:
             kept.store(end, (lines, reader.newlines, reader.begun, source.left_out))
         reader.take(held)
-        return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out)
+        return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out, failed=source.failed)
 
 
 @dataclass(frozen=True)

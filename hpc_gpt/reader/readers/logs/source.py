@@ -60,7 +60,8 @@ class Source:
     `bytes_read`: bytes read from the file, before decompression. `left_out`: what was skipped -> how often. `torn`: the
     last chunk does not end with a newline. `offset`: where in a plain file the last chunk ends, or where it begins if
     it is torn; -1 if that is unknown because bytes were removed before it. `compressed`: "gzip", "zstandard" or None.
-    `size`, `device`, `inode`, `changed_ns`: of the file when it was opened.
+    `size`, `device`, `inode`, `changed_ns`: of the file when it was opened. `failed`: not its bytes decided what was
+    read, but the disk, or a package that is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +70,7 @@ class Source:
         self.left_out: dict[str, int] = {}
         self.bytes_read = 0
         self.offset = 0
-        self.torn = False
+        self.torn = self.failed = False
         self.compressed: str | None = None
         self.size = self.device = self.inode = self.changed_ns = 0
         self.is_stdin = str(path) == STDIN
@@ -81,6 +82,7 @@ class Source:
         try:
             self._open(path)
         except (OSError, ValueError) as fault:
+            self.failed = True
             self.refuse(_words(fault))
 
     def __enter__(self) -> Source:
@@ -174,6 +176,7 @@ class Source:
             try:
                 plain = next(self._unpacked(iter((self._head,)), {}), b"")[:HEAD]
             except ModuleNotFoundError:
+                self.failed = True
                 return self.refuse("compressed with zstandard: pip install 'hpc-gpt[zstd]' to read it")
         why = not_a_log(plain)
         return self.refuse(why) if why else None
@@ -187,6 +190,7 @@ class Source:
             try:
                 more = self._stream.read(size - len(data))
             except OSError as fault:
+                self.failed = True
                 self.leave_out(f"the rest of the file: {_words(fault)}")
                 self._changed = True
                 more = b""

@@ -113,6 +113,11 @@ class _Lines:
             self.rises = self.rises and bool(steps[0] > self.highest and (np.diff(steps) > 0).all())
             self.highest = float(steps[-1])
 
+    def pack(self) -> None:
+        """Packs the values that wait for more."""
+        for column in (self.line, *self.columns.values()):
+            column.pack()
+
 
 def read_metrics(path: Path, attempt: int) -> MetricsLines:
     """The metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
@@ -148,6 +153,7 @@ def metrics_of(lines: list[bytes], attempt: int) -> MetricsLines:
 
 
 def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
+    lines.pack()
     rows = lines.line.rows
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
     named = {KEYS.get(key, key): column for key, column in lines.columns.items()}
@@ -178,6 +184,7 @@ def _read(path: Path) -> _Lines:
                     tail = chunk.pop()
                 lines.take(chunk)
         if kept is not None and lines.offset - stored > stored // _LEAST_NEW:
+            lines.pack()
             kept.store(lines.offset, lines)
         if tail:
             lines.take([tail])

@@ -7,7 +7,7 @@ bytes whether a file is a log; here files are left out only by names that no log
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -39,7 +39,8 @@ _SBATCH = re.compile(rb"^\s*#SBATCH\s", re.MULTILINE)
 class DiscoveredFiles:
     """What was found, in the order of the walk. `skipped`: reason -> the first such paths; `counts`: how many.
 
-    `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed.
+    `benches`: files of a bench's rows. The runs and logs of their rounds, in the same folder, are not listed. `failed`:
+    what was skipped may be read another time, though no file has changed.
     """
 
     own: list[RunFolder] = field(default_factory=list)
@@ -48,6 +49,7 @@ class DiscoveredFiles:
     scripts: list[Path] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    failed: bool = False
 
     def skip(self, why: str, path: str | os.PathLike[str]) -> None:
         """Counts what is left out, and names the first few."""
@@ -55,6 +57,13 @@ class DiscoveredFiles:
         named = self.skipped.setdefault(why, [])
         if len(named) < _NAMED:
             named.append(str(path))
+
+    def add_skipped(self, skipped: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> None:
+        """Counts what was left out elsewhere: as `skipped` and `counts`."""
+        for why, paths in skipped.items():
+            for path in paths:
+                self.skip(why, path)
+            self.counts[why] += counts[why] - len(paths)
 
 
 def discover(paths: Sequence[str | os.PathLike[str]]) -> DiscoveredFiles:

@@ -29,6 +29,7 @@ from hpc_gpt.reader.readers.runs.inferred import (
     is_on,
     step_tokens,
 )
+from hpc_gpt.reader.readers.runs.kept_records import KeptLogs
 from hpc_gpt.reader.readers.runs.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.readers.runs.outcome import add_counts, add_losses, add_rates, add_times
 from hpc_gpt.reader.readers.runs.param_counts import add_params
@@ -55,13 +56,26 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
     """The runs in the logs among `files`, in which those that are no logs are counted.
 
     `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
-    `records_only`: without steps and failures, which take more room than all else.
+    `records_only`: without steps and failures, which take more room than all else; the records are kept.
     """
+    kept = KeptLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
+    if (found := kept.find()) is None:
+        own = replace(files, skipped={}, counts={})
+        found = _read_runs(own, as_one, records_only), own.skipped, own.counts
+        if not own.failed:
+            kept.keep(*found)
+    runs, skipped, counts = found
+    files.add_skipped(skipped, counts)
+    return runs
+
+
+def _read_runs(files: DiscoveredFiles, as_one: bool, records_only: bool) -> list[RunRead]:
     logs = HeldLogs(records_only)
     left_out: dict[str, dict[str, int]] = {}
     silent: list[Path] = []
     for path in files.logs:
         log = read_log(path)
+        files.failed |= log.failed
         if log.refused is not None:
             files.skip(log.refused, path)
         elif not any(part.dialects for part in log.parts):
@@ -96,6 +110,7 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
             read = read_foreign(run, name, next(filter(None, beside), None), of_files)
             found_runs.append(replace(read, steps=_NO_STEPS, failures=(), causes=()) if records_only else read)
         except Exception as fault:
+            files.failed = True
             for path in run.files:
                 files.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs

@@ -85,7 +85,7 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     if not ends_only:
         _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     state = _add_attempts(draft, run, resolved, attempts, steps)
-    over = state.state.by in ("next", "ended") and state.state.ended in _OVER and not state.facts.alive
+    over = state.is_settled
     if jobs := after_table(run.path):
         over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")

@@ -1,0 +1,77 @@
+"""The rows of `status` of runs that are over, kept between two calls as `report` keeps their records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_gpt.core.ends.run_state import RunState, is_of_slurm, moved_from, newest_chain, open_jobs
+from hpc_gpt.core.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hpc_gpt.reader.readers.runs.kept_records import KeptOfRuns
+
+_FEWEST = 64  # so few runs are read as soon
+
+
+class _KeptRow(NamedTuple):
+    """A row's `figures` by name. `submitted`: epoch seconds. `jobs`: those in Slurm, on `cluster`, of its newest job
+    chain. `folder`: where the run was submitted, if that is another place."""
+
+    figures: dict[str, Any]
+    submitted: float | None
+    jobs: list[str]
+    cluster: str | None
+    folder: str | None
+
+
+class KeptRows:
+    """What is kept of the rows of some runs. A row is used while the run's files are the same and Slurm shows none of
+    its jobs."""
+
+    def __init__(self, runs: Sequence[RunFolder] = ()) -> None:
+        self.rows: dict[Path, _KeptRow] = {}
+        self._kept: KeptOfRuns | None = None
+        if len(runs) >= _FEWEST:
+            from hpc_gpt.reader.readers.runs.kept_records import KeptOfRuns  # needs numpy
+
+            self._kept = KeptOfRuns(runs, "status")
+
+    def find(self, run: RunFolder) -> bool:
+        """Whether a row is kept that fits the run's files."""
+        if self._kept is not None and (found := self._kept.find(run)) is not None:
+            row = _KeptRow(*found)
+            moved = moved_from(run, {"folder": row.folder}) if row.folder else None
+            if row.figures["moved_from"] == (str(moved) if moved else None):
+                self.rows[run.path] = row
+        return run.path in self.rows
+
+    def figures(self, run: RunFolder, jobs: Container[str]) -> dict[str, Any] | None:
+        """The figures of the run's row; None if none is kept. `jobs`: those that its cluster shows."""
+        row = self.rows.get(run.path)
+        if row is None or any(job_id in jobs for job_id in row.jobs):
+            return None
+        age_s = max(0.0, time.time() - row.submitted) if row.submitted else None
+        return {**row.figures, "age_s": age_s}
+
+    def note(
+        self, run: RunFolder, run_state: RunState, figures: Mapping[str, Any], jobs: Container[str] | None
+    ) -> None:
+        """Notes the figures of a run's row after `find`, if only its files decide them. `jobs`: as in `figures`, None
+        if Slurm did not answer."""
+        if self._kept is None or not run_state.is_settled or figures["after"] or open_jobs(run):
+            return
+        of_slurm = [str(line.get("job_id")) for line in newest_chain(run) if is_of_slurm(line)]
+        if of_slurm and (jobs is None or any(job_id in jobs for job_id in of_slurm)):
+            return
+        submitted = time.time() - figures["age_s"] if figures["age_s"] else None
+        folder = str(run_state.line.get("folder") or run.path)
+        elsewhere = folder if folder != str(run.path) else None
+        self._kept.note(run, _KeptRow(dict(figures), submitted, of_slurm, run.slurm_cluster(), elsewhere))
+
+    def store(self) -> None:
+        """Keeps what was noted."""
+        if self._kept is not None:
+            self._kept.store()
