@@ -156,3 +156,9 @@ def test_a_visit_ends_by_itself_or_when_its_time_is_over(
     end = f"visit=visit visit_s={seconds}\nin_visit bash -c {shlex.quote(command)}"
     assert bash(tmp_path, "slurm/race.sh.j2", end).code == code
     assert (tmp_path / "visit/attempts/1/log").read_text() == written
+
+
+def test_a_visit_that_is_over_at_once_has_its_code(tmp_path: Path) -> None:
+    (tmp_path / "visit/attempts/1").mkdir(parents=True)
+    late = 'kill() { sleep 0.3; builtin kill "$@"; }'
+    assert bash(tmp_path, "slurm/race.sh.j2", f"{late}\nvisit=visit visit_s=0\nin_visit bash -c 'exit 3'").code == 3
