@@ -127,10 +127,13 @@ def _measure_transfers(
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from hpc_gpt.trainer.preflight.measurements import PATIENCE_S, run_transfers
+    from hpc_gpt.trainer.train.ranks import leave_out_slow_names
 
     places = [each for each in plan["nodes"] for _ in range(resolved.ranks_per_node)]
     rank, world = places.index(node) + local, len(places)
     patience = timedelta(seconds=PATIENCE_S)
+    if rank == 0:
+        leave_out_slow_names(plan["host"], world)
     store = TCPStore(
         plan["host"],
         plan["port"],
