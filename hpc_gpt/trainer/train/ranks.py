@@ -20,6 +20,7 @@ from hpc_gpt.core.ends.end_policy import REASONS
 from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.network import LAZY_GLOO, MEETING_S, OF_THE_STORE, without_name_servers
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
@@ -136,7 +137,8 @@ class Ranks(Peers):
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size if self.is_first else []
-        dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
+        with no_collections():
+            dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
         return values
 
     def scatter(self, values: Sequence[T]) -> T:
