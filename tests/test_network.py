@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,31 @@ mine = torch.ones(1) + dist.get_rank()
 dist.all_reduce(mine)
 print("sum", mine.item(), flush=True)
 os._exit(0)
+"""
+
+# A name server that takes a while to know no name; then rank 0 of so many ranks, to whose store eight others connect.
+STORE = """
+import socket, sys, threading, time
+from hpc_gpt.trainer.supervision.meeting import RankIdentity
+from hpc_gpt.trainer.train.ranks import _client, _store
+asked = 0
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("10.77.0.1", 53))
+def answer():
+    global asked
+    while True:
+        query, sender = server.recvfrom(4096)
+        asked += 1
+        time.sleep(0.05)
+        server.sendto(query[:2] + bytes([0x81, 0x83]) + query[4:6] + bytes(6) + query[12:], sender)
+threading.Thread(target=answer, daemon=True).start()
+store = _store("10.77.0.1", 29511, RankIdentity(0, int(sys.argv[1]), 0))
+others = [_client() for _ in range(8)]
+print("asked", asked)
+try:
+    socket.gethostbyname("somewhere")
+except OSError as fault:
+    print("again", asked, fault)
 """
 
 
@@ -73,6 +99,32 @@ def test_ranks_of_two_hosts_meet_over_interfaces_of_other_names(hosts: tuple[lis
     assert f"{node}: gloo over slow0, NCCL over what it chooses\n" in said[0]
     assert f"{node}: gloo over eno7, NCCL over ib0\n" in said[1]
     assert all("sum 3.0" in each for each in said)
+
+
+@pytest.mark.parametrize("ranks", [4, 16384])
+def test_names_that_are_slow_to_look_up_are_left_out(tmp_path: Path, ranks: int) -> None:
+    (resolv := tmp_path / "resolv.conf").write_text("nameserver 10.77.0.1\n")
+    here = f"ip link set lo up && ip address add 10.77.0.1/24 dev lo && mount --bind {resolv} /etc/resolv.conf"
+    alone = ["unshare", "--net", "--mount", "sh", "-c", f'{here} || exit 77; exec "$@"', "sh"]
+    own = {"MASTER_ADDR": FIRST, "MASTER_PORT": "29511"}
+    try:
+        done = subprocess.run(
+            [*alone, sys.executable, "-c", STORE, str(ranks)], env=environment(0, **own), capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        pytest.skip("no machine with a name server of its own can be made here: no unshare")
+    if done.returncode and "Traceback" not in done.stderr:
+        pytest.skip(f"no machine with a name server of its own can be made here: {done.stderr.strip()}")
+    assert not done.returncode, done.stderr
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    if ranks == 4:
+        assert "note:" not in said
+        assert int(said["asked"]) > 2 * 8
+    else:
+        assert "rank 0 leaves out the names of 32,768 connections" in said["note:"]
+        assert int(said["asked"]) == 1
+        assert "err=-3" in done.stderr, "torch gives a warning of it"
+    assert int(said["again"].split()[0]) > int(said["asked"]), "other names are still looked up"
 
 
 def test_without_a_route_the_fault_names_node_and_address(hosts: tuple[list[str], list[str]]) -> None:

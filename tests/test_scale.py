@@ -1,10 +1,12 @@
 """Twice as much takes no more than twice the CPU, and some: tests/benchmarks/scale.py has what, and larger sizes."""
 
+import gc
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.scale import CASES, Case, cpu_of, memory_of
+from tests.benchmarks.scale import CASES, Case, cpu_of, memory_of, second_save
 
 MOST_TIMES = 2.5
 
@@ -29,3 +31,12 @@ def test_a_log_of_any_size_takes_no_more_memory(name: str) -> None:
 
 def test_a_plan_for_131_072_gpus_takes_two_seconds_of_cpu() -> None:
     assert min(cpu_of(CASES["plan"], 131_072)[0] for _ in range(3)) < 2
+
+
+def test_a_save_of_many_ranks_is_not_searched_for_garbage(tmp_path: Path) -> None:
+    work = second_save(tmp_path, 384)
+    gc.collect()
+    searched = gc.get_stats()[0]["collections"]
+    work()
+    found = gc.get_stats()[0]["collections"] - searched
+    assert found < 10, f"{found} times, while 7,680 pieces were put together"

@@ -12,7 +12,7 @@ import os
 import platform
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError
@@ -115,6 +115,26 @@ def describe_interfaces(environment: Mapping[str, str] = os.environ) -> str:
     return f"gloo over {gloo}, NCCL over {chosen or 'what it chooses'}"
 
 
+@contextlib.contextmanager
+def without_name_servers() -> Iterator[None]:
+    """Within it this thread asks no name server: what is not in /etc/hosts fails at once, as if none had answered.
+
+    It needs the GNU C library; with another one nothing changes.
+    """
+    if (find := getattr(ctypes.CDLL(None), "__res_state", None)) is None:
+        yield
+        return
+    find.restype = ctypes.POINTER(ctypes.c_int * 2)  # `_res` begins with the seconds of a try, and the number of tries
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo("localhost", 0)  # the first lookup of a thread sets them
+    state = find().contents
+    tries, state[1] = state[1], 0
+    try:
+        yield
+    finally:
+        state[1] = tries
+
+
 # --- the port
 
 # It is chosen here, and another process binds it later. It is below the ports that the system hands out, so only a
@@ -180,7 +200,8 @@ def _hold(port: int) -> socket.socket | None:
 
 # Of each rank rank 0 has two connections to the store that it serves, and one of the group between the hosts; beside
 # them so many files of modules, data, logs and NCCL.
-_OF_A_RANK, _BESIDE = 3, 200
+OF_THE_STORE = 2
+_OF_A_RANK, _BESIDE = OF_THE_STORE + 1, 200
 
 
 def files_of_first(ranks: int) -> int:

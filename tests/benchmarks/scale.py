@@ -424,6 +424,7 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
     from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
     from torch.distributed.checkpoint.storage import WriteResult
 
+    from hpc_gpt.core.process import no_collections
     from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
     from hpc_gpt.trainer.train.checkpoints.sharded import KeptPlan, put_sharded
     from hpc_gpt.trainer.train.ranks import Peers
@@ -452,7 +453,8 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
         def gather(self, value: Any) -> list[Any]:
             texts = plans if isinstance(value, SavePlan) else [pickle.dumps(value)] * ranks
             sent.append(sum(map(len, texts)))
-            return list(map(pickle.loads, texts))
+            with no_collections():
+                return list(map(pickle.loads, texts))
 
         def scatter(self, values: Sequence[Any]) -> Any:
             texts = list(map(pickle.dumps, values))
@@ -465,7 +467,9 @@ def second_save(folder: Path, ranks: int) -> Callable[[], int]:
     def save() -> int:
         files = RankFiles(First())
         put_sharded(files, "dcp", pieces, pieces, kept)
-        files.finish(folder, list(map(pickle.loads, notes)))
+        with no_collections():
+            found = list(map(pickle.loads, notes))
+        files.finish(folder, found)
         return sum(sent) + (folder / "dcp" / ".metadata").stat().st_size
 
     save()

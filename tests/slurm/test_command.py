@@ -5,6 +5,8 @@ from its own checkpoints, and its losses are those of an unbroken run.
 """
 
 import shutil
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
+from tests.processes import command_of, send
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher
 from tests.slurm.stories import Story, Teller, slow_story, story
 from tests.torture.checks import settled_class
@@ -157,7 +160,7 @@ def test_its_command_gets_each_event_once_tensorboard_its_curve(launcher: Launch
 @story
 def cancelled(teller: Teller) -> Job:
     """By hpc-gpt cancel: Slurm's SIGTERM reaches the program itself."""
-    job = start(teller, "loop", "cancelled", step_s="0.3")
+    job = start(teller, "loop", "cancelled", step_s="1")
     job.wait_step(3)
     teller.launcher.run("cancel", job.run.run_id)
     job.wait("its end", lambda: job.run.attempt(1).ended())
@@ -186,6 +189,37 @@ def test_what_slurm_ends_saves_once_and_counts_as_what_it_is(told: Teller) -> No
     job = told(preempted)
     assert job.ended() == ["preempted", "done"], job.log()
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1
+    assert losses(job.run) == {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
+
+
+@story
+def asked_late(teller: Teller) -> Job:
+    """Slurm's signal reaches its program first, which saves and ends, in its second attempt with exit code 0; what
+    watches it gets its own later, as on a loaded node."""
+    run = 'saves() { bash loop.sh "$@" || [ "$HPC_GPT_ATTEMPT" = 2 ]; }; saves'
+    folder = teller.launcher.place("loop-late")
+    tables = {"layout": {"gpus": 1, "nodes": 1}, "job": {"retry_pause_s": 1}}
+    path = experiment(folder, "loop", {"run": run}, tables)
+    job = teller.launcher.submit(str(path), STEPS=str(STEPS), STEP_S="0.3")
+    for attempt, step in ((1, 3), (2, 9)):
+        job.wait_step(step, attempt)
+        for pid in processes(job.run, "loop.sh"):
+            if command_of(pid)[1:2] == ["loop.sh"]:
+                send(pid, signal.SIGTERM)
+        job.wait("its program's end", lambda: not processes(job.run, "loop.sh"))
+        time.sleep(0.5)
+        for pid in job.ranks():
+            send(pid, signal.SIGUSR2)
+        job.wait("its end", lambda number=attempt: job.run.attempt(number).ended())
+    job.wait_end()
+    return job
+
+
+@pytest.mark.long
+@pytest.mark.story(asked_late)
+def test_a_signal_that_its_program_got_first_is_waited_for(told: Teller) -> None:
+    job = told(asked_late)
+    assert job.ended() == ["walltime", "walltime", "done"], job.log()
     assert losses(job.run) == {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
 
 

@@ -60,6 +60,7 @@ _ENDS = 5000  # as many times, once a program has ended
 # A cause that names its rank, such as a worker of torchrun.
 _OF_RANK = re.compile(r"rank \d+ on ")
 _GRACE_S = 5.0
+_HEARS_S = 2.0
 _ENDED_S = 10.0
 
 
@@ -211,7 +212,7 @@ class ForeignRank:
         self._leaving(start)
         start.log.finish()
         # After a signal to another task, all may have left before this process reads stop.json.
-        until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else 0)
+        until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else self._may_hear_s(code))
         while self._stop is None and not self._attempt.ended():
             self._looked = 0.0
             self._stop = self._asked()
@@ -225,6 +226,13 @@ class ForeignRank:
         while self._stop is not None and not code and not self.all_are_over() and time.monotonic() < until:
             time.sleep(self._pause_s)
         return code
+
+    def _may_hear_s(self, code: int) -> float:
+        """For how long a signal may still come for which the program has ended with `code`: Slurm signals each process
+        of a step by itself, and on a loaded node this one hears its own later."""
+        planned = self._resolved.train.steps or self.said().planned
+        is_as_planned = not code and (self._place.rank > 0 or 0 < planned <= self.step)
+        return 0.0 if is_as_planned or self._resolved.cluster.scheduler != "slurm" else _HEARS_S
 
     def all_are_over(self) -> bool:
         """Whether the programs of all tasks have ended with 0, as this one has: the first task writes the end, and

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, RunFolderError
-from hpc_gpt.core.process import large_imports, raise_file_limit
+from hpc_gpt.core.process import no_collections, raise_file_limit
 from hpc_gpt.core.runs.full_disk import install_patient_output
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.trainer.supervision.ending import report_failure
@@ -52,7 +52,7 @@ def main() -> None:
         os.environ["RANK"] = str(rank)
         if (why := set_caches(run.path, os.environ)) and identity.local_rank == 0:
             print(f"note: {why}", file=sys.stderr, flush=True)
-        with large_imports():
+        with no_collections():
             from hpc_gpt.trainer.train.trainer import Trainer
         gc.freeze()  # it stays, and no later search for garbage goes through it
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.network import LAZY_GLOO, choose_interface, describe_interfaces
-from hpc_gpt.core.process import large_imports, raise_file_limit
+from hpc_gpt.core.process import no_collections, raise_file_limit
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.preflight.transfers import plan_transfers
@@ -69,7 +69,7 @@ def _probe(node: str, local: int, say: Say) -> None:
         listener = socket.create_server(("", 0), backlog=4096)
         listener.set_inheritable(False)
 
-    with large_imports():  # torch loads after the first line
+    with no_collections():  # torch loads after the first line
         from hpc_gpt.trainer.preflight.measurements import figures_of_command, probe_device
         from hpc_gpt.trainer.train.ranks import choose_device
 
@@ -127,10 +127,13 @@ def _measure_transfers(
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from hpc_gpt.trainer.preflight.measurements import PATIENCE_S, run_transfers
+    from hpc_gpt.trainer.train.ranks import leave_out_slow_names
 
     places = [each for each in plan["nodes"] for _ in range(resolved.ranks_per_node)]
     rank, world = places.index(node) + local, len(places)
     patience = timedelta(seconds=PATIENCE_S)
+    if rank == 0:
+        leave_out_slow_names(plan["host"], world)
     store = TCPStore(
         plan["host"],
         plan["port"],

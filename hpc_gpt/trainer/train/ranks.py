@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -18,7 +19,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hpc_gpt.core.ends.end_policy import REASONS
 from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.network import LAZY_GLOO, MEETING_S
+from hpc_gpt.core.network import LAZY_GLOO, MEETING_S, OF_THE_STORE, without_name_servers
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
@@ -32,6 +34,8 @@ _FAILED = "hpc-gpt/failed"
 # A flight record has the collectives that are not over, and so many of the last ones.
 _KEPT_COLLECTIVES = 20
 _ANSWER_S = 3.0
+# Names of ranks that take longer, all together, are left out.
+_NAMES_S = 10.0
 
 
 def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
@@ -133,7 +137,8 @@ class Ranks(Peers):
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size if self.is_first else []
-        dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
+        with no_collections():
+            dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
         return values
 
     def scatter(self, values: Sequence[T]) -> T:
@@ -293,7 +298,35 @@ def _meet(identity: RankIdentity, attempt: Attempt) -> TCPStore:
     return _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), identity)
 
 
+def leave_out_slow_names(host: str, ranks: int) -> None:
+    """Prepares this process for being the store of so many ranks at `host`: if their names are slow to look up, torch
+    leaves them out.
+
+    It looks up the name of each connection's other end, for its own log, one after another, and /etc/hosts does not
+    help: it has no addresses of IPv6 that hold one of IPv4. After one that failed it looks up none
+    (pytorch#159596), so one fails here on purpose.
+    """
+    try:
+        mapped = socket.AI_V4MAPPED | socket.AI_ALL
+        address = socket.getaddrinfo(host, 0, socket.AF_INET6, socket.SOCK_STREAM, 0, mapped)[0][4]
+        began = time.monotonic()
+        socket.getnameinfo(address, socket.NI_NUMERICSERV)
+    except OSError:
+        return  # torch meets the same
+    each_s = time.monotonic() - began
+    if each_s * OF_THE_STORE * ranks > _NAMES_S:
+        print(
+            f"note: looking up the name of {address[0]} took {each_s:.2g} s: rank 0 leaves out the names of "
+            f"{OF_THE_STORE * ranks:,} connections, which would take {each_s * OF_THE_STORE * ranks:,.0f} s",
+            flush=True,
+        )
+        with without_name_servers():
+            TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
+
 def _store(host: str, port: int, identity: RankIdentity) -> TCPStore:
+    if identity.rank == 0:
+        leave_out_slow_names(host, identity.size)
     return TCPStore(
         host,
         port,

@@ -6,11 +6,10 @@ A run of five million steps takes 150 MB: its columns are packed, and one is unp
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.core.files import blocks_from_end, open_regular
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.readers.logs.kept import kept_file
@@ -178,7 +178,7 @@ def _read(path: Path) -> _Lines:
             lines = kept.load()[1] or lines
         file.seek(lines.offset)
         stored, tail = lines.offset, b""
-        with _no_collections():
+        with no_collections():
             while chunk := file.readlines(_CHUNK):
                 if not chunk[-1].endswith(b"\n"):  # incomplete: read now, and again when it is complete
                     tail = chunk.pop()
@@ -189,18 +189,6 @@ def _read(path: Path) -> _Lines:
         if tail:
             lines.take([tail])
     return lines
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Without Python's search for cycles, of which JSON has none: it takes a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _parsed(lines: list[bytes]) -> list[Any]:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.tensor import DTensor
 
 from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
 from hpc_gpt.trainer.train.checkpoints.folders import REMOVE_IT, Sums, load_json, load_metadata
@@ -70,6 +71,7 @@ class ShardedCheckpoint:
             files.put_text(_PROGRESS, json.dumps(progress, indent=1) + "\n")
 
     @torch.no_grad()
+    @no_collections()
     def load(self, folder: Path, rank: int) -> tuple[int, dict[str, Any]]:
         """Loads this rank's weights and optimizer states; returns (step, loss scale). Collective."""
         progress = _read_progress(folder)
@@ -196,8 +198,9 @@ def put_sharded(
         kept.proposed = None  # until all have the new one
         plans: list[Any] = peers.gather(proposed)
         if peers.is_first:
-            plans, kept.metadata = planner.create_global_plan(plans)
-            plans = writer.prepare_global_plan(plans)
+            with no_collections():
+                plans, kept.metadata = planner.create_global_plan(plans)
+                plans = writer.prepare_global_plan(plans)
         kept.agreed = peers.scatter(plans)
         kept.proposed = proposed
     plan = planner.finish_plan(kept.agreed)
@@ -214,7 +217,8 @@ def put_sharded(
     def finish(folder: Path, notes: list[Any]) -> None:
         assert metadata is not None
         writer.write_below(folder, {})
-        writer.finish(replace(metadata), notes)  # which adds where each piece is
+        with no_collections():
+            writer.finish(replace(metadata), notes)  # which adds where each piece is
 
     files.put_by([pieces[key] for key in keys], write, finish)
 

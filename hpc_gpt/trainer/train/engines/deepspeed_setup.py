@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_gpt.core.process import large_imports
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.trainer.train.checkpoints.folders import load_safely
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.train.engines import private_parts
@@ -33,7 +33,7 @@ def import_deepspeed(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     with quiet():
-        with large_imports():
+        with no_collections():
             import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.process import large_imports
+from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
@@ -210,7 +210,7 @@ def module_of(engine: str) -> ModuleType:
     `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
     checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
     """
-    with large_imports():
+    with no_collections():
         return importlib.import_module(engine_named(engine).trainer)
 
 
