@@ -144,8 +144,9 @@ def test_the_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path
     """Of jobs of this user in this account, of the account's, of the QOS's: each counts its own, and no ended ones."""
     me = getpass.getuser()
     config = "MaxJobCount = 12\nMaxArraySize = 5\nAccountingStorageEnforce = associations,limits\nClusterName = far\n"
-    shown = [("PENDING", me, "a", "q"), ("RUNNING", me, "a", "q"), ("RUNNING", me, "b", "q"), 
-             ("RUNNING", "x", "a", "q"), ("RUNNING", "y", "a", "p"), ("FAILED", me, "a", "q"), ("PENDING", "z", "b", "p")]  # fmt: skip
+    shown = [("PENDING", me, "a", "q"), ("RUNNING", me, "a", "q"), ("RUNNING", me, "b", "q"),
+             ("RUNNING", "x", "a", "q"), ("RUNNING", "y", "a", "p"), ("FAILED", me, "a", "q"),
+             ("PENDING", "z", "b", "p")]  # fmt: skip
     accounting = (
         f"user a\nassoc {me}||2|90|q\nassoc {me}|other|1|1|r\nassoc x||1|1|q\nassoc ||1|4|\nqos 3||4\nqos |3|\n"
     )
