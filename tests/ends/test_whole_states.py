@@ -19,8 +19,6 @@ from hpc_gpt.core.ends.run_state import (
     attempt_classes,
     failure_note,
     moved_note,
-    newest_chain,
-    open_jobs,
     read_run_state,
     retry_note,
 )
@@ -169,19 +167,6 @@ def test_the_attempts_of_a_run_end_each_in_its_own_way(base: RunFolder, tmp_path
     run.mark_cancelled("6")
     assert attempt_classes(run, run.attempts(), read_run_state(run, 2)) == ["requeued", "unknown", "nan", "running"]
     assert [attempt.number for attempt in run.attempts()] == [1, 2, 3, 4]
-
-
-def test_a_chain_is_the_newest_jobs_and_its_open_ones_can_change(base: RunFolder, tmp_path: Path) -> None:
-    """A line without `link`, or of link 1, begins one; `chained_to` goes on with the last; a refused job is in none."""
-    lines = [("1", {}), ("2", {"link": 1}), ("3", {"link": 2}), ("4", {"chained_to": "3"}), ("5", {"link": 1}),
-             ("6", {"link": 2}), ("7", {"link": 3}), ("8", {"link": 4, "refused": "no"})]  # fmt: skip
-    for count, chain, still_open in ((1, "1", "1"), (2, "2", "2"), (4, "234", "234"), (5, "5", "5"), (8, "567", "67")):
-        run = prepared(base, tmp_path / str(count), steps(*(sent(job, **more) for job, more in lines[:count])))
-        if count == 8:
-            attempt_of(run, "5", "done")
-            attempt_of(run, "6", "error")  # Slurm may know why
-        found = [line["job_id"] for line in newest_chain(run)]
-        assert ("".join(found), "".join(open_jobs(run))) == (chain, still_open)
 
 
 NOW = 1_700_000_000.0

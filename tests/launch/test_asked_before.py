@@ -127,9 +127,6 @@ NEVER_STARTS = "it never starts: cancel it, and change the request"
     ("reason", "words"),
     [
         ("QOSMaxNodePerJobLimit", f"it is beyond what its QOS allows one job; {NEVER_STARTS}"),
-        ("AssocMaxWallDurationPerJobLimit", f"it is beyond what its account allows one job; {NEVER_STARTS}"),
-        ("QOSMinGRES", f"it is beyond what its QOS allows one job; {NEVER_STARTS}"),
-        ("MaxCpuPerAccount", "with the jobs that run, a limit of its account is reached"),
         ("AssocGrpCPURunMinutes", "with the jobs that run, a limit of its account is reached"),
         ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: no other job's end helps, more of them do"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes that it asks for are down, drained or reserved"),
