@@ -276,7 +276,7 @@ def test_a_trait_is_of_these_classes(trait: str) -> None:
     assert {ended for ended, row in CLASSES.items() if getattr(row, trait)} == set(TRAITS[trait].split())
 
 
-def test_a_class_explains_less_special_ones_and_replaces_an_effect() -> None:
+def test_which_class_explains_others_and_whom_it_replaces() -> None:
     """The order in which one goes before another, and whom the scheduler's word replaces."""
     order = sorted((row.specific, ended) for ended, row in CLASSES.items() if row.specific < 99)
     assert [number for number, _ in order] == list(range(1, len(order) + 1))

@@ -137,7 +137,7 @@ def test_a_reason_is_explained_and_stands_beside(reason: str, words: str) -> Non
     assert reason_text(reason) == f"{words} ({reason})"
 
 
-def test_the_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path: Path) -> None:
+def test_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path: Path) -> None:
     """Of jobs of this user in this account, of the account's, of the QOS's: each counts its own, and no ended ones."""
     me = getpass.getuser()
     config = "MaxJobCount = 12\nMaxArraySize = 5\nAccountingStorageEnforce = associations,limits\nClusterName = far\n"
