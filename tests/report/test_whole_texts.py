@@ -190,7 +190,7 @@ COMPARED = {
           note: only B states 1 setting: global_batch
     """),
     "another model": (with_record(A, tflops_model=40.0, sources={"tflops_model": "x"}, settings={}),
-                      read(LOSSES[:20], 1.0, run="c", vocab=400, hidden=48, tflops_model=30.0, gpus=4,
+                      read(LOSSES[:20], 1.0, run="c", vocab=400, params=2_550_000_000, tflops_model=30.0, gpus=4,
                            sources={"tflops_model": "y"}), """\
         B against A: faster by 100 % (86 to 115)
           tokens/s                       1,200 -> 2,400, medians of 40 and 19 steady steps
@@ -202,9 +202,9 @@ COMPARED = {
           ended                          done -> done
           settings that differ:
             gpus    8 -> 4
-            hidden  96 -> 48
+            params  2500000000 -> 2550000000
             vocab   500 -> 400
-          note: gpus, hidden are not the same, so a step is not the same work: tokens/s are compared
+          note: gpus, params are not the same, so a step is not the same work: tokens/s are compared
           note: a token is not the same work in both, so tflops_model per GPU is compared as well
           note: their tflops_model count other parameters: all of them, or the weights that multiply a token
           note: the vocabularies differ, 500 and 400, and so do the scales of the losses
