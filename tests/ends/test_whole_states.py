@@ -16,7 +16,6 @@ from hpc_gpt.core.ends.failures import CLASSES
 from hpc_gpt.core.ends.notify import event_keys
 from hpc_gpt.core.ends.run_state import (
     RunState,
-    attempt_classes,
     failure_note,
     moved_note,
     read_run_state,
@@ -106,10 +105,6 @@ STATES: dict[str, tuple[Step, dict[str, str] | None, str]] = {
         "unknown by submission: lost=True began=False line=l waits=True"),
     "waits in slurm": (sent("7", mark="a"), {"7": "PENDING"},
         "pending by slurm: began=False slurm=pending line=a job=7 waits=True"),
-    "waits, not asked": (sent("7"), None,
-        "pending by queue: began=False job=7 waits=True"),
-    "forgotten": (sent("7"), {},
-        "unknown by forgotten: began=False slurm= job=7 waits=True"),
     "waits here": (sent(None, "local", queue=HERE, mark="q"), None,
         "pending by process: queued=True began=False alive=True line=q waits=True"),
     "its queue is gone": (sent(None, "local", queue=GONE), None,
@@ -157,16 +152,6 @@ STATES: dict[str, tuple[Step, dict[str, str] | None, str]] = {
 def test_a_state_rests_on_these_facts_alone(base: RunFolder, tmp_path: Path, name: str) -> None:
     prepare, slurm, words = STATES[name]
     assert told(prepared(base, tmp_path, prepare), slurm) == words
-
-
-def test_the_attempts_of_a_run_end_each_in_its_own_way(base: RunFolder, tmp_path: Path) -> None:
-    """One whose job began again was requeued; one that another job followed has no known end; the last may run."""
-    run = prepared(base, tmp_path, lambda run: submit(run, "8"))
-    for job, ended in (("7", None), ("7", None), ("6", "nan"), ("8", None)):
-        attempt_of(run, job, ended)
-    run.mark_cancelled("6")
-    assert attempt_classes(run, run.attempts(), read_run_state(run, 2)) == ["requeued", "unknown", "nan", "running"]
-    assert [attempt.number for attempt in run.attempts()] == [1, 2, 3, 4]
 
 
 NOW = 1_700_000_000.0
