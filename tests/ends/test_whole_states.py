@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.ends.failures import CLASSES
+from hpc_gpt.core.ends.failures import CLASSES, colour_of
 from hpc_gpt.core.ends.notify import event_keys
 from hpc_gpt.core.ends.run_state import (
     RunState,
@@ -240,12 +240,12 @@ def test_an_event_has_each_key_from_its_place(base, tmp_path, event, verdict, mo
     assert found == {**KEYS, **places, "event": event, **changed}
 
 
-# Of each trait of a class the classes that have it: the table the other way round.
+# Of each trait of a class, and of each colour, the classes that have it: the table the other way round.
 TRAITS = {
-    "good": "done stopped budget",
-    "live": "pending running",
+    "green": "done stopped budget",
+    "cyan": "pending running",
     "vague": "error unknown",
-    "by_scheduler": "walltime preempted requeued cancelled",
+    "yellow": "walltime preempted requeued cancelled unknown",
     "of_node": "collective_timeout hang node_failure",
     "waits": "collective_timeout hang",
     "in_log": "port_taken gpu_memory host_memory collective_timeout hang node_failure nan data disk_full user_error",
@@ -258,7 +258,8 @@ TRAITS = {
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_trait_is_of_these_classes(trait: str) -> None:
-    assert {ended for ended, row in CLASSES.items() if getattr(row, trait)} == set(TRAITS[trait].split())
+    found = {ended for ended, row in CLASSES.items() if getattr(row, trait, colour_of(ended) == trait)}
+    assert found == set(TRAITS[trait].split())
 
 
 def test_which_class_explains_others_and_whom_it_replaces() -> None:
