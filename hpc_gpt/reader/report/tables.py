@@ -115,9 +115,8 @@ def full_key(key: str) -> str:
     for table, _, own in (each.partition(".") for each in names_of(Experiment)):
         if table in _KEPT and key in (own, f"{table}.{own}"):
             return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
-    if name not in RECORD_KEYS:
-        raise ConfigError(f"a record has no key {name!r}", close_matches(name, RECORD_KEYS) or _HINT)
-    return key
+    unknown = key if name in RECORD_KEYS else name
+    raise ConfigError(f"a record has no key {unknown!r}", close_matches(unknown, RECORD_KEYS) or _HINT)
 
 
 def _comparable(value: Any) -> tuple[int, Any]:
