@@ -135,3 +135,11 @@ def test_a_column_that_is_not_needed_any_more_takes_no_memory(tmp_path) -> None:
         full, half = map(float, done.stdout.split())
         assert 55 <= full <= 75, (time, full)  # MiB; the values take 55
         assert half < full - 25, (time, full, half)
+
+
+def test_joining_copies_no_block() -> None:
+    parts = [packed([np.random.default_rng(seed).random(100).tolist()]) for seed in range(3)]
+    for part in parts:
+        part.pack()
+    whole = PackedColumns.joined([PackedColumns({"loss": part}, part.rows) for part in parts])
+    assert [id(block) for block in whole._packed["loss"].blocks] == [id(part.blocks[0]) for part in parts]

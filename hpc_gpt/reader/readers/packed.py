@@ -80,7 +80,9 @@ class PackedColumn:
 
     def pack(self) -> None:
         """Packs the values that wait, with the last block if both are few."""
-        values = np.concatenate([[], *self.waiting])
+        if not self.waiting:
+            return
+        values = np.concatenate(self.waiting)
         self.waiting = []
         if self.blocks and self.blocks[-1].rows + len(values) <= _ROWS:
             last = self.blocks.pop()
@@ -119,7 +121,7 @@ class PackedColumn:
     def places(self) -> NDArray[np.int32]:
         """All values, which are whole numbers below 2^31."""
         self.pack()
-        found, begin = np.empty(self.rows, np.int32), 0
+        found, begin = _stored(np.int32(0), np.int32, self.rows), 0
         for block in self.blocks:
             block.fill(values := np.empty(block.rows))
             found[begin : begin + block.rows] = values
@@ -150,16 +152,16 @@ def _packed(values: NDArray[np.float64]) -> _Block:
                 if scale == 1 and rise and (np.diff(whole) == rise).all():
                     return _Block(rows, first, rise)
                 if whole.max() - low < 2**31:
-                    return _Block(rows, float(low), data=_stored(whole - low, np.int32), scale=scale)
+                    return _Block(rows, float(low), data=_stored(whole - low, np.int32, rows), scale=scale)
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     if np.array_equal(single, values, equal_nan=True):
-        return _Block(rows, data=_stored(single, np.float32))
-    return _Block(rows, data=_stored(values, np.float64))
+        return _Block(rows, data=_stored(single, np.float32, rows))
+    return _Block(rows, data=_stored(values, np.float64, rows))
 
 
-def _stored(values: NDArray[Any], kind: type[np.generic]) -> NDArray[Any]:
-    found = np.frombuffer(room(len(values) * np.dtype(kind).itemsize), kind)
+def _stored(values: Any, kind: type[np.generic], rows: int) -> NDArray[Any]:
+    found = np.frombuffer(room(rows * np.dtype(kind).itemsize), kind)
     found[:] = values
     return found
 

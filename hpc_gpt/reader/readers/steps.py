@@ -49,6 +49,14 @@ def _shared(rows: int, value: Any) -> NDArray[Any]:
     return np.broadcast_to(np.array(value), rows)
 
 
+def _joined(several: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The arrays one after the other; in no room if they are one value that takes none."""
+    kinds = {(each.dtype, each.strides, each[:1].tobytes()) for each in several if len(each)}
+    if len(kinds) == 1 and next(iter(kinds))[1] == (0,):
+        return _shared(sum(map(len, several)), next(each[0].item() for each in several if len(each)))
+    return np.concatenate(several)
+
+
 def no_places() -> Places:
     """An empty array of indexes."""
     return np.zeros(0, np.int64)
@@ -194,7 +202,10 @@ class StepTable:
         known = {name for table in tables for name in table.columns}
         packed = [table.columns for table in tables if isinstance(table.columns, PackedColumns)]
         totals = {name: sum(table.totals.get(name, 0.0) for table in tables) for each in tables for name in each.totals}
-        beside: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in tables]) for name in _BESIDE}
+        beside: dict[str, Any] = {name: _joined([getattr(each, name) for each in tables]) for name in _BESIDE}
+        ends = np.cumsum([len(each) for each in tables]).tolist()
+        for table, begin, end in zip(tables, [0, *ends], ends, strict=False):
+            table.line = beside["line"][begin:end]  # not twice in memory
         names = [name for name in STEP_COLUMNS if name in known]
         return StepTable(
             PackedColumns.joined(packed)
