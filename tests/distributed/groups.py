@@ -2,12 +2,10 @@
 
 import gc
 import inspect
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,27 +15,6 @@ def meet(folder: Path, name: str, world: int | None = None) -> None:
     """Makes the group of all ranks, or of the first `world`; `name` is new in the launch's folder each time."""
     rank, world = int(os.environ["RANK"]), world or int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{name}", rank=rank, world_size=world)
-
-
-def in_turn(folder: Path, name: str, tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """What each task gives. Each begins with new groups; `name` is new in the launch's folder."""
-    found = {}
-    for number, (of, task) in enumerate(tasks.items()):
-        meet(folder, f"{name}-{number}")
-        found[of] = task()
-        dist.barrier()
-        forget()
-    return found
-
-
-def finish(folder: Path, found: Any, name: str = "found") -> NoReturn:
-    """Rank 0 writes what was found to NAME.json, and each rank ends once all are here."""
-    if os.environ["RANK"] == "0":
-        (folder / f"{name}.json").write_text(json.dumps(found))
-    if not dist.is_initialized():
-        meet(folder, f"{name}-end")
-    dist.barrier()
-    leave()
 
 
 def leave() -> NoReturn:

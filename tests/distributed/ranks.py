@@ -101,6 +101,12 @@ class Launch:
         return json.loads((self.folder / f"{number}.json").read_text())
 
 
+def run_together(function: Callable[..., Any], world: int, folder: Path, *given: Any) -> Any:
+    """What one function gives on so many ranks."""
+    task = Task(function.__name__, world, function, given)
+    return Launch(world, [task], folder).figures(task)
+
+
 class _Stall:
     """Whether nothing new has been written for long."""
 
