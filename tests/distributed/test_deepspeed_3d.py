@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
@@ -20,6 +18,7 @@ from hpc_gpt.trainer.model.techniques import ActivationOffload
 from tests.distributed.equality_cases import GLOBAL_BATCH, SEQ, Case
 from tests.distributed.ranks import Task, each
 from tests.distributed.trainings import build, everyone, train
+from tests.model.test_techniques import EachTensor
 
 Found = Callable[[Task], list[Any]]
 ROWS = GLOBAL_BATCH // 2  # of a micro-batch
@@ -72,26 +71,12 @@ def test_a_stage_is_compiled_once(task: Task, found: Found) -> None:
     assert found(task) == [[first, first, 0], [last, last, 0]]
 
 
-class Wide(TorchDispatchMode):
-    """Notes the largest tensor of logits' width that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[-1] in LOGITS:
-                self.elements = max(self.elements, leaf.numel())
-        return result
-
-
 def logits(folder: Path, case: Case) -> list[int]:
-    engine = build(case.resolved)
-    with Wide() as seen:
+    """The size of the largest tensor of logits' width that any operation makes."""
+    engine, sizes = build(case.resolved), [0]
+    with EachTensor(lambda made: sizes.append(made.numel() if made.ndim and made.shape[-1] in LOGITS else 0)):
         train(engine, case.resolved, range(1))
-    return everyone(seen.elements)
+    return everyone(max(sizes))
 
 
 @each(logits, [on(pp=2, loss_chunks=chunks) for chunks in (1, 3)])

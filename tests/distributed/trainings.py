@@ -53,6 +53,7 @@ def train(engine: Any, resolved: Resolved, steps: range) -> Figures:
 
 def new_folder(path: Path) -> Path:
     if dist.get_rank() == 0:
+        shutil.rmtree(path, ignore_errors=True)  # of ranks that stood still
         path.mkdir(parents=True)
     dist.barrier()
     return path
