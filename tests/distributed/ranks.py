@@ -99,6 +99,10 @@ class Launch:
         """What the ranks printed meanwhile."""
         return "".join(file.read_text() for file in sorted(self.folder.glob(f"{self.numbers[task.name]}.output-*")))
 
+    def all_output(self) -> str:
+        """What they printed during all tasks."""
+        return "".join(map(self.output, self.tasks))
+
     def figures(self, task: Task) -> Any:
         """What it gave; fails with the ranks' own words where it failed."""
         number = self.numbers[task.name]

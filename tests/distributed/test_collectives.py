@@ -176,3 +176,8 @@ def test_a_checkpoints_metadata_are_read_once_for_all_weights(task, found, launc
     weights = dict(module_of("fsdp").read_weights(launch_of(task).folder / case.name, case.resolved))
     assert set(weights) == set(case.resolved.model.parameter_names)
     assert len(times) == 1
+
+
+@each(calls, [ours(DP1, DDP, "fp16"), ours(DP2, FSDP)])
+def test_nothing_is_printed(task: Task, launch_of: Any) -> None:
+    assert launch_of(task).all_output() == ""

@@ -181,4 +181,4 @@ def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.
 
 @each(offload_partly, [OFFLOADED])
 def test_deepspeed_prints_nothing(task: Task, launch_of: Any) -> None:
-    assert launch_of(task).output(task) == ""
+    assert launch_of(task).all_output() == ""
