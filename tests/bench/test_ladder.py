@@ -1,5 +1,6 @@
 """A ladder: what each rung runs on a machine or why it cannot, what it saves and costs, and the table."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,12 @@ from hpc_gpt.launcher.launch.ladder import LADDERS, prepare_rungs
 from hpc_gpt.launcher.launch.this_machine import profile_here, with_predicted_memory
 
 H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
+
+
+@functools.cache
+def on_one(ladder):
+    """A ladder's rungs on one H200."""
+    return rungs_of(ladder)
 
 
 def rungs_of(ladder, gpus=1, rows=(), overrides=None, **asked):
@@ -125,18 +132,8 @@ def measured(rungs, **figures):
 
 
 def speed(rung, step_s, **more):
-    run = next(each.cell.prepared.resolved for each in RUNGS["memory"] if each.row.name == rung)
+    run = next(each.cell.prepared.resolved for each in on_one("memory") if each.row.name == rung)
     return {"step_s": step_s, "tokens_per_s": run.batch.global_batch * run.model.seq / step_s, **more}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def rungs_once(tmp_path_factory):
-    """Each ladder's rungs on one H200."""
-    for name in LADDERS:
-        RUNGS[name] = rungs_of(name)
-
-
-RUNGS: dict[str, list] = {}
 
 
 def cells(text, row):
@@ -146,18 +143,18 @@ def cells(text, row):
 
 def test_the_colab_ladder_has_its_columns_and_last_ratio():
     rows = measured(
-        RUNGS["colab"],
+        on_one("colab"),
         baseline={"tokens_per_s": 40_000.0, "memory_reserved_gib": [30.0]},
         workers={"tokens_per_s": 410_000.0, "memory_reserved_gib": [28.5]},
     )
-    text = ladder_text(LADDERS["colab"], RUNGS["colab"], rows)
+    text = ladder_text(LADDERS["colab"], on_one("colab"), rows)
     assert cells(text, "baseline")[1:6] == ["28", "30.0", "37", "40,000", "16939.79"]
     assert cells(text, "workers")[1:6] == ["64", "28.5", "38.7", "410,000", "146766.49"]
     _, beside, _ = text.split("\n\n")
     assert beside.splitlines()[0].startswith("Against baseline: x base is the time of as many tokens")
     switched = "tf32, dtype fp16, vocab_multiple 64, tied, workers 2, compile whole, attention flash, micro_batch 64"
     (last,) = [
-        each for each in ladder_json(LADDERS["colab"], RUNGS["colab"], rows)["savings"] if each["row"] == "workers"
+        each for each in ladder_json(LADDERS["colab"], on_one("colab"), rows)["savings"] if each["row"] == "workers"
     ]
     assert sorted(last["switched_on"].split(", ")) == sorted(switched.split(", "))
     assert last["time_ratio"] == pytest.approx(40 / 410)
@@ -169,15 +166,15 @@ def test_the_colab_ladder_has_its_columns_and_last_ratio():
 
 def test_the_memory_ladder_is_judged_by_the_plain_run():
     rows = measured(
-        RUNGS["memory"],
+        on_one("memory"),
         batch128=speed("batch128", 0.15, memory_reserved_gib=[20.0]),
         for_loop=speed("for-loop", 0.18, memory_reserved_gib=[9.0]),
     )
-    found = outcome(LADDERS["memory"], RUNGS["memory"], rows)
+    found = outcome(LADDERS["memory"], on_one("memory"), rows)
     assert (found.ratio, found.time) == (pytest.approx(0.45), pytest.approx(1.2))
     words = "peak memory of for-loop over batch128: 0.450 at 1.20 x the time (published: 0.516 at 1.54 x)"
     assert found.line() == words
-    assert ladder_text(LADDERS["memory"], RUNGS["memory"], rows).splitlines()[-1] == words
+    assert ladder_text(LADDERS["memory"], on_one("memory"), rows).splitlines()[-1] == words
 
 
 def test_the_mingpt_ladder_compares_flops():
@@ -196,18 +193,18 @@ def test_the_mingpt_ladder_compares_flops():
     ],
 )
 def test_what_is_missing_is_not_measured(name, end):
-    assert ladder_text(LADDERS[name], RUNGS[name], []).splitlines()[-1] == end
+    assert ladder_text(LADDERS[name], on_one(name), []).splitlines()[-1] == end
 
 
 def test_a_shrunken_run_is_no_measure_of_its_rung():
     smoke = {"tokens_per_s": 1000.0, "name": "colab-ladder-baseline-smoke"}
-    rows = measured(RUNGS["colab"], baseline=smoke, workers={**smoke, "name": "colab-ladder-workers-smoke"})
-    assert outcome(LADDERS["colab"], RUNGS["colab"], rows).ratio is None
-    text = ladder_text(LADDERS["colab"], RUNGS["colab"], rows)
+    rows = measured(on_one("colab"), baseline=smoke, workers={**smoke, "name": "colab-ladder-workers-smoke"})
+    assert outcome(LADDERS["colab"], on_one("colab"), rows).ratio is None
+    text = ladder_text(LADDERS["colab"], on_one("colab"), rows)
     small = {"tokens_per_s": 1000.0, "memory_allocated_gib": [1.0], "name": "memory-techniques-base-smoke"}
     (base,) = [
         each
-        for each in ladder_json(LADDERS["memory"], RUNGS["memory"], measured(RUNGS["memory"], base=small))["savings"]
+        for each in ladder_json(LADDERS["memory"], on_one("memory"), measured(on_one("memory"), base=small))["savings"]
         if each["row"] == "base"
     ]
     assert (base["memory_allocated_gib"], base["saved_gib"], base["time_ratio"]) == (1.0, None, None)
@@ -220,8 +217,8 @@ def test_a_shrunken_run_is_no_measure_of_its_rung():
 def test_a_rung_without_figures_says_why():
     oom = {"ended": "gpu_memory", "cause": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
     broken = {"ended": "error", "cause": "RuntimeError: " + "x" * 300}
-    rows = measured(RUNGS["memory"], batch32=oom, batch64=broken)
-    text = ladder_text(LADDERS["memory"], RUNGS["memory"], rows)
+    rows = measured(on_one("memory"), batch32=oom, batch64=broken)
+    text = ladder_text(LADDERS["memory"], on_one("memory"), rows)
     table, savings, _ = text.split("\n\n")
     assert "out of memory" in table
     assert cells(table, "batch32")[-2:] == ["gpu_memory", "bench#1"]
@@ -248,9 +245,9 @@ def test_savings_and_costs_are_against_the_base_of_each_group():
         "loss_chunks": speed("loss-chunks", 0.042, memory_allocated_gib=[8.0]),
         "zero_3_offload": {"ended": "host_memory"},
     }
-    rows = measured(RUNGS["memory"], **figures)
+    rows = measured(on_one("memory"), **figures)
     ladder = LADDERS["memory"]
-    rungs = {each["row"]: each for each in savings_of(ladder, RUNGS["memory"], rows)}
+    rungs = {each["row"]: each for each in savings_of(ladder, on_one("memory"), rows)}
     # A quarter of the batch in half the time is twice the time for the same samples.
     assert (rungs["batch32"]["time_ratio"], rungs["batch32"]["saved_gib"]) == (pytest.approx(2.0), 3.5)
     assert (rungs["accumulation"]["time_ratio"], rungs["accumulation"]["saved_gib"]) == (pytest.approx(1.25), 4.0)
@@ -266,14 +263,14 @@ def test_savings_and_costs_are_against_the_base_of_each_group():
     assert (lost["step_s"], lost["time_ratio"], lost["saved_gib"], lost["ended"]) == (None, None, None, "host_memory")
     assert lost["predicted_memory_gib"] > 1
     assert lost["switched_on"] == "deepspeed-zero, zero_stage 3, offload full"
-    line = next(line for line in ladder_text(ladder, RUNGS["memory"], rows).splitlines() if "loss_chunks 8" in line)
+    line = next(line for line in ladder_text(ladder, on_one("memory"), rows).splitlines() if "loss_chunks 8" in line)
     assert line.split()[:4] == ["loss-chunks", "loss_chunks", "8", "124M"]
     assert line.split()[6:10] == ["0.0420", "1.05", "8.00", "6.00"]
 
 
 def test_json_has_what_the_table_has():
-    rows = measured(RUNGS["memory"], base=speed("base", 0.04, memory_allocated_gib=[14.0]))
-    page = json.loads(json.dumps(ladder_json(LADDERS["memory"], RUNGS["memory"], rows), allow_nan=False))
+    rows = measured(on_one("memory"), base=speed("base", 0.04, memory_allocated_gib=[14.0]))
+    page = json.loads(json.dumps(ladder_json(LADDERS["memory"], on_one("memory"), rows), allow_nan=False))
     assert (page["sweep"], page["seed"], page["what"]) == ("memory-ladder", "004", "peak memory")
     assert (page["first"], page["last"], page["ratio"]) == ("batch128", "for-loop", None)
     assert page["seed_ratio"] == pytest.approx(0.516, abs=1e-3)
@@ -283,8 +280,8 @@ def test_json_has_what_the_table_has():
 
 
 def test_a_narrow_terminal_gets_a_block_a_row():
-    rows = measured(RUNGS["memory"], base=speed("base", 0.04))
-    text = ladder_text(LADDERS["memory"], RUNGS["memory"], rows, width=60)
+    rows = measured(on_one("memory"), base=speed("base", 0.04))
+    text = ladder_text(LADDERS["memory"], on_one("memory"), rows, width=60)
     assert max(map(len, text.splitlines())) <= 130
     assert "\nbase\n  Switched on  nothing\n" in text
 

@@ -25,7 +25,7 @@ from hpc_gpt.trainer.train.checkpoints import replicated
 from hpc_gpt.trainer.train.checkpoints.folders import load_safely
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.train.checkpoints.replicated import ReplicatedCheckpoint
-from tests.distributed.given_memory_worker import Most
+from tests.distributed.host_memory import Most
 
 SHAPE = ModelShape(1024, 10, 16, vocab=24576, seq=256)
 DEVICE = torch.device("meta")

@@ -1,10 +1,10 @@
 """How good `plan` is, as a table: errors on the published rows of ../shared, and how long searches take: `make bench`.
 
     python tests/benchmarks/plan.py [--rows FOLDER] [--write]
-    python tests/benchmarks/plan.py --rows FILE [--calibrate FILE] [--calibration NAME] [--cross-validate] [--json]
+    python tests/benchmarks/plan.py --rows FILE [--calibrate FILE]
     python tests/benchmarks/plan.py --fit | --without
 
-The second prints each row of a file (tests/plan/published/files.py shows one) predicted beside what was measured. The
+The second prints each row of a file (tests/plan/published/rows.py shows one) predicted beside what was measured. The
 third fits the table of constants to all rows, and prints each source's error by constants fitted to the others; or what
 taking each trait from the rows costs, in points of the means over sources.
 Nothing passes or fails here; tests/plan/test_published.py holds the errors to those that --write commits. Rows are read
@@ -33,7 +33,6 @@ from hpc_gpt.launcher.plan.question import Question
 from hpc_gpt.launcher.plan.search import search
 from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.machines import machine_named
-from tests.plan.published.compared import compare
 from tests.plan.published.fields import TRAITS
 from tests.plan.published.figures import (
     CALIBRATED,
@@ -46,10 +45,19 @@ from tests.plan.published.figures import (
     read_files,
     write,
 )
-from tests.plan.published.files import rows_of
 from tests.plan.published.fitting import constants_set, fit_table, fitted_without, time_errors
-from tests.plan.published.rows import PublishedRow
-from tests.plan.published.validation import Errors, choosing, predict_rows, predicted_only, score, without_source
+from tests.plan.published.rows import LeftOut, PublishedRow, read_rows, rows_of
+from tests.plan.published.scores import (
+    DATA_SHEET,
+    Errors,
+    Scores,
+    calibrate_clusters,
+    choosing,
+    predict_rows,
+    predicted_only,
+    score,
+    without_source,
+)
 
 SHARED = Path(os.environ.get("HPC_GPT_SHARED") or Path(__file__).resolve().parents[3] / "shared")
 _GOALS = {DATA_SHEETS: "12 %", CALIBRATED: "8 %", WITHOUT_SOURCE: "none", WITHOUT_ROW: "8 %"}
@@ -64,9 +72,6 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=SHARED / "planner")
     parser.add_argument("--write", action="store_true", help="renew tests/plan/published/figures.json")
     parser.add_argument("--calibrate", type=Path, action="append", default=[], help="fit constants to these rows")
-    parser.add_argument("--calibration", metavar="NAME", help="a cluster of --calibrate, else a profile")
-    parser.add_argument("--cross-validate", action="store_true", help="also by constants fitted without the source")
-    parser.add_argument("--json", action="store_true", help="of a FILE: one JSON object")
     parser.add_argument("--fit", action="store_true", help="fit the table of constants; each source left out in turn")
     parser.add_argument("--without", action="store_true", help="what each trait is worth: rows without it")
     parser.add_argument("--search", choices=list(SEARCHES), help=argparse.SUPPRESS)
@@ -78,7 +83,7 @@ def main() -> None:
         (_fit if asked.fit else _without)(asked.rows)
         return
     if not asked.rows.is_dir():
-        compare(asked.rows, asked.calibrate, asked.calibration, asked.cross_validate, asked.json)
+        compare(asked.rows, asked.calibrate)
         return
     if (asked.rows / "open.json").is_file():
         _figures(asked.rows, asked.write)
@@ -132,22 +137,8 @@ def _figures(folder: Path, renew: bool) -> None:
     files = read_files(folder)
     tables = all_scores(files)
     for title, scores in tables.items():
-        print(f"\n{title} (goal {_GOALS[title]})\n")
-        for each in scores.sources:
-            if each.time.rows:
-                print(f"{each.source:<24} {_line(each.time)}")
-        print(f"{'all rows':<24} {_line(scores.time)}")
-        print(f"{'averaged over sources':<24} {'':>5} {scores.time_mean or 0:>7.1%}")
-        good = sum(pick.is_good for pick in scores.picks)
-        print(f"the pick within 5 % of the best: {good} of {len(scores.picks)} groups")
-    scores = tables[DATA_SHEETS]
-    print("\nmemory (goal 6 %; 90 % within 10 %)\n")
-    for each in scores.sources:
-        if each.memory.rows:
-            print(f"{each.source:<24} {_line(each.memory)}")
-    print(f"{'all rows':<24} {_line(scores.memory)}")
-    wrong = (*scores.said_to_fit, *scores.said_not_to)
-    print(f"fits: {scores.fits_judged - len(wrong)} of {scores.fits_judged} right {' '.join(wrong)}")
+        _print_times(scores, f"{title} (goal {_GOALS[title]})")
+    _print_memory(tables[DATA_SHEETS], "memory (goal 6 %; 90 % within 10 %)")
     held = [
         each for each in without_source([row for rows in files for row in rows.rows]) if each.time_error is not None
     ]
@@ -160,6 +151,57 @@ def _figures(folder: Path, renew: bool) -> None:
     if renew:
         write(as_tables(files, tables))
         print(f"written: {COMMITTED}")
+
+
+def _print_times(scores: Scores, title: str) -> None:
+    print(f"\n{title}\n")
+    for each in scores.sources:
+        if each.time.rows:
+            print(f"{each.source:<24} {_line(each.time)}")
+    print(f"{'all rows':<24} {_line(scores.time)}")
+    print(f"{'averaged over sources':<24} {'':>5} {scores.time_mean or 0:>7.1%}")
+    good = sum(pick.is_good for pick in scores.picks)
+    print(f"the pick within 5 % of the best: {good} of {len(scores.picks)} groups")
+
+
+def _print_memory(scores: Scores, title: str) -> None:
+    print(f"\n{title}\n")
+    for each in scores.sources:
+        if each.memory.rows:
+            print(f"{each.source:<24} {_line(each.memory)}")
+    print(f"{'all rows':<24} {_line(scores.memory)}")
+    wrong = (*scores.said_to_fit, *scores.said_not_to)
+    print(f"fits: {scores.fits_judged - len(wrong)} of {scores.fits_judged} right {' '.join(wrong)}")
+
+
+def compare(file: Path, calibrate: list[Path]) -> None:
+    """Prints every row of a file, predicted beside what was published, and the errors."""
+    rows = read_rows(file)
+    clusters = calibrate_clusters([row for path in calibrate for row in read_rows(path).rows])
+    entries = predict_rows(rows, choosing(clusters))
+    print(f"{'':<28} {'layout':<16} {'step':>10} {'published':>10} {'':>7} {'GiB':>7} {'published':>9} {'':>7}  fits")
+    for entry in entries:
+        if isinstance(entry, LeftOut):
+            print(f"{entry.id:<28.28} left out: {entry.reason}")
+            continue
+        published, fits = entry.row.published, "yes" if entry.fits else "no"
+        if published.fits is not None and published.fits != entry.fits:
+            fits += f", but {'ran' if published.fits else 'ran out'}"
+        print(
+            f"{entry.row.id:<28.28} {entry.row.training.layout!s:<16} {_figure(entry.step.step_s, '.4g'):>10} "
+            f"{_figure(published.step_s, '.4g'):>10} {_figure(entry.time_error, '+.1%'):>7} {entry.memory_gib:>7.1f} "
+            f"{_figure(published.memory_gib, '.1f'):>9} {_figure(entry.memory_error, '+.1%'):>7}  {fits}"
+            + ("  (noisy)" if published.noisy else "")
+        )
+    used = sorted({entry.calibration for entry in predicted_only(entries)})
+    scores = score(predicted_only(entries))
+    _print_times(scores, f"step time, constants of {', '.join(used) or DATA_SHEET}")
+    _print_memory(scores, "memory")
+    print(f"left out: {len(rows.left_out)} of {len(entries)} rows")
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _line(errors: Errors) -> str:

@@ -1,4 +1,4 @@
-"""One launch of ranks for each world size, shared by all tests of this folder; the table at the end of the session."""
+"""One launch of ranks serves all tests that look at its tasks; the equality table at the end of the session."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,37 +8,31 @@ import pytest
 
 from tests import session
 from tests.distributed.equality_cases import Case, plainer
-from tests.distributed.equality_launch import Launch, run_launch
-from tests.distributed.ranks import HERE, launch_ranks
+from tests.distributed.ranks import Launch, Task
 
-__all__ = ["HERE", "launch_ranks"]
 _HERE = f"{Path(__file__).parent}/"
 _TITLE = "equality table: largest deviation from one plain PyTorch process"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "scenario(NAME, world): the test looks at that of scenarios.py, on so many")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a launch run in one worker; what is too long for every change is marked."""
-    from tests.distributed.equality_table import launch_of, too_long
+    from tests.distributed.equality_table import too_long
 
     for item in items:
-        if str(item.path).startswith(_HERE) and item.get_closest_marker("xdist_group") is None:
-            values = _values(item)
-            if isinstance(case := values.get("case"), Case) and too_long(case):
+        if str(item.path).startswith(_HERE) and (task := _task(item)) is not None:
+            if isinstance(case := _values(item).get("case"), Case) and too_long(case):
                 item.add_marker(pytest.mark.long)
-            asked = values.get("case", _scenario(item)[0])
-            if asked:
-                item.add_marker(pytest.mark.xdist_group(f"equality-{launch_of(asked)}"))
+            item.add_marker(pytest.mark.xdist_group(task.launch))
 
 
-def _scenario(item: pytest.Item) -> tuple[int, str]:
-    """(world size, name) of the scenario that a test looks at; 0 and nothing for one that looks at none."""
-    mark, values = item.get_closest_marker("scenario"), _values(item)
-    return (mark.kwargs.get("world") or values["world"], mark.args[0].format(**values)) if mark else (0, "")
+def _task(item: pytest.Item) -> Task | None:
+    """The task that a test looks at: its parameter `task`, or that of its `case` of the table."""
+    from tests.distributed.equality_table import table_task
+
+    values = _values(item)
+    task = table_task(case) if isinstance(case := values.get("case"), Case) else values.get("task")
+    return task if isinstance(task, Task) else None
 
 
 def _values(item: pytest.Item) -> dict[str, Any]:
@@ -47,33 +41,35 @@ def _values(item: pytest.Item) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def launches(
+def launch_of(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, table: Callable[[str], None]
-) -> Callable[[Case | int], Launch]:
-    """The launch that ran a case, or that of a world size: started when first asked for, kept for the session.
+) -> Callable[[Task], Launch]:
+    """The launch that ran a task: started when first asked for, kept for the session.
 
-    It runs what this session's tests ask for: the whole table in a few launches, or one case alone.
+    It runs what this session's tests look at: a whole table, or one case alone.
     """
-    from tests.distributed.equality_table import launch_of, plan_of
+    from tests.distributed.equality_table import table_task
 
-    items = request.session.items
-    cases = {case for item in items if isinstance(case := _values(item).get("case"), Case)}
-    cases |= {plainer(case) for case in cases}
-    asked_scenarios = {_scenario(item) for item in items}
+    cases = [case for item in request.session.items if isinstance(case := _values(item).get("case"), Case)]
+    tasks = dict.fromkeys(task for item in request.session.items if (task := _task(item)) is not None)
+    tasks |= dict.fromkeys(map(table_task, map(plainer, cases)))
     kept: dict[str, Launch] = {}
 
-    def launch(asked: Case | int) -> Launch:
-        name = launch_of(asked)
+    def launch(asked: Task) -> Launch:
+        name = asked.launch
         if name not in kept:
-            world, planned, scenarios = plan_of(name)
-            chosen = [case for case in planned if case in cases]
-            folder = tmp_path_factory.mktemp(name)
-            also = [scenario for scenario in scenarios if (world, scenario) in asked_scenarios]
-            one = kept[name] = run_launch(world, chosen, also, folder)
-            table(f"{name}: {len(chosen)} cases in {one.seconds:.1f} s")
+            chosen = [task for task in tasks if task.launch == name]
+            one = kept[name] = Launch(asked.world, chosen, tmp_path_factory.mktemp(name))
+            table(f"{name}: {len(chosen)} tasks in {one.seconds:.1f} s")
         return kept[name]
 
     return launch
+
+
+@pytest.fixture(scope="session")
+def found(launch_of: Callable[[Task], Launch]) -> Callable[[Task], Any]:
+    """What a task gave."""
+    return lambda task: launch_of(task).figures(task)
 
 
 @pytest.fixture(scope="session")

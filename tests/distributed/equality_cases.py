@@ -61,6 +61,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": _LLAMA | {"qk_norm": True, "norm_eps": 1e-6},
     "smollm3": _LLAMA | {"nope_every": 2, "kv_heads": 1},
 }
+# Uneven over 4 ranks, and in each half of it over 2.
+OTHER_SHAPES: dict[str, dict[str, Any]] = {"uneven": {"hidden": 30, "layers": 2, "heads": 2}}
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,11 @@ class Case:
             Experiment(
                 name="equality",
                 model=Model(
-                    layers=LAYERS,
-                    heads=4,
                     vocab=VOCAB,
                     seq=SEQ,
                     tied=self.tied,
                     pad_token=PAD if self.pad else None,
-                    **MODELS[self.model],
+                    **{"layers": LAYERS, "heads": 4} | (MODELS | OTHER_SHAPES)[self.model],
                 ),
                 data=Data(mask_documents=True, end_token=END) if self.documents else Data(),
                 engine=self.engine,

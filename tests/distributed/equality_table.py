@@ -1,6 +1,7 @@
 """The whole equality table: the cases by name, every pair of values, bf16, Inductor, and what is broken on purpose."""
 
 from dataclasses import replace
+from typing import Any
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.experiment import Engine
@@ -21,7 +22,10 @@ from tests.distributed.equality_cases import (
     zero,
 )
 from tests.distributed.equality_factors import ENGINES, PAIRWISE, combination_of, product
+from tests.distributed.ranks import Task, task_of
+from tests.distributed.trainings import train_case
 
+_DP1, _DP2, _TP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 1, 1)
 OTHERS = [name for name in ENGINES if name != "deepspeed-3d"]
 ONE_PASS = [
     Case(
@@ -48,6 +52,49 @@ NEAR += [
     if "cp" in engines()[name].axes
     for exchange, model in (("heads", "qwen3"), ("keys", "llama"))
 ]
+# Shards that are uneven, over four ranks and in each half of tp 2, in every dtype of the engines that are ours alone.
+_DDP, _FSDP, _KEPT = Engine(name="ddp"), Engine(name="fsdp"), Engine(name="fsdp", reshard=False)
+_SHARDED = Engine(name="ddp", sharded_optimizer=True)
+_COMPILED_UPDATE = Engine(name="ddp", compile_backend="aot_eager")
+
+
+def _uneven(layout: Layout, engine: Engine, **how: Any) -> Case:
+    mode = "compiled" if engine == _COMPILED_UPDATE else None
+    return Case(layout, engine, clip=CLIP, model="uneven", optimizer_mode=mode, **how)
+
+
+UNEVEN = [
+    _uneven(_DP1, _DDP),
+    _uneven(_DP1, _FSDP),
+    _uneven(_DP2, _DDP),
+    _uneven(_DP2, _SHARDED, micro_batches=1),
+    _uneven(_DP2, _FSDP),
+    _uneven(_DP2, replace(_KEPT, prefetch=False)),
+    _uneven(_DP2, replace(_FSDP, offload="full")),
+    _uneven(_TP2, _FSDP),
+    _uneven(Layout(1, 1, 4), _FSDP),
+    _uneven(Layout(2, 1, 2), _KEPT),
+]
+UNEVEN_HALF = [
+    _uneven(layout, engine, dtype=dtype, micro_batches=count)
+    for layout, engine, dtype, count in (
+        (_DP1, _DDP, "bf16", 4),
+        (_DP1, _DDP, "fp16", 2),
+        (_DP1, _COMPILED_UPDATE, "bf16", 1),
+        (_DP1, _COMPILED_UPDATE, "bf16", 4),
+        (_DP1, _COMPILED_UPDATE, "fp16", 1),
+        (_DP2, _DDP, "bf16", 4),
+        (_DP2, _SHARDED, "bf16", 2),
+        (_DP2, _DDP, "fp16", 2),
+        (_DP2, _COMPILED_UPDATE, "bf16", 4),
+        (_DP2, _COMPILED_UPDATE, "fp16", 1),
+        (_DP2, _FSDP, "bf16", 4),
+        (_DP2, _FSDP, "fp16", 2),
+        (Layout(2, 1, 2), _FSDP, "bf16", 2),
+    )
+]
+NEAR += UNEVEN_HALF
+NEAR += [Case(layout, dtype="fp16", clip=CLIP) for layout in (_DP1, _DP2, Layout(2, 2, 1))]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 # Products in FP8, whose operands are the shards of each axis that an engine with them has.
 FP8 = [
@@ -138,7 +185,7 @@ ALL_AXES = [
     for name, facts in engines().items()
     if not facts.is_program
 ]
-EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT
+EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT + UNEVEN
 EXACT += [case for case in ALL_AXES if case not in EXACT]
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []
@@ -194,6 +241,9 @@ _SHORT = {
     *(case for case in PAIRWISE if case.layout.gpus <= 2 and case.engine.compile == "none"),
     *_each_engine_once(sorted(_COMPILED, key=lambda case: case.engine.compile)),
     *_each_engine_once(BROKEN),
+    *(UNEVEN[number] for number in (2, 3, 4, 5, 6, 9)),
+    *(UNEVEN_HALF[number] for number in (1, 2, 5, 10, 11)),
+    Case(Layout(2, 2, 1), dtype="fp16", clip=CLIP),
     *(case for case in FP8 if case.layout.gpus == 2 and case.engine.recompute == "none" and not case.optimizer_mode),
 }
 
@@ -203,26 +253,7 @@ def too_long(case: Case) -> bool:
     return case not in _SHORT
 
 
-def launch_of(asked: Case | int) -> str:
-    """The name of the launch that runs a case, or everything but the product's for a number of ranks."""
-    if isinstance(asked, int):
-        return f"{asked}-ranks"
-    world = asked.layout.gpus
-    alike = [case for case in PRODUCT if case.layout.gpus == world]
-    return f"{world}-ranks-{alike.index(asked) // _AT_ONCE}" if asked in alike else f"{world}-ranks"
-
-
-def plan_of(launch: str) -> tuple[int, list[Case], list[str]]:
-    """(ranks, cases, names of scenarios) of a launch."""
-    from tests.distributed.scenarios import scenarios_of
-
-    world = int(launch.split("-")[0])
-    if launch == f"{world}-ranks":
-        return (
-            world,
-            [case for case in EXACT + NEAR + FP8 + BROKEN if case.layout.gpus == world],
-            list(scenarios_of(world)),
-        )
-    part = int(launch.split("-")[2])
-    alike = [case for case in PRODUCT if case.layout.gpus == world]
-    return world, alike[part * _AT_ONCE : (part + 1) * _AT_ONCE], []
+def table_task(case: Case) -> Task:
+    """What trains a case; those of the product, so many in one launch."""
+    alike = [one for one in PRODUCT if one.layout.gpus == case.layout.gpus]
+    return task_of(train_case, case, part=1 + alike.index(case) // _AT_ONCE if case in alike else 0)

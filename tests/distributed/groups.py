@@ -2,41 +2,23 @@
 
 import gc
 import inspect
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 
-def meet(folder: Path, name: str) -> None:
-    """Makes the group of all ranks; `name` is new in the launch's folder each time."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def meet(folder: Path, name: str, world: int | None = None) -> None:
+    """Makes the group of all ranks, or of the first `world`; `name` is new in the launch's folder each time."""
+    rank, world = int(os.environ["RANK"]), world or int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{name}", rank=rank, world_size=world)
 
 
-def in_turn(folder: Path, name: str, tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """What each task gives. Each begins with new groups; `name` is new in the launch's folder."""
-    found = {}
-    for number, (of, task) in enumerate(tasks.items()):
-        meet(folder, f"{name}-{number}")
-        found[of] = task()
-        dist.barrier()
-        forget()
-    return found
-
-
-def finish(folder: Path, found: Any, name: str = "found") -> NoReturn:
-    """Rank 0 writes what was found to NAME.json, and each rank ends once all are here."""
-    if os.environ["RANK"] == "0":
-        (folder / f"{name}.json").write_text(json.dumps(found))
-    if not dist.is_initialized():
-        meet(folder, f"{name}-end")
-    dist.barrier()
+def leave() -> NoReturn:
+    """Ends the process."""
     sys.stdout.flush()
     os._exit(0)  # gloo's threads abort now and then when the interpreter ends in the usual way
 
@@ -50,7 +32,8 @@ def forget() -> None:
     # The engines go before the groups they use. A group whose last user is garbage ends within the collection, which
     # has Python's lock, and waits for a thread that may need the lock: ranks stood still, now and then, for good.
     gc.collect()
-    _destroy_groups()
+    if dist.is_initialized():
+        _destroy_groups()
     # What is left stays: modules, and what libraries keep. Looking at it again took as long as a small case.
     gc.freeze()
 
@@ -70,7 +53,7 @@ def _drop_deepspeed_engines() -> None:
     would keep its groups, whose threads look for work 100 times a second: after 60 cases most of the launch's time.
     """
     import deepspeed
-    from deepspeed.runtime.zero import parameter_offload, partitioned_param_coordinator
+    from deepspeed.runtime.zero import parameter_offload, partition_parameters, partitioned_param_coordinator
 
     # By type: isinstance asks what a weak reference points to, which may be gone.
     for engine in [one for one in gc.get_objects() if issubclass(type(one), deepspeed.DeepSpeedEngine)]:
@@ -80,3 +63,6 @@ def _drop_deepspeed_engines() -> None:
     coordinator = partitioned_param_coordinator.PartitionedParameterCoordinator
     releases = vars(coordinator)["_PartitionedParameterCoordinator__params_to_release"]
     inspect.getclosurevars(releases).nonlocals["func"].cache_clear()
+    # Ranks that stood aside would count other modules and parameters.
+    parameter_offload.DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+    partition_parameters.Init.param_id = 0

@@ -1,45 +1,141 @@
-"""Starts the ranks of a test: one process each on this machine, over gloo."""
+"""Starts the ranks of a test: one process each on this machine, over gloo. A launch of them runs tasks in turn."""
 
+import json
 import os
-import shutil
+import pickle
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import marked
+from tests.distributed.equality_cases import Case
 from tests.forked import start_module
 
 HERE = Path(__file__).resolve().parent
+# The first compiled case took 181 s on two cores with six times the work.
+_STALLED_S = 900.0
 
 
-def launch_ranks(module: str, world: int, folder: Path, timeout_s: float = 600.0) -> str:
-    """Runs `module` in `world` processes with `folder` as argument; gives their output, and fails with it unless all
-    end with 0.
+@dataclass(frozen=True)
+class Task:
+    """What the ranks of a launch do together: `function(folder, *given)`, which gives plain JSON on rank 0.
 
-    Ranks that stand still for `timeout_s` are started once more, with a warning that shows where they stood: that was
-    seen once in some hundred whole runs, on a busy machine, and never alone.
+    Assertions stay in the tests: a rank that fails alone would leave the others waiting.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
-    for may_repeat in (True, False):
-        codes = run_ranks(module, world, folder, _after(timeout_s))
-        if not any(codes):
-            break
-        said = f"ranks ended with {codes}\n{output_of(world, folder, 3000)}"
-        if not may_repeat or set(codes) != {-signal.SIGKILL}:
-            pytest.fail(said, pytrace=False)
-        warnings.warn(said, stacklevel=1)
-        for path in set(folder.iterdir()) - before:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return "".join(log.read_text() for log in _logs(world, folder))
+
+    name: str
+    world: int
+    function: Callable[..., Any]
+    given: tuple[Any, ...] = ()
+    part: int = 0  # of what is too much for one launch
+
+    @property
+    def launch(self) -> str:
+        """The launch that runs it: that of its function's module, on so many ranks."""
+        module = self.function.__module__.rpartition(".")[2].removeprefix("test_")
+        return f"{module}-{self.world}" + (f"-{self.part}" if self.part else "")
 
 
-def _after(seconds: float) -> Callable[[], bool]:
-    until = time.monotonic() + seconds
-    return lambda: time.monotonic() > until
+def task_of(function: Callable[..., Any], *cases: Case, part: int = 0) -> Task:
+    """What `function` does with these cases, on as many ranks as the largest has."""
+    name = " to ".join(case.name for case in cases)
+    return Task(f"{function.__name__} {name}", max(case.layout.gpus for case in cases), function, cases, part)
+
+
+def each(function: Callable[..., Any], short: Sequence[Any], long: Sequence[Any] = ()) -> pytest.MarkDecorator:
+    """A test's parameter `task`: the function with each case, or with each tuple of cases; `long` are marked so."""
+    tasks = [task_of(function, *(one if isinstance(one, tuple) else (one,))) for one in (*short, *long)]
+    ids = [task.name.partition(" ")[2] for task in tasks]
+    return pytest.mark.parametrize("task", marked(tasks, tasks[len(short) :]), ids=ids)
+
+
+@dataclass
+class Launch:
+    """The ranks of `world`, which have run all of the tasks in one start, and in one more for each that took a rank
+    with it; what they left. Ranks that stand still are started once more, with a warning that shows where."""
+
+    world: int
+    tasks: Sequence[Task]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.numbers = {task.name: number for number, task in enumerate(self.tasks)}
+        assert len(self.numbers) == len(self.tasks)
+        self.failures: dict[int, str] = {}
+        started = time.monotonic()
+        (self.folder / "tasks.pickle").write_bytes(pickle.dumps([(task.function, task.given) for task in self.tasks]))
+        begin, repeated = 0, -1
+        while begin < len(self.tasks):
+            (self.folder / "begin").write_text(str(begin))
+            codes = run_ranks("tests.distributed.worker", self.world, self.folder, _Stall(self.folder))
+            if not any(codes):
+                break
+            last = len(self.tasks) - 1
+            lost = next((number for number in range(begin, last) if not self._came(number)), last)
+            said = f"a rank died or stood still\n{output_of(self.world, self.folder, 2000)}"
+            if set(codes) == {-signal.SIGKILL} and lost != repeated:
+                # Seen once in some hundred whole runs, on a busy machine, and never alone.
+                warnings.warn(f"{self.tasks[lost].name} once more: {said}", stacklevel=1)
+                for path in (*self.folder.glob("meeting-*"), *self.folder.glob(f"{lost}.*")):
+                    path.unlink()
+                begin = repeated = lost
+            else:
+                self.failures[lost] = said
+                begin = lost + 1
+        self.seconds = time.monotonic() - started
+
+    def _came(self, number: int) -> bool:
+        """Whether the ranks went on after this one: it gave a result, or failed on all of them."""
+        failed = len(list(self.folder.glob(f"{number}.failed-*")))
+        return failed == self.world or ((self.folder / f"{number}.json").exists() and not failed)
+
+    def output(self, task: Task) -> str:
+        """What the ranks printed meanwhile."""
+        return "".join(file.read_text() for file in sorted(self.folder.glob(f"{self.numbers[task.name]}.output-*")))
+
+    def all_output(self) -> str:
+        """What they printed during all tasks."""
+        return "".join(map(self.output, self.tasks))
+
+    def figures(self, task: Task) -> Any:
+        """What it gave; fails with the ranks' own words where it failed."""
+        number = self.numbers[task.name]
+        said = [file.read_text() for file in sorted(self.folder.glob(f"{number}.failed-*"))]
+        if said or number in self.failures:
+            words = self.failures.get(number) or "\n".join(dict.fromkeys(said))
+            pytest.fail(f"{task.name}\n{words}\n{self.output(task)[-3000:]}", pytrace=False)
+        return json.loads((self.folder / f"{number}.json").read_text())
+
+
+def run_together(function: Callable[..., Any], world: int, folder: Path, *given: Any) -> Any:
+    """What one function gives on so many ranks."""
+    task = Task(function.__name__, world, function, given)
+    return Launch(world, [task], folder).figures(task)
+
+
+class _Stall:
+    """Whether nothing new has been written for long."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files, self.since = folder, 0, time.monotonic()
+
+    def __call__(self) -> bool:
+        files = sum(1 for _ in self.folder.iterdir())
+        if files != self.files:
+            self.files, self.since = files, time.monotonic()
+        return time.monotonic() - self.since > _STALLED_S
+
+
+def launch_ranks(module: str, world: int, folder: Path) -> None:
+    """Runs `module` in `world` processes with `folder` as argument; fails with their output unless all end with 0."""
+    codes = run_ranks(module, world, folder, _Stall(folder))
+    assert not any(codes), f"ranks ended with {codes}\n{output_of(world, folder, 3000)}"
 
 
 def output_of(world: int, folder: Path, characters: int) -> str:
@@ -56,7 +152,8 @@ def run_ranks(module: str, world: int, folder: Path, late: Callable[[], bool]) -
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(HERE.parent.parent),
-        "PATH": "/nonexistent",  # no compiler is to be found, nor needed
+        "PATH": "/nonexistent",  # no compiler is to be found, nor needed, but by what asks for
+        "COMPILERS": os.environ.get("PATH", ""),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # nothing compiled before is found either
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }

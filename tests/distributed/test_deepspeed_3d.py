@@ -1,62 +1,152 @@
-"""Engine deepspeed-3d does what its switches say, and not only the right sums: stages, code, memory, kernels."""
+"""Engine deepspeed-3d does what its switches say, and not only the right sums: stages, code, memory, kernels.
 
-import json
+Each look is at two ranks, the stages or tensor-parallel ranks: what the first saw and what the last saw.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import pytest
+import torch
+from torch import Tensor, nn
 
-from tests import marked
-from tests.distributed.deepspeed_3d_worker import HOWS, SHORT_HOWS
-from tests.distributed.equality_cases import GLOBAL_BATCH, SEQ
-from tests.distributed.ranks import launch_ranks
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.trainer.model.gpt import Block
+from hpc_gpt.trainer.model.techniques import ActivationOffload
+from tests.distributed.equality_cases import GLOBAL_BATCH, SEQ, Case
+from tests.distributed.ranks import Task, each
+from tests.distributed.trainings import build, everyone, train
+from tests.model.test_techniques import EachTensor
 
-pytestmark = pytest.mark.xdist_group("deepspeed-3d")
-
-Stage = dict[str, Any]
+Found = Callable[[Task], list[Any]]
 ROWS = GLOBAL_BATCH // 2  # of a micro-batch
+LOGITS = (61, 64)  # the last dimension of logits, without and with padding; no other tensor's
 
 
-@pytest.fixture(scope="module")
-def looks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, Stage]:
-    """What the first and the second rank saw: the two stages, or tensor-parallel ranks."""
-    folder = tmp_path_factory.mktemp("deepspeed-3d")
-    output = launch_ranks("tests.distributed.deepspeed_3d_worker", 2, folder)
-    assert output == ""
-    first, last = json.loads((folder / "results.json").read_text())
-    return first, last
+def on(tp: int = 1, pp: int = 1, mode: str | None = None, **switches: Any) -> Case:
+    engine = Engine(zero_stage=1, compile_backend="aot_eager", **switches)
+    return Case(Layout(tp, pp, 1), engine, optimizer_mode=mode)
 
 
-def test_the_partition_deals_out_the_blocks(looks: tuple[Stage, Stage]) -> None:
-    # Evenly; by parameters, the first stage having the positions too; as the user says.
-    assert list(zip(looks[0]["stages"], looks[1]["stages"], strict=True)) == [(2, 1), (1, 2), (1, 2), (2, 1)]
+def blocks(engine: Any) -> list[Block]:
+    return [module for module in engine.module.modules() if isinstance(module, Block)]
 
 
-@pytest.mark.parametrize("how", marked(HOWS, [how for how in HOWS if how not in SHORT_HOWS]))
-def test_a_stage_is_compiled_once(looks: tuple[Stage, Stage], how: str) -> None:
-    first, last = {"none": (0, 0), "block": (1, 2), "whole": (1, 2)}.get(how, (2, 2))
+def stages(folder: Path, case: Case) -> list[int]:
+    return everyone(len(blocks(build(case.resolved))))
+
+
+# Evenly; by parameters, the first stage having the positions too; as the user says.
+PARTITIONS: dict[Any, list[int]] = {"layers": [2, 1], "parameters": [1, 2], (1, 2): [1, 2], (2, 1): [2, 1]}
+
+
+@each(stages, [on(pp=2, partition=partition) for partition in PARTITIONS])
+def test_the_partition_deals_out_the_blocks(task: Task, found: Found) -> None:
+    assert found(task) == PARTITIONS[task.given[0].engine.partition]
+
+
+def compiled(folder: Path, case: Case) -> list[list[int]]:
+    """Pieces of compiled code after one step and after three, and breaks in them."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    engine, counts = build(case.resolved), []
+    for number in range(3):
+        train(engine, case.resolved, range(number, number + 1))
+        counts.append(counters["stats"]["unique_graphs"])
+    return everyone([counts[0], counts[2], sum(counters["graph_break"].values())])
+
+
+@each(
+    compiled,
+    [on(pp=2, compile="block")],
+    [on(pp=2), on(pp=2, compile="whole"), on(tp=2, compile="block"), on(tp=2, compile="whole")],
+)
+def test_a_stage_is_compiled_once(task: Task, found: Found) -> None:
+    case = task.given[0]
+    first, last = (0, 0) if case.engine.compile == "none" else (1, 2) if case.layout.pp == 2 else (2, 2)
     # The last stage has its loss beside the blocks, or the forward pass. No break, and nothing new in later steps.
-    assert looks[0]["compiled"][how] == [first, first, 0]
-    assert looks[1]["compiled"][how] == [last, last, 0]
+    assert found(task) == [[first, first, 0], [last, last, 0]]
 
 
-def test_the_last_stage_never_has_a_micro_batchs_whole_logits(looks: tuple[Stage, Stage]) -> None:
-    whole = ROWS * SEQ * 64
-    assert looks[1]["logits"]["1"] == whole
-    assert looks[1]["logits"]["3"] <= whole / 3 * 1.02
-    assert looks[0]["logits"] == {"1": 0, "3": 0}
+def logits(folder: Path, case: Case) -> list[int]:
+    """The size of the largest tensor of logits' width that any operation makes."""
+    engine, sizes = build(case.resolved), [0]
+    with EachTensor(lambda made: sizes.append(made.numel() if made.ndim and made.shape[-1] in LOGITS else 0)):
+        train(engine, case.resolved, range(1))
+    return everyone(max(sizes))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_sequence_parallelism_halves_what_lies_between_blocks(looks: tuple[Stage, Stage], rank: int) -> None:
-    assert looks[rank]["between_blocks"] == {"False": [ROWS, SEQ, 32], "True": [ROWS, SEQ // 2, 32]}
+@each(logits, [on(pp=2, loss_chunks=chunks) for chunks in (1, 3)])
+def test_the_last_stage_never_has_a_micro_batchs_whole_logits(task: Task, found: Found) -> None:
+    first, last = found(task)
+    whole, chunks = ROWS * SEQ * 64, task.given[0].engine.loss_chunks
+    assert first == 0
+    assert last == whole if chunks == 1 else last <= whole / chunks * 1.02
 
 
-@pytest.mark.parametrize(("stage", "blocks"), [(0, 2), (1, 1)])
-def test_activations_go_to_the_host_as_recomputation_leaves_them(looks, stage, blocks):
-    found = looks[stage]["offloaded"]
-    assert found["full"] == 2 * blocks * ROWS * SEQ * 32  # a block's input, of two micro-batches
-    assert found["full"] < found["selective"] < found["none"]
+def between_blocks(folder: Path, case: Case) -> list[list[int]]:
+    """The size of what the first block gets."""
+    engine, sizes = build(case.resolved), []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        sizes.append(list(inputs[0].shape))
+
+    blocks(engine)[0].register_forward_pre_hook(note)
+    train(engine, case.resolved, range(1))
+    return everyone(sizes[-1])
 
 
-def test_the_optimizer_runs_the_kernels_asked_for(looks: tuple[Stage, Stage]) -> None:
-    assert looks[0]["modes"] == {"fused": [True, False], "foreach": [False, True], "for-loop": [False, False]}
+@each(between_blocks, [on(tp=2), on(tp=2, sequence_parallel=True)])
+def test_sequence_parallelism_halves_what_lies_between_blocks(task: Task, found: Found) -> None:
+    part = 2 if task.given[0].engine.sequence_parallel else 1
+    assert found(task) == [[ROWS, SEQ // part, 32]] * 2
+
+
+def offloaded(folder: Path, case: Case) -> list[dict[str, int]]:
+    """Activations that went to the host, under each recomputation."""
+    counted: dict[str, int] = {}
+    pack = ActivationOffload._pack
+    try:
+        for recompute in ("none", "selective", "full"):
+            counted[recompute] = 0
+
+            def count(self: ActivationOffload, tensor: Tensor, recompute: str = recompute) -> Any:
+                packed = pack(self, tensor)
+                counted[recompute] += 0 if isinstance(packed[0], nn.Parameter) else tensor.numel()
+                return packed
+
+            ActivationOffload._pack = count  # type: ignore[method-assign]
+            resolved = replace(case, engine=replace(case.engine, recompute=recompute)).resolved
+            train(build(resolved), resolved, range(1))
+    finally:
+        ActivationOffload._pack = pack  # type: ignore[method-assign]
+    return everyone(counted)
+
+
+@each(offloaded, [on(pp=2, activation_offload=True)])
+def test_activations_go_to_the_host_as_recomputation_leaves_them(task: Task, found: Found) -> None:
+    for stage, own_blocks in zip(found(task), (2, 1), strict=True):
+        assert stage["full"] == 2 * own_blocks * ROWS * SEQ * 32  # a block's input, of two micro-batches
+        assert stage["full"] < stage["selective"] < stage["none"]
+
+
+def mode(folder: Path, case: Case) -> list[bool]:
+    """Which of torch's kernels the optimizer inside DeepSpeed's runs."""
+    inner = build(case.resolved)._engine.optimizer.optimizer
+    return [bool(inner.defaults["fused"]), bool(inner.defaults["foreach"])]
+
+
+MODES = {"fused": [True, False], "foreach": [False, True], "for-loop": [False, False]}
+
+
+@each(mode, [on(pp=2, mode=mode) for mode in MODES])
+def test_the_optimizer_runs_the_kernels_asked_for(task: Task, found: Found) -> None:
+    assert found(task) == MODES[task.given[0].optimizer_mode]
+
+
+@each(stages, [on(pp=2)])
+def test_nothing_is_printed(task: Task, launch_of: Any) -> None:
+    assert launch_of(task).all_output() == ""

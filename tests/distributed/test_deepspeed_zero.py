@@ -1,166 +1,184 @@
-"""Engine deepspeed-zero, and checkpoints of DeepSpeed's engines that go on in another layout, stage or engine."""
+"""Engine deepspeed-zero with a part of the states on the GPU, and what DeepSpeed's engines cannot go on with.
+
+Their steps are in the equality table, their resumes and moves in test_promises.py.
+"""
 
 import importlib.util
-import json
-import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
 
+from hpc_gpt.core.engines.base import ds_config
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.trainer.train.engines import deepspeed_engine, deepspeed_zero
 from hpc_gpt.trainer.train.engines.protocol import module_of
-from tests import ALL_TESTS, marked
+from tests import ALL_TESTS
+from tests.distributed.equality_cases import STEPS, Case
+from tests.distributed.ranks import Task, each
 from tests.distributed.reference import reference
-from tests.distributed.trainings import SAVED
-from tests.distributed.zero_runs import (
-    LAUNCHES,
-    OVERFLOWED,
-    RESUMES,
-    SHORT_LAUNCHES,
-    SHORT_RESUMES,
-    hf,
-    name_of,
-    run_launches,
-    zero,
-)
+from tests.distributed.test_promises import DP2, PP2, hf, sharded, staged
+from tests.distributed.trainings import SAVED, Figures, build, complaint, new_folder, save_now, train
 
-pytestmark = pytest.mark.xdist_group("zero")
-
-Launches = dict[str, dict[str, Any]]
-SOURCES = [case for _, _, leaves in LAUNCHES.values() for case in leaves]
-SHORT_SOURCES = [case for _, leaves in SHORT_LAUNCHES.values() for case in leaves]
-TARGETS = [(launch, case) for launch, (_, takes, _) in LAUNCHES.items() for case in takes]
-SHORT_TARGETS = [(launch, case) for launch, (takes, _) in SHORT_LAUNCHES.items() for case in takes]
+Found = Callable[[Task], Any]
 
 
-def long(cases: list[Any], short: list[Any]) -> list[Any]:
-    """The cases; those that are not among the short ones are marked `long`."""
-    return marked(cases, [case for case in cases if case not in short])
+@contextmanager
+def part_on_the_gpu() -> Iterator[None]:
+    """A context in which an engine is built as if the ranks had GPUs: `offload_ratio` leaves tensors on "cpu:0".
+
+    DeepSpeed's CPU Adam computes with torch's AdamW, as its own kernel takes minutes to compile.
+    """
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    def adam_update(
+        _: int,
+        step: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        decay: float,
+        corrects: bool,
+        *tensors: Tensor,
+    ) -> None:
+        assert type(step) is int  # as C++ demands
+        assert corrects
+        weights, gradients, first, second = ([one] for one in tensors)
+        done = torch.tensor(step - 1.0)
+        how: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "lr": lr, "weight_decay": decay, "eps": eps}
+        adamw(weights, gradients, first, second, [], [done], fused=True, amsgrad=False, maximize=False, **how)
+
+    kernel = SimpleNamespace(adam_update=adam_update, create_adam=Mock(), destroy_adam=Mock())
+    with (
+        patch.object(CPUAdamBuilder, "load", lambda self: kernel),
+        patch.object(deepspeed_zero, "check_compiler"),
+        patch.object(get_accelerator(), "_name", "cpu:0"),
+        patch("cpuinfo.get_cpu_info", dict),  # a Python each time, for a warning about AMD's fp16
+    ):
+        yield
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("zero")
+def offload_partly(folder: Path, case: Case) -> dict[str, Any]:
+    """Trainings with a share of the states on the host, and what resumes of them with other shares do."""
+
+    def build_at(ratio: float, seed: int = 1) -> Any:
+        with part_on_the_gpu():
+            return build(replace(case, engine=replace(case.engine, offload_ratio=ratio)).resolved, seed)
+
+    def train_and_save(engine: Any) -> tuple[Figures, Path]:
+        figures = train(engine, engine._resolved, range(SAVED))
+        kept = save_now(engine, new_folder(folder / f"offloaded {engine._resolved.engine.offload_ratio}"))
+        return figures + train(engine, engine._resolved, range(SAVED, STEPS)), kept
+
+    def resume_at(ratio: float, kept: Path) -> Figures:
+        engine = build_at(ratio, seed=2)
+        engine.load(kept)
+        return train(engine, engine._resolved, range(SAVED, STEPS))
+
+    # A deep model's groups are layers at any ratio.
+    with patch.object(ds_config, "_SUB_GROUPS_TO_PLACE", 1):
+        (whole, of_whole), part = train_and_save(build_at(1.0)), build_at(0.5)
+        partly, of_part = train_and_save(part)
+        resumed = {"1 at 0.5": resume_at(0.5, of_whole)}
+        if ALL_TESTS:
+            resumed |= {"0.5 at 0.5": resume_at(0.5, of_part), "0.5 at 1": resume_at(1.0, of_part)}
+        older = _older_version(new_folder(folder / "older version"), build_at) if ALL_TESTS else {}
+    resumed["0.5 at 0.2 in other groups"] = resume_at(0.2, of_part)
+    return {
+        "devices": list(part._engine.optimizer.subgroup_to_device.values()),
+        "rates": [group["lr"] for group in part._engine.optimizer.backup_optimizer.param_groups],
+        "whole": whole,
+        "part": partly,
+        "resumed": resumed,
+        "older": older,
+    }
 
 
-@pytest.fixture(scope="module")
-def launches(folder: Path) -> Launches:
-    return run_launches(folder)
+def _older_version(folder: Path, build_at: Callable[[float], Any]) -> dict[str, str]:
+    """What is said of a checkpoint in which DeepSpeed's own optimizer kept the states of what was on the GPU."""
+    with patch.object(deepspeed_engine, "share_states"):
+        older = build_at(0.5)
+    train(older, older._resolved, range(1))
+    save_now(older, folder)
+    said = {str(ratio): complaint(build_at(ratio), folder) for ratio in (0.5, 1.0)}
+    said["weights"] = str(sum(weight.numel() for _, weight in deepspeed_zero.read_weights(folder, older._resolved)))
+    return said
 
 
-@pytest.mark.parametrize("case", long(RESUMES, SHORT_RESUMES), ids=name_of)
-def test_a_resumed_run_equals_an_unbroken_one_to_the_last_digit(launches: Launches, case: Any) -> None:
-    found = launches["two"]["resumes"][name_of(case)]
-    assert (found["step"], found["resumed"]) == (SAVED, found["unbroken"])
-    assert found["same_random"]
+OFFLOADED = sharded(DP2, 3, offload="optimizer")
 
 
-@pytest.mark.parametrize("case", long(RESUMES, SHORT_RESUMES), ids=name_of)
-def test_zero_3_and_it_alone_splits_every_matrix_over_the_ranks(launches: Launches, case: Any) -> None:
-    found = launches["two"]["resumes"][name_of(case)]
-    assert len(found["split"]) >= 14
-    assert set(found["split"]) == {case.engine.zero_stage == 3}
-    assert set(found["shares"]) <= {1 / case.layout.dp}
-
-
-@pytest.mark.parametrize("case", long(RESUMES, SHORT_RESUMES), ids=name_of)
-def test_a_step_that_is_not_finite_is_skipped_without_a_trace(launches: Launches, case: Any) -> None:
-    found = launches["two"]["resumes"][name_of(case)]
-    [(loss, norm, skipped)] = found["bad"]
-    assert skipped
-    assert not math.isfinite(loss)
-    assert not math.isfinite(norm)
-    # The rate is a function of the step, which a skipped one counts in: past the last step it stays what it is.
-    assert found["after_bad"] == found["without_bad"]
-
-
-@pytest.mark.parametrize(
-    ("launch", "target"),
-    long(TARGETS, SHORT_TARGETS),
-    ids=[f"{launch}, {name_of(case)}" for launch, case in TARGETS],
-)
-def test_a_checkpoint_goes_on_in_another_layout_stage_or_engine(launches, folder, launch, target):
-    taken = launches[launch]["taken"][name_of(target)]
-    assert len(taken) >= (3 if ALL_TESTS else 2)
-    for name, found in taken.items():
-        unbroken = json.loads((folder / "checkpoints" / name / "then.json").read_text())
-        losses, norms, skipped = zip(*found["then"], strict=True)
-        assert (found["step"], found["skipped"]) == (SAVED, 0), name
-        assert losses == pytest.approx([step[0] for step in unbroken], abs=2e-6), name
-        assert norms == pytest.approx([step[1] for step in unbroken], rel=1e-5), name
-        assert not any(skipped), name
-
-
-def test_every_checkpoint_is_taken_up(launches: Launches) -> None:
-    taken = {name for launch in launches.values() for found in launch["taken"].values() for name in found}
-    assert taken == {name_of(case) for case in (SOURCES if ALL_TESTS else SHORT_SOURCES)}
-
-
-@pytest.mark.parametrize("case", long(SOURCES, SHORT_SOURCES), ids=name_of)
-def test_whole_weights_are_read_without_any_ranks(launches: Launches, folder: Path, case: Any) -> None:
-    module = module_of(case.engine.name)
-    found = dict(module.read_weights(folder / "checkpoints" / name_of(case), case))
-    plain = reference(case, SAVED).weights
-    assert found.keys() == plain.keys()
-    for name, weight in found.items():
-        assert weight.dtype == plain[name].dtype
-        # The K part of a QKV bias has no gradient but rounding, which Adam makes large.
-        limit = 1e-4 if name.endswith("qkv.bias") else 1e-5
-        assert (weight - plain[name]).abs().max() <= limit, name
-
-
-def test_fp16_keeps_scale_and_skipped_steps_at_another_stage(launches: Launches) -> None:
-    found = launches["two"]["fp16"]
-    assert [skipped for _, _, skipped in found["steps"]] == [False, True, True]
-    # Hysteresis 2 forgives the first overflow; the second halves.
-    assert found["counts"] == [OVERFLOWED, 2, 32768.0]
-    for before, after in zip(found["then"], found["elsewhere"], strict=True):
-        assert after[0] == pytest.approx(before[0], abs=1e-4)
-        assert (before[2], after[2]) == (False, False)
-
-
-def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
-    with pytest.raises(ConfigError, match="needs transformers, which is not installed") as refused:
-        module_of("hf-deepspeed").build(hf(), torch.device("cpu"))
-    assert refused.value.hint == "pip install 'hpc-gpt[hf]'"
-
-
-def test_states_on_the_gpu_train_and_resume_as_on_the_host(launches: Launches) -> None:
+@each(offload_partly, [OFFLOADED])
+def test_states_on_the_gpu_train_and_resume_as_on_the_host(task: Task, found: Found) -> None:
     """Over warm-up and decay, and resumes with other shares in the same groups and in other groups; in `make test-all`
     with the same share and with none as well."""
-    found = launches["two"]["partly offloaded"]
-    assert set(found["devices"]) == {"cpu:0", "cpu"}
-    assert found["rates"] == [reference(zero(3, dp=2)).lrs[-1]] * 2
-    losses, norms, skipped = zip(*found["whole"], strict=True)
-    assert [step[0] for step in found["part"]] == pytest.approx(losses, abs=1e-6)
-    assert [step[1] for step in found["part"]] == pytest.approx(norms, rel=1e-6)
+    one = found(task)
+    assert set(one["devices"]) == {"cpu:0", "cpu"}
+    assert one["rates"] == [reference(OFFLOADED.resolved).lrs[-1]] * 2
+    losses, norms, skipped = zip(*one["whole"], strict=True)
+    assert [step[0] for step in one["part"]] == pytest.approx(losses, abs=1e-6)
+    assert [step[1] for step in one["part"]] == pytest.approx(norms, rel=1e-6)
     assert not any(skipped)
-    assert len(found["resumed"]) == (4 if ALL_TESTS else 2)
-    for ratios, steps in found["resumed"].items():
+    assert len(one["resumed"]) == (4 if ALL_TESTS else 2)
+    for ratios, steps in one["resumed"].items():
         assert [step[0] for step in steps] == pytest.approx(losses[SAVED:], abs=1e-6), ratios
 
 
-@pytest.mark.long
-def test_a_checkpoint_without_gpu_states_gives_its_weights_alone(launches: Launches) -> None:
-    said = launches["two"]["partly offloaded"]["older"]
+@each(offload_partly, [], [OFFLOADED])
+def test_a_checkpoint_without_gpu_states_gives_its_weights_alone(task: Task, found: Found) -> None:
+    said = found(task)["older"]
     for ratio in ("0.5", "1.0"):
         assert "lacks the optimizer's moments of what engine.offload_ratio left on the GPU" in said[ratio]
-    assert int(said["weights"]) == RESUMES[0].model.params
+    assert int(said["weights"]) == OFFLOADED.resolved.model.params
 
 
-def test_what_cannot_go_on_says_why(launches: Launches) -> None:
-    said = launches["two"]["refused"]
-    assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
-    assert "another model: model.layers is 3 there and 2 here" in said["model"]
+def refuse(folder: Path, pipeline: Case, case: Case) -> dict[str, str]:
+    """What is said where nothing can go on: with a pipeline's checkpoint, and on this machine."""
+    first = build(pipeline.resolved)
+    kept = save_now(first, new_folder(folder / "of a pipeline"))
+    engine = build(case.resolved)
+    others = {
+        "layers": replace(case.resolved, model=replace(case.resolved.model, layers=2)),
+        "engine": hf(1).resolved,
+        "nvme": sharded(DP2, 3, offload="optimizer", offload_path=str(folder)).resolved,
+    }
+    said = {key: complaint(engine, kept, other) for key, other in others.items()}
+    for key, how in {"ratio": {"offload_ratio": 0.5}, "path": {"offload_path": str(folder / "nowhere")}}.items():
+        try:
+            build(sharded(DP2, 3, offload="optimizer", **how).resolved)
+        except ConfigError as fault:
+            said[key] = str(fault)
+    return said
+
+
+@each(refuse, [(staged(PP2), sharded(DP2, 1))])
+def test_what_cannot_go_on_says_why(task: Task, found: Found) -> None:
+    said = found(task)
+    assert "another model: model.layers is 3 there and 2 here" in said["layers"]
     assert "engine.name is deepspeed-3d there and hf-deepspeed here" in said["engine"]
     assert "cannot be resumed with engine.offload_path" in said["nvme"]
     assert "g++ and ninja cannot be found" in said["ratio"]
     assert "no such folder" in said["path"]
 
 
-def test_deepspeed_prints_nothing(launches: Launches) -> None:
-    assert "".join(launch["output"] for launch in launches.values()) == ""
+def test_without_transformers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
+    with pytest.raises(ConfigError, match="needs transformers, which is not installed") as refused:
+        module_of("hf-deepspeed").build(hf().resolved, torch.device("cpu"))
+    assert refused.value.hint == "pip install 'hpc-gpt[hf]'"
+
+
+@each(offload_partly, [OFFLOADED])
+def test_deepspeed_prints_nothing(task: Task, launch_of: Any) -> None:
+    assert launch_of(task).all_output() == ""

@@ -22,8 +22,9 @@ from tests.distributed.equality_factors import (
     draw_pairwise,
     judged,
 )
-from tests.distributed.equality_table import EXACT, FP8, INDUCTOR, NEAR, PRODUCT, too_long
+from tests.distributed.equality_table import EXACT, FP8, INDUCTOR, NEAR, PRODUCT, table_task, too_long
 from tests.distributed.plain_fp8 import fp8_reference
+from tests.distributed.ranks import Launch, Task
 from tests.distributed.reference import initial_weights, reference
 
 
@@ -52,7 +53,7 @@ def deviation(case: Case, figures: dict[str, Any], weights: dict[str, Tensor]) -
     far = {name: (weights[name] - plain.weights[name]).abs() for name in weights}
     k_bias = 0.0
     for name, difference in far.items():
-        if name.endswith("qkv.bias") and case.model == "gpt2":
+        if name.endswith("qkv.bias") and case.model in ("gpt2", "uneven"):
             third = len(difference) // 3
             k_bias = worst([k_bias, float(difference[third : 2 * third].max())])
             far[name] = torch.cat([difference[:third], difference[2 * third :]])
@@ -69,16 +70,15 @@ def worst(values: list[float]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).max())
 
 
-Launches = Callable[[Case | int], Any]
+LaunchOf = Callable[[Task], Launch]
 Table = Callable[[str], None]
 
 
-def compare(case: Case, launches: Launches, table: Table) -> tuple[Deviation, dict[str, Any]]:
+def compare(case: Case, launch_of: LaunchOf, table: Table) -> tuple[Deviation, dict[str, Any]]:
     if case in INDUCTOR and shutil.which("g++") is None:
         pytest.skip("Inductor compiles with g++, which is not here")
-    launch = launches(case)
-    figures = launch.figures(case.name)
-    far = deviation(case, figures, launch.weights(case))
+    figures = launch_of(table_task(case)).figures(table_task(case))
+    far = deviation(case, figures, weights_of(case, launch_of))
     table(
         f"{case.name:64s} loss {far.loss:.1e}  norm {far.norm:.1e}  weights {far.weights:.1e}  "
         f"K bias {far.k_bias:.1e}  {figures['seconds']:.1f} s"
@@ -86,9 +86,15 @@ def compare(case: Case, launches: Launches, table: Table) -> tuple[Deviation, di
     return far, figures
 
 
+def weights_of(case: Case, launch_of: LaunchOf) -> dict[str, Tensor]:
+    """The whole model's after the case's last step."""
+    weights: dict[str, Tensor] = torch.load(launch_of(table_task(case)).folder / f"{case.name}.pt")
+    return weights
+
+
 @pytest.mark.parametrize("case", EXACT + PRODUCT, ids=lambda case: case.name)
-def test_fp32_equals_one_plain_process(case: Case, launches: Launches, table: Table) -> None:
-    far, figures = compare(case, launches, table)
+def test_fp32_equals_one_plain_process(case: Case, launch_of: LaunchOf, table: Table) -> None:
+    far, figures = compare(case, launch_of, table)
     assert far.exact(), far
     # Its true gradient is zero; Adam amplifies what is left of it.
     assert far.k_bias <= 1e-4
@@ -96,20 +102,20 @@ def test_fp32_equals_one_plain_process(case: Case, launches: Launches, table: Ta
 
 
 @pytest.mark.parametrize("case", NEAR, ids=lambda case: case.name)
-def test_half_is_near(case: Case, launches: Launches, table: Table) -> None:
-    far, figures = compare(case, launches, table)
-    assert far.within(loss=1e-2, norm=5e-2, weights=1e-2), far
+def test_half_is_near(case: Case, launch_of: LaunchOf, table: Table) -> None:
+    far, figures = compare(case, launch_of, table)
+    assert far.within(loss=1e-2, norm=1e-2 if case.dtype == "fp16" else 5e-2, weights=1e-2), far
     check_the_rest(case, figures)
 
 
 @pytest.mark.parametrize("case", FP8, ids=lambda case: case.name)
-def test_fp8_products_are_a_plain_loops_with_the_same_shards(case: Case, launches: Launches, table: Table) -> None:
-    far, figures = compare(case, launches, table)
+def test_fp8_products_are_a_plain_loops_with_the_same_shards(case: Case, launch_of: LaunchOf, table: Table) -> None:
+    far, figures = compare(case, launch_of, table)
     assert far.within(loss=2e-3, norm=3e-2, weights=5e-3), far
     check_the_rest(case, figures)
     if case.optimizer != "sgd":
         return
-    weights, whole = launches(case).weights(case), replace(case, layout=Layout(1, 1, case.layout.dp))
+    weights, whole = weights_of(case, launch_of), replace(case, layout=Layout(1, 1, case.layout.dp))
     apart, of_whole = (updates_apart(fp8_reference(one).weights, weights, case) for one in (case, whole))
     table(f"{case.name:64s} updates {apart:.1%} apart, {of_whole:.1%} from those of whole operands")
     assert apart < 0.02
@@ -132,8 +138,8 @@ QUIET = [case for case in EXACT + NEAR if case.engine.compile == "none" or case.
 
 
 @pytest.mark.parametrize("case", QUIET, ids=lambda case: case.name)
-def test_nothing_is_printed(case: Case, launches: Launches) -> None:
-    assert launches(case).output(case.name) == ""
+def test_nothing_is_printed(case: Case, launch_of: LaunchOf) -> None:
+    assert launch_of(table_task(case)).output(table_task(case)) == ""
 
 
 def check_the_rest(case: Case, figures: dict[str, Any]) -> None:
@@ -150,17 +156,15 @@ def check_the_rest(case: Case, figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-def test_a_missing_collective_or_wrong_scale_fails(case: Case, launches: Launches, table: Table) -> None:
-    far, _ = compare(case, launches, table)
+def test_a_missing_collective_or_wrong_scale_fails(case: Case, launch_of: LaunchOf, table: Table) -> None:
+    far, _ = compare(case, launch_of, table)
     assert not far.exact(), far
 
 
 @pytest.mark.parametrize("case", RECOMPUTE, ids=lambda case: case.name)
-def test_recomputation_changes_nothing(case: Case, launches: Launches) -> None:
-    launch = launches(case)
-    kept = plainer(case)
-    assert kept in TABLE
-    again, once = launch.figures(case.name), launch.figures(kept.name)
+def test_recomputation_changes_nothing(case: Case, launch_of: LaunchOf) -> None:
+    assert plainer(case) in TABLE
+    again, once = (launch_of(table_task(case)).figures(table_task(one)) for one in (case, plainer(case)))
     assert (again["losses"], again["norms"]) == (once["losses"], once["norms"])
 
 

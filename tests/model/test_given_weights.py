@@ -13,7 +13,8 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, split_of
-from tests.distributed.given_memory_worker import LARGE, Most
+from tests.distributed.host_memory import Most
+from tests.distributed.test_given_weights import LARGE
 from tests.train.test_hf_folders import FAMILIES, write
 
 pytest.importorskip("safetensors")

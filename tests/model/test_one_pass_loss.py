@@ -7,8 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
@@ -22,7 +20,7 @@ from hpc_gpt.trainer.train.engines.protocol import build_engine
 from tests.allocated import peak, profiled
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.model.test_gpt import SHAPES, SMALL, tokens_of
-from tests.model.test_techniques import BATCH, assert_same, gradients_of, kept, train
+from tests.model.test_techniques import BATCH, EachTensor, assert_same, gradients_of, kept, train
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -84,28 +82,14 @@ def test_an_engine_multiplies_no_gradient_by_one(alone, monkeypatch, name, dtype
     ]
 
 
-class Made(TorchDispatchMode):
-    """Notes the memory of every tensor of a size that an operation makes."""
-
-    def __init__(self, elements: int) -> None:
-        super().__init__()
-        self.elements = elements
-        self.found: list[Tensor] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.found += [leaf for leaf in leaves if leaf.numel() >= self.elements]
-        return result
-
-
 def test_the_gradient_of_the_logits_overwrites_them() -> None:
     shape = ModelShape(hidden=16, layers=1, heads=2, vocab=1000, seq=16, vocab_multiple=8)
     logits = BATCH * shape.seq * shape.vocab
     model = Gpt(shape, 1, techniques=Techniques(one_pass_loss=True))
-    with Made(logits) as made, kept() as tensors:
+    made: list[Tensor] = []
+    with EachTensor(made.append), kept() as tensors:
         model(*tokens_of(shape)).backward()
-    assert len({tensor.untyped_storage().data_ptr() for tensor in made.found}) == 1
+    assert len({tensor.untyped_storage().data_ptr() for tensor in made if tensor.numel() >= logits}) == 1
     assert max(tensor.numel() for tensor in tensors) < logits
 
 

@@ -48,40 +48,48 @@ _LLAMA = _GPT2 | {
 _QWEN3 = _LLAMA | {"head_dim": 48, "qk_norm": True, "rope_scaling": None}
 
 
+def _resolved(
+    model: Model, engine: Engine, train: Train, tp: int = 1, data: Data | None = None, **batch: int
+) -> Resolved:
+    return resolve(
+        Experiment(
+            name="held",
+            model=model,
+            data=data or Data(),
+            engine=engine,
+            layout=LayoutRequest(gpus=tp, tp=tp, pp=1, dp=1, **batch),
+            train=train,
+        ),
+        ClusterProfile(name="test", scheduler="local", gpus_per_node=tp),
+    )
+
+
 def _case(
     name: str,
-    dtype: str = "bf16",
+    dtype: Any = "bf16",
     micro_batches: int = 1,
-    mode: str | None = None,
+    mode: Any = None,
     model: dict[str, Any] = _GPT2,
     **engine: Any,
 ) -> Resolved:
     """5M parameters and 8 tokens: states are all but 2 %, and a CPU without bf16 arithmetic is done soon."""
-    return resolve(
-        Experiment(
-            name="held",
-            model=Model(vocab=512, seq=8, **model),
-            engine=Engine(name=name, **engine),  # type: ignore[arg-type]
-            layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=1, micro_batches=micro_batches),
-            train=Train(steps=3, dtype=dtype, optimizer_mode=mode),  # type: ignore[arg-type]
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=1),
-    )
+    train = Train(steps=3, dtype=dtype, optimizer_mode=mode)
+    shape = Model(vocab=512, seq=8, **model)
+    return _resolved(shape, Engine(name=name, **engine), train, micro_batch=1, micro_batches=micro_batches)
 
 
-def _layers(engine: Engine, data: Data = Data()) -> Resolved:  # noqa: B008
+def _layers(engine: Engine, data: Data | None = None) -> Resolved:
     """Sequences so long that what layers keep, with masks of documents a tenth, is all but 2 % of what is held."""
-    return resolve(
-        Experiment(
-            name="held",
-            model=Model(hidden=64, layers=4, heads=2, vocab=64, seq=512),
-            data=data,
-            engine=engine,
-            layout=LayoutRequest(gpus=1, tp=1, pp=1, dp=1, micro_batch=4, micro_batches=2),
-            train=Train(steps=3, dtype="fp32", eval_every=1, eval_batches=2),
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=1),
-    )
+    train = Train(steps=3, dtype="fp32", eval_every=1, eval_batches=2)
+    shape = Model(hidden=64, layers=4, heads=2, vocab=64, seq=512)
+    return _resolved(shape, engine, train, data=data, micro_batch=4, micro_batches=2)
+
+
+def _logits(name: str, dtype: Any = "fp32", vocab: int = 8192, tp: int = 1, **engine: Any) -> Resolved:
+    """A thin model with 17M logits, which are all but 4 %, and an evaluation."""
+    train = Train(steps=3, dtype=dtype, eval_every=1, eval_batches=2)
+    shape = Model(hidden=8, layers=1, heads=2, vocab=vocab, seq=256)
+    return _resolved(shape, Engine(name=name, **engine), train, tp, micro_batch=8, micro_batches=1)
 
 
 CASES = {
@@ -104,29 +112,13 @@ CASES = {
     "qwen3 zero 3 bf16": _case("deepspeed-zero", micro_batches=2, zero_stage=3, model=_QWEN3),
 }
 # Eager, the pass makes what a compiler fuses away: what it holds before its update alone can be compared.
-COMPILED = {
-    "compiled": _case("ddp", mode="compiled", compile_backend="aot_eager"),
-}
+COMPILED = {"compiled": _case("ddp", mode="compiled", compile_backend="aot_eager")}
 OFFLOADED = {
     "zero 2 bf16 offloaded": _case("deepspeed-zero", zero_stage=2, offload="optimizer"),
     "zero 3 bf16 offloaded": _case("deepspeed-zero", micro_batches=2, zero_stage=3, offload="optimizer"),
     # DeepSpeed compiles its own Adam for it: more than all other cases take.
     "zero 3 bf16 half offloaded": _case("deepspeed-zero", zero_stage=3, offload="optimizer", offload_ratio=0.5),
 }
-
-
-def _logits(name: str, dtype: str = "fp32", vocab: int = 8192, tp: int = 1, **engine: Any) -> Resolved:
-    """A thin model with 17M logits, which are all but 4 %, and an evaluation."""
-    return resolve(
-        Experiment(
-            name="held",
-            model=Model(hidden=8, layers=1, heads=2, vocab=vocab, seq=256),
-            engine=Engine(name=name, **engine),  # type: ignore[arg-type]
-            layout=LayoutRequest(gpus=tp, tp=tp, pp=1, dp=1, micro_batch=8, micro_batches=1),
-            train=Train(steps=3, dtype=dtype, eval_every=1, eval_batches=2),  # type: ignore[arg-type]
-        ),
-        ClusterProfile(name="test", scheduler="local", gpus_per_node=tp),
-    )
 
 
 # In fp32 what a CPU without bf16 arithmetic would hold, too.

@@ -22,10 +22,15 @@ from hpc_gpt.launcher.plan.calibration import (
 from hpc_gpt.launcher.plan.machine import DEFAULT, Constants, Machine, constants_from
 from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.machines import machine_named
-from tests.plan.published import validation
-from tests.plan.published.clusters import calibrate, calibrate_clusters, chosen_for, fastest, named, stored_calibration
-from tests.plan.published.files import rows_of
-from tests.plan.published.validation import without_row, without_source
+from tests.plan.published.rows import rows_of
+from tests.plan.published.scores import (
+    calibrate,
+    calibrate_clusters,
+    chosen_for,
+    fastest,
+    without_row,
+    without_source,
+)
 from tests.plan.row_examples import row
 
 TRUE = dataclasses.replace(DEFAULT, gemm=0.66, network=0.5)
@@ -97,14 +102,6 @@ def test_a_row_takes_the_cluster_of_its_device_and_node_size():
         assert low * (1 - 1e-9) <= value <= high * (1 + 1e-9)
 
 
-def test_a_cluster_by_name():
-    ib = calibrate("ib", rows("ib"))
-    assert named([ib], "ib") is ib
-    with pytest.raises(ConfigError) as raised:
-        named([ib], "ibb")
-    assert "ib" in str(raised.value)
-
-
 def test_constants_as_a_profile_stores_them():
     assert constants_from({"gemm": 0.5, "of a later version": 1.0}) == dataclasses.replace(DEFAULT, gemm=0.5)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
@@ -125,16 +122,6 @@ def test_cross_validation_predicts_rows_its_constants_never_saw():
     assert without_row(rows()) == []
     alone = without_source(slow)
     assert {entry.calibration for entry in alone} == {"data sheets"}
-
-
-def test_many_rows_of_a_cluster_are_dealt_into_parts(monkeypatch):
-    monkeypatch.setattr(validation, "FOLDS", 3)
-    fits = []
-    fitted = validation.calibrate
-    monkeypatch.setattr(validation, "calibrate", lambda name, rows: fits.append(len(rows)) or fitted(name, rows))
-    found = without_row(rows("a"))
-    assert sorted(entry.row.id for entry in found) == sorted(entry.id for entry in rows("a"))
-    assert fits == [5, 5, 6]
 
 
 MACHINE = machine_named("a100-80g", 8, "infiniband 4x200G")
@@ -228,7 +215,7 @@ def test_a_shipped_profile_gets_a_copy_that_extends_it():
     assert (profile.gpus_per_node, profile.calibration.constants["gemm"]) == (4, 0.512346)
     assert (profile.calibration.rows, profile.calibration.mean_error) == (2, pytest.approx(0.1155))
     assert profile.calibration.residuals == FOUND.residuals
-    assert stored_calibration(profile).constants.gemm == 0.512346
+    assert constants_from(profile.calibration.constants).gemm == 0.512346
 
 
 def test_the_path_of_a_shipped_file_is_not_written_either():
@@ -280,11 +267,6 @@ def test_a_figure_that_is_not_finite_is_not_stored():
     odd = Calibrated("x", Constants(), {"a": float("nan"), "b": 0.5})
     path = store_calibration(NAME, odd)
     assert "nan" not in path.read_text()
-
-
-def test_a_profile_without_a_calibration():
-    with pytest.raises(ConfigError, match="no \\[calibration\\]"):
-        stored_calibration(load_profile(NAME))
 
 
 @pytest.mark.parametrize(

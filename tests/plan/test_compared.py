@@ -2,11 +2,9 @@
 
 import json
 
-import pytest
-
 from hpc_gpt.launcher.plan.step_time import predict_step
-from tests.plan.published.compared import compare
-from tests.plan.published.files import rows_of
+from tests.benchmarks.plan import compare
+from tests.plan.published.rows import rows_of
 from tests.plan.row_examples import row
 
 SPLITS = [(1, 1, 64), (2, 2, 16), (4, 4, 4), (8, 1, 8)]
@@ -20,45 +18,27 @@ def made_rows(**fields):
     return made
 
 
-@pytest.fixture
-def rows_file(tmp_path):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps({"rows": [*made_rows(), row(id="moe", moe=True), row(id="bare", hidden=None), 7]}))
-    return path
+def errors(capsys, *files):
+    """What is printed, and what is said of the step times of source made."""
+    compare(*files)
+    out = capsys.readouterr().out
+    (means,) = [line for line in out.partition("memory\n")[0].splitlines() if line.startswith("made ")]
+    return out, means.split()[1:3]
 
 
-@pytest.fixture
-def clusters_file(tmp_path):
-    path = tmp_path / "clusters.json"
-    path.write_text(json.dumps({"clusters": {"ours": made_rows(source="ours"), "other": made_rows(source="other")}}))
-    return path
-
-
-def test_every_row_and_the_means_are_printed(rows_file, capsys):
-    compare(rows_file, [], None, False, False)
-    out, err = capsys.readouterr()
-    lines = out.splitlines()
-    assert [line.split()[0] for line in lines[1:8]] == ["r1-1-64", "r2-2-16", "r4-4-4", "r8-1-8", "moe", "bare", "row"]
+def test_every_row_and_the_means_are_printed(tmp_path, capsys):
+    rows, clusters = tmp_path / "rows.json", tmp_path / "clusters.json"
+    rows.write_text(json.dumps({"rows": [*made_rows(), row(id="moe", moe=True), row(id="bare", hidden=None), 7]}))
+    clusters.write_text(json.dumps({"clusters": {"ours": made_rows(), "other": made_rows(source="other")}}))
+    out, means = errors(capsys, rows, [])
+    printed = [line.split()[0] for line in out.splitlines()[1:8]]
+    assert printed == ["r1-1-64", "r2-2-16", "r4-4-4", "r8-1-8", "moe", "bare", "row"]
     assert "left out: MoE is not modelled (moe True)" in out
     assert "left out: hidden is missing" in out
-    (means,) = [line for line in lines if line.startswith("made ")]
-    assert means.split()[1:4] == ["4", "25.0%", "0.0%"]
-    assert "3 of 7 rows left out; constants of data sheets" in err
-
-
-def test_as_json_with_constants_of_other_rows(rows_file, clusters_file, capsys):
-    compare(rows_file, [clusters_file], "ours", False, True)
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert found["schema"] == 1
-    assert [entry["left_out"] is None for entry in found["rows"]] == [True] * 4 + [False] * 3
-    assert {entry["calibration"] for entry in found["rows"][:4]} == {"ours"}
-    assert all(abs(entry["step_error"]) < 0.15 for entry in found["rows"][:4])
-    assert set(found["calibrations"]) == {"ours", "other"}
-    assert found["scores"]["sources"][0]["time"]["mean"] < 0.15
-
-
-def test_cross_validation_is_printed_too(clusters_file, capsys):
-    compare(clusters_file, [], None, True, False)
-    out = capsys.readouterr().out
-    assert "mean absolute error fitted without the source" in out
-    assert "mean absolute error fitted without the row, within its cluster" in out
+    assert "left out: 3 of 7 rows" in out
+    assert "constants of data sheets" in out
+    assert means == ["4", "25.0%"]
+    # With constants of other rows.
+    out, (count, mean) = errors(capsys, rows, [clusters])
+    assert "constants of ours" in out
+    assert (count, float(mean.rstrip("%")) < 15) == ("4", True)

@@ -17,7 +17,7 @@ from hpc_gpt.launcher.plan.step_time import StepTime, layer_time, predict_step
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA
 from tests.plan.machines import machine_named
-from tests.plan.published.files import rows_of
+from tests.plan.published.rows import rows_of
 from tests.plan.row_examples import row
 
 H100 = machine_named("h100-80g", 8, "infiniband 8x400G")

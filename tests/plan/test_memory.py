@@ -224,18 +224,19 @@ def test_tensor_parallel_parameters_are_closed_form_1() -> None:
     )
 
 
+# Of other programs by their name, and of our engines: dtype, dp, ZeRO stage, sharded, bytes at work and in the step.
 OTHERS = [
-    ("megatron-2021-fp16", 1, 0, False, 16, 22),
-    ("megatron", 1, 0, False, 18, 18),
-    ("megatron", 4, 0, True, 9, 9),
-    ("deepspeed-fp16", 1, 0, False, 16, 20),
-    ("deepspeed-fp16", 4, 1, False, 7, 8),
-    ("deepspeed-fp16", 4, 3, False, 4, 5),
-    ("bf16-optimizer", 4, 1, False, 11, 11),
-    ("nanotron", 1, 0, False, 18, 18),
-    ("ddp", 1, 0, False, 18, 18),
-    ("fsdp", 4, 0, False, 4, 4),
-    ("megatron-fsdp", 4, 0, False, 4, 4),
+    ("megatron-2021-fp16", "fp16", 1, 0, False, 16, 22),
+    ("megatron", "fp16", 1, 0, False, 18, 18),
+    ("megatron", "fp16", 4, 0, True, 9, 9),
+    ("deepspeed-fp16", "fp16", 1, 0, False, 16, 20),
+    ("deepspeed-fp16", "fp16", 4, 1, False, 7, 8),
+    ("deepspeed-fp16", "fp16", 4, 3, False, 4, 5),
+    ("bf16-optimizer", "fp16", 4, 1, False, 11, 11),
+    ("nanotron", "fp16", 1, 0, False, 18, 18),
+    ("ddp", "fp16", 1, 0, False, 18, 18),
+    ("fsdp", "fp16", 4, 0, False, 4, 4),
+    ("megatron-fsdp", "fp16", 4, 0, False, 4, 4),
 ]
 OURS = [
     ("megatron-lm", "bf16", 4, 0, True, 9, 9),
@@ -249,23 +250,15 @@ OURS = [
     ("ddp", "fp32", 1, 0, False, 16, 16),
     ("fsdp", "bf16", 4, 0, False, 4, 4),
 ]
+HELD = [({"program_states": PROGRAMS[name]}, *rest) for name, *rest in OTHERS]
+HELD += [({"engine": name}, *rest) for name, *rest in OURS]
 
 
-@pytest.mark.parametrize(("rule", "dp", "zero", "sharded", "work", "step"), OTHERS)
-def test_bytes_of_a_parameter(rule: str, dp: int, zero: int, sharded: bool, work: float, step: float) -> None:
-    training = Training(
-        SMALL, dp=dp, zero_stage=zero, dtype="fp16", program_states=PROGRAMS[rule], sharded_optimizer=sharded
-    )
-    states = states_of(training).state_bytes(training)
-    assert states.parameters + states.optimizer + states.gradients == work
-    assert states.parameters + states.optimizer + states.step_gradients == step
-
-
-@pytest.mark.parametrize(("engine", "dtype", "dp", "zero", "sharded", "work", "step"), OURS)
-def test_bytes_of_a_parameter_of_ours(
-    engine: str, dtype: str, dp: int, zero: int, sharded: bool, work: float, step: float
-) -> None:
-    training = Training(SMALL, dp=dp, zero_stage=zero, dtype=dtype, engine=engine, sharded_optimizer=sharded)
+@pytest.mark.parametrize(
+    ("whose", "dtype", "dp", "zero", "sharded", "work", "step"), HELD, ids=[case[0] for case in OTHERS + OURS]
+)
+def test_bytes_of_a_parameter(whose, dtype, dp, zero, sharded, work, step) -> None:
+    training = Training(SMALL, dp=dp, zero_stage=zero, dtype=dtype, sharded_optimizer=sharded, **whose)
     states = states_of(training).state_bytes(training)
     assert states.parameters + states.optimizer + states.gradients == work
     assert states.parameters + states.optimizer + states.step_gradients == step

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import marked
-from tests.plan.published.clusters import calibrate_clusters
 from tests.plan.published.figures import (
     COMMITTED,
     CONSTANTS,
@@ -21,7 +20,7 @@ from tests.plan.published.figures import (
     score_with,
 )
 from tests.plan.published.rows import LeftOut
-from tests.plan.published.validation import Scores, choosing, predict_rows, predicted_only
+from tests.plan.published.scores import Scores, calibrate_clusters, choosing, predict_rows, predicted_only
 
 pytestmark = pytest.mark.xdist_group("published-figures")
 

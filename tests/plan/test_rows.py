@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
-from tests.plan.published.files import read_rows
 from tests.plan.published.programs import PROGRAMS
-from tests.plan.published.rows import LeftOut, PublishedRow, row_of
+from tests.plan.published.rows import LeftOut, PublishedRow, read_rows, row_of
 from tests.plan.row_examples import row
 
 MADE = Path(__file__).with_suffix(".txt")

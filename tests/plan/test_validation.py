@@ -1,15 +1,12 @@
-"""Predicted beside published: keys, kinds of memory, means, wrong fits, the pick; never a NaN."""
+"""Predicted beside published: kinds of memory, means, wrong fits, the pick; never a NaN."""
 
 import pytest
 
-from tests.plan.published.files import rows_of
-from tests.plan.published.validation import Predicted, as_table, choosing, predict_rows, predicted_only, score
+from tests.plan.published.rows import rows_of
+from tests.plan.published.scores import Predicted, choosing, predict_rows, predicted_only, score
 from tests.plan.row_examples import row
 
 DATA_SHEETS = choosing(())
-KEYS = (
-    "id source step_s published_step_s memory_gib memory_kind published_memory_gib fits published_fits layout left_out"
-)
 
 
 def predict(*rows):
@@ -22,22 +19,12 @@ def one(**fields) -> Predicted:
     return entry
 
 
-def test_keys_are_the_same_for_every_row():
-    tables = [as_table(entry) for entry in predict(row(), row(moe=True), row(hidden=None), 3)]
-    assert all(" ".join(table).startswith(KEYS) for table in tables)
-    assert len({tuple(table) for table in tables}) == 1
-    assert [bool(table["left_out"]) for table in tables] == [False, True, True, True]
-    assert tables[0]["layout"] == "tp4-pp4-dp4"
-    assert tables[1]["step_s"] is None
-
-
 def test_memory_is_of_the_kind_that_was_measured():
     by_kind = {kind: one(memory_kind=kind) for kind in ("allocated", "reserved", "nvidia_smi", "component")}
     figures = {kind: entry.memory_gib for kind, entry in by_kind.items()}
     assert figures["component"] < figures["allocated"] < figures["reserved"] < figures["nvidia_smi"]
     entry = by_kind["reserved"]
     assert entry.memory_gib == max(stage.reserved for stage in entry.memory.stages)
-    assert as_table(entry)["memory_kind"] == "reserved"
 
 
 def test_memory_by_stage_is_compared_with_the_same_stage():
@@ -45,7 +32,6 @@ def test_memory_by_stage_is_compared_with_the_same_stage():
     entry = one(memory_by_stage_gib=figures, memory_gib=None, memory_kind=None)
     reserved = {stage: entry.memory.stages[stage].reserved for stage in (1, 3)}
     assert entry.memory_gib == max(reserved.values())
-    assert {each["stage"]: each["reserved_gib"] for each in as_table(entry)["stages"]} == reserved
 
 
 def test_noisy_rows_and_rows_without_figures_are_in_no_mean():

@@ -1,4 +1,4 @@
-"""The loop of one rank under torch's profiler: `python -m tests.train.profiled_loop FOLDER`, see `test_waiting.py`.
+"""The loop of one rank under torch's profiler, see `test_waiting.py`.
 
 Every case trains the same batches; between its two logging steps all is written down that makes the host wait for a
 device: figures of `torch.profiler`, and calls of methods that it does not see.
@@ -23,7 +23,6 @@ from hpc_gpt.trainer.train.engines.protocol import build_engine
 from hpc_gpt.trainer.train.loop import Loop, Supervision
 from hpc_gpt.trainer.train.measurements import GpuWatch
 from tests import without
-from tests.distributed.groups import finish, meet
 from tests.train.alone import ALONE
 from tests.train.launch import settings
 
@@ -145,13 +144,7 @@ def run(name: str, tokens: Path, folder: Path) -> dict[str, Any]:
     return {"ended": end.ended, "losses": losses, "counts": window.counts}
 
 
-def main(folder: Path) -> None:
-    meet(folder, "all")
+def run_all(folder: Path, tokens: Path) -> dict[str, Any]:
+    """What each case did, by its name."""
     torch.set_num_threads(1)
-    tokens = Path((folder / "tokens").read_text())
-    found = {name: run(name, tokens, folder / name) for name in without(CASES | WAITING, *TOO_LONG)}
-    finish(folder, found)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return {name: run(name, tokens, folder / name) for name in without(CASES | WAITING, *TOO_LONG)}

@@ -34,11 +34,9 @@ from hpc_gpt.trainer.train.engines.deepspeed_zero import clear_error
 from hpc_gpt.trainer.train.engines.protocol import build_engine
 from hpc_gpt.trainer.train.ranks import write_flight_record
 from tests.distributed.equality_cases import MODELS, STEPS, Case, micro_batches
-from tests.distributed.equality_worker import saved_weights
-from tests.distributed.first_weights_worker import stored
 from tests.distributed.reference import reference
-from tests.distributed.save_now import save_now
-from tests.distributed.trainings import SAVED
+from tests.distributed.test_given_weights import unpadded
+from tests.distributed.trainings import SAVED, save_now, saved_weights
 from tests.train.gpu import NEAR, ON_GPU, train
 from tests.train.launch import PATIENCE_S, figures, lines, new_run, settings
 
@@ -150,14 +148,14 @@ def test_training_begins_from_a_folders_fp32_numbers(engine, dtype, device, tmp_
     pytest.importorskip("safetensors")
     resolved = Case(ONE, engine, dtype, clip=0.25).resolved
     wanted = {name: weight.detach() for name, weight in Gpt(resolved.model, 7).named_parameters()}
-    write_hf(resolved.model, ((name, stored(name, weight)) for name, weight in wanted.items()), tmp_path / "init")
+    write_hf(resolved.model, ((name, unpadded(name, weight)) for name, weight in wanted.items()), tmp_path / "init")
     still = dataclasses.replace(resolved.train, lr=0.0, min_lr=0.0, weight_decay=0.0, init=str(tmp_path / "init"))
     resolved = dataclasses.replace(resolved, train=still)
     built = build_engine(resolved, device)
     train(built, resolved, range(1))
     kept = saved_weights(built, resolved, tmp_path / "checkpoint")
     assert kept.keys() == wanted.keys()
-    assert [name for name in kept if not torch.equal(stored(name, kept[name]), stored(name, wanted[name]))] == []
+    assert [name for name in kept if not torch.equal(unpadded(name, kept[name]), unpadded(name, wanted[name]))] == []
 
 
 @pytest.mark.parametrize("engine", [DDP, FSDP], ids=lambda engine: engine.name)

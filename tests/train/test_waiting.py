@@ -1,6 +1,5 @@
 """Between two logging steps the host waits for the device nowhere: a profile of the real loop shows no `.item()`."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from hpc_gpt.trainer.tokens.samples import open_samples
 from hpc_gpt.trainer.train.data import open_stream
 from tests import marked
 from tests.distributed.plain_gpt import train_plainly
-from tests.distributed.ranks import launch_ranks
-from tests.train.profiled_loop import CASES, SHORT, STEPS, WAITING, case_settings
+from tests.distributed.ranks import run_together
+from tests.train.profiled_loop import CASES, SHORT, STEPS, WAITING, case_settings, run_all
 
 pytestmark = pytest.mark.xdist_group("train-waiting")
 
@@ -32,11 +31,8 @@ def long(names: Iterable[str]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Found:
-    folder = tmp_path_factory.mktemp("profiled")
-    (folder / "tokens").write_text(str(tokens))
-    launch_ranks("tests.train.profiled_loop", 1, folder)
-    read: Found = json.loads((folder / "found.json").read_text())
-    return read
+    found: Found = run_together(run_all, 1, tmp_path_factory.mktemp("profiled"), tokens)
+    return found
 
 
 @pytest.fixture(scope="module")

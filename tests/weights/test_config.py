@@ -57,6 +57,12 @@ LLAMA: dict[str, Any] = {
 LLAMA3 = LLAMA["rope_scaling"]
 
 
+def as_mistral(name: str, *without: str) -> dict[str, Any]:
+    """A preset's config.json as Mistral's class has it, which knows nothing of biases."""
+    config = config_of(preset(name)) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return {key: value for key, value in config.items() if key not in ("attention_bias", "mlp_bias", *without)}
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Any:
     def write(config: Any) -> Path:
@@ -165,9 +171,7 @@ def test_contradictory_sizes_are_refused_as_an_experiments(write):
 
 
 def test_mistrals_class_has_a_window_if_the_file_says_none(write):
-    mistral = config_of(preset("llama3.1-8b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    for key in ("attention_bias", "mlp_bias"):
-        del mistral[key]
+    mistral = as_mistral("llama3.1-8b")
     assert read_config(write(mistral | {"sliding_window": None})) == preset("llama3.1-8b")
     with pytest.raises(ConfigError, match="not given, so that of the class, 4096"):
         read_config(write(mistral))
@@ -190,9 +194,7 @@ def test_mistrals_class_has_a_window_if_the_file_says_none(write):
 
 
 def test_what_the_file_does_not_give_is_the_classs_default(write):
-    mistral = config_of(preset("mistral-7b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    for key in ("num_key_value_heads", "attention_bias", "mlp_bias"):
-        del mistral[key]
+    mistral = as_mistral("mistral-7b", "num_key_value_heads")
     assert read_config(write({**mistral, "sliding_window": None})).key_heads == 8
     assert read_config(write({**mistral, "sliding_window": None, "num_key_value_heads": None})).key_heads == 32
     scaling = {key: LLAMA3[key] for key in LLAMA3 if key != "original_max_position_embeddings"}
@@ -267,10 +269,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_files_are_read_and_an_unread_key_is_a_line(name, write):
     known, more, unread = PUBLISHED[name]
-    config = config_of(preset(known)) | more
-    if name.startswith("Mistral"):
-        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
-        config = {key: value for key, value in config.items() if not key.endswith("_bias")}
+    config = (
+        as_mistral(known) | {"sliding_window": None} if name.startswith("Mistral") else config_of(preset(known)) | more
+    )
     folder, shape = write(config), replace(preset(known), pad_token=more.get("pad_token_id"))
     assert read_config(folder, shape.seq) == shape
     line = unread_keys(folder, shape.seq)
@@ -299,9 +300,8 @@ def test_every_key_that_transformers_class_reads_is_known(name, write):
 @pytest.mark.parametrize("name", ["Llama-2", "Qwen2.5-0.5B", "Qwen3", "SmolLM3", "Mistral-7B", "gpt2"])
 def test_the_pad_token_is_that_of_transformers_embedding(name, write):
     transformers = pytest.importorskip("transformers")
-    config = config_of(preset(PUBLISHED[name][0]))
-    if name == "Mistral-7B":
-        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    known = PUBLISHED[name][0]
+    config = as_mistral(known) | {"sliding_window": None} if name == "Mistral-7B" else config_of(preset(known))
     del config["architectures"]
     config |= {"num_hidden_layers": 1, "n_layer": 1, "no_rope_layers": [1]}
     vocab = config["vocab_size"]
@@ -430,9 +430,7 @@ def test_what_an_export_passes_on_is_that_of_the_folder(name, write):
 
 
 def test_a_window_beyond_the_trained_length_stays(write):
-    mistral = config_of(preset("mistral-7b")) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    for key in ("attention_bias", "mlp_bias"):
-        del mistral[key]
+    mistral = as_mistral("mistral-7b")
     shape = replace(preset("mistral-7b"), seq=2048)
     for given, window in (({"sliding_window": 4096}, 4096), ({}, 4096), ({"sliding_window": None}, None)):
         assert config_of(shape, begun=init_config_in(write(mistral | given)))["sliding_window"] == window

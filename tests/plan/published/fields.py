@@ -5,7 +5,8 @@ The forms are those of the sources; any other form is refused or ignored.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, get_args
 
 from hpc_gpt.core.engines import engines
@@ -19,19 +20,10 @@ _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _MEGATRON_CORE = re.compile(r"megatron[ -](?:lm|core|bridge)|nemo")
 _FUSED_ATTENTION = re.compile(r"megatron-(?:core|bridge)|transformer engine")
 _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
-Stage = int
+# How it ran: those in the table of planner/README.md, under the names of a Training.
 TRAITS = (
-    *(
-        "attention",
-        "grad_sum",
-        "dp_overlap",
-        "tp_overlap",
-        "fused_loss",
-        "edges_as_layers",
-        "states",
-        "offloaded_layers",
-    ),
-    *("whole_gradients", "whole_logits"),
+    *("attention", "grad_sum", "dp_overlap", "tp_overlap", "fused_loss", "edges_as_layers", "states"),
+    *("offloaded_layers", "whole_gradients", "whole_logits"),
 )
 _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
@@ -73,109 +65,52 @@ def _read_text(name: str, value: object) -> str:
     return str(value)[:1000].lower().strip()
 
 
-# How a field is read, by its type: whole numbers from 1, measured numbers above 0, flags, text in lower case (of a
-# table, its keys and values), and objects that the function which uses them checks.
-_READERS: dict[Any, Callable[[str, Any], Any]] = {
-    int: _read_count,
-    float: _read_figure,
-    bool | None: _read_flag,
-    Stage | None: _read_stage,
-    str: _read_text,
-    object: lambda name, value: value,
-}
+# How a field is read; of what a row does not state, the last figure. Whole numbers from 1, measured numbers above 0,
+# flags, text in lower case (of a table, its keys and values), and objects that the function which uses them checks.
+_KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
+    (
+        "gpus_per_node hidden layers heads kv_heads head_dim ffn vocab seq gpus tp pp dp cp ep vp fsdp micro_bs "
+        "global_bs grad_accum local_bs batch_per_dp offloaded_layers",
+        _read_count,
+        0,
+    ),
+    (
+        "tokens_per_batch sec_per_iter samples_per_sec tokens_per_sec_per_gpu tflops_per_gpu mfu memory_gib",
+        _read_figure,
+        0.0,
+    ),
+    (
+        "swiglu untied sequence_parallel flash_attention distributed_optimizer act_cpu_offload dp_overlap tp_overlap "
+        "edges_as_layers whole_gradients whole_logits fits oom noisy",
+        _read_flag,
+        None,
+    ),
+    ("zero_stage", _read_stage, None),
+    (
+        "source citation device fabric model parallelism schedule stack engine options sharding optimizer offload "
+        "recompute dtype attention grad_sum fused_loss states tflops_kind memory_kind",
+        _read_text,
+        "",
+    ),
+    ("moe partition memory_by_stage_gib", lambda name, value: value, None),
+]
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(SimpleNamespace):
     """The fields that are read; 0, empty or None if the row does not state one. `given`: the row as it is in the
     file."""
 
-    given: Mapping[str, Any]
-    source: str = ""
-    citation: str = ""
-    # The machine.
-    device: str = ""
-    gpus_per_node: int = 0
-    fabric: str = ""
-    # The model.
-    model: str = ""
-    hidden: int = 0
-    layers: int = 0
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-    ffn: int = 0
-    vocab: int = 0
-    seq: int = 0
-    swiglu: bool | None = None
-    untied: bool | None = None
-    moe: object = None
-    # The layout and the batch.
-    gpus: int = 0
-    tp: int = 0
-    pp: int = 0
-    dp: int = 0
-    cp: int = 0
-    ep: int = 0
-    vp: int = 0
-    fsdp: int = 0
-    parallelism: str = ""
-    schedule: str = ""
-    partition: object = None
-    micro_bs: int = 0
-    global_bs: int = 0
-    grad_accum: int = 0
-    local_bs: int = 0
-    batch_per_dp: int = 0
-    tokens_per_batch: float = 0.0
-    # How it is trained.
-    stack: str = ""
-    engine: str = ""
-    options: str = ""
-    sharding: str = ""
-    optimizer: str = ""
-    offload: str = ""
-    recompute: str = ""
-    dtype: str = ""
-    zero_stage: Stage | None = None
-    sequence_parallel: bool | None = None
-    flash_attention: bool | None = None
-    distributed_optimizer: bool | None = None
-    act_cpu_offload: bool | None = None
-    # How it ran: the traits in the table of planner/README.md, under the names of a Training.
-    attention: str = ""
-    grad_sum: str = ""
-    dp_overlap: bool | None = None
-    tp_overlap: bool | None = None
-    fused_loss: str = ""
-    edges_as_layers: bool | None = None
-    states: str = ""
-    offloaded_layers: int = 0
-    whole_gradients: bool | None = None
-    whole_logits: bool | None = None
-    # What was measured.
-    sec_per_iter: float = 0.0
-    samples_per_sec: float = 0.0
-    tokens_per_sec_per_gpu: float = 0.0
-    tflops_per_gpu: float = 0.0
-    tflops_kind: str = ""
-    mfu: float = 0.0
-    memory_gib: float = 0.0
-    memory_kind: str = ""
-    memory_by_stage_gib: object = None
-    fits: bool | None = None
-    oom: bool | None = None
-    noisy: bool | None = None
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        """Unknown fields are ignored. Raises Unusable for one that does not fit."""
+        found: dict[str, Any] = {"given": given}
+        for names, read, absent in _KINDS:
+            for name in names.split():
+                found[name] = absent if given.get(name) is None else read(name, given[name])
+        super().__init__(**found)
 
     def shown(self, name: str) -> str:
         """A field's value in the file, for a message."""
         return shown(self.given.get(name))
-
-
-def read_fields(row: Mapping[str, Any]) -> Fields:
-    """The fields of a row. Unknown fields are ignored. Raises Unusable for one that does not fit the schema."""
-    stated = [entry for entry in fields(Fields)[1:] if row.get(entry.name) is not None]
-    return Fields(row, **{entry.name: _READERS[entry.type](entry.name, row[entry.name]) for entry in stated})
 
 
 def check_traits(row: Mapping[str, Any], where: str) -> None:

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.plan.published.clusters import calibrate_clusters
-from tests.plan.published.files import read_rows
-from tests.plan.published.rows import Rows
-from tests.plan.published.validation import (
+from tests.plan.published.rows import Rows, read_rows
+from tests.plan.published.scores import (
     Errors,
     Predicted,
     Scores,
+    calibrate_clusters,
     choosing,
     predict_rows,
     predicted_only,

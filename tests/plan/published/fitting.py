@@ -13,8 +13,8 @@ import numpy as np
 
 from hpc_gpt.launcher.plan.constants import VALUES
 from hpc_gpt.launcher.plan.step_time import predict_step
-from tests.plan.published.clusters import fastest
 from tests.plan.published.rows import PublishedRow
+from tests.plan.published.scores import fastest
 
 # {constant: what it is held to}: published figures, or a plain guess. Of a pair (forward, backward) the ratio is kept.
 # Those of machine.* are fitted by plan/calibration.py.

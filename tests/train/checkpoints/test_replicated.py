@@ -9,7 +9,7 @@ from torch import nn
 from hpc_gpt.trainer.model.tensor_parallel import name_parameter
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.train.checkpoints.replicated import ReplicatedCheckpoint
-from tests.distributed.given_memory_worker import Most
+from tests.distributed.host_memory import Most
 
 ROWS, NUMBERS = 4, 1 << 22  # 67 MB of weights, and twice that of moments
 

@@ -26,7 +26,7 @@ def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
     from hpc_gpt.trainer.model.techniques import Techniques
     from hpc_gpt.trainer.model.tensor_parallel import full_name
     from hpc_gpt.trainer.train.engines.protocol import build_engine
-    from tests.distributed.save_now import save_now
+    from tests.distributed.trainings import save_now
 
     train = Train(steps=STEPS, matmul="fp8-tensor", lr=1e-3, optimizer_mode=mode or None, clip=0.0)
     experiment = Experiment(

@@ -1,7 +1,8 @@
 """Each private name of torch and DeepSpeed, taken away in turn: one line says it, and the plain path gives the same."""
 
 import ast
-import json
+import contextlib
+import io
 import re
 import sys
 from collections.abc import Iterator
@@ -14,18 +15,22 @@ from torch import Tensor, nn
 
 import hpc_gpt
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.trainer.train.engines import private_parts
+from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines import private_parts as parts
 from hpc_gpt.trainer.train.engines.attention import AttentionKernels
 from hpc_gpt.trainer.train.engines.optimizer import is_fused
 from hpc_gpt.trainer.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, require
 from hpc_gpt.trainer.train.engines.torch_private import for_each
-from tests import marked
+from tests import ALL_TESTS, marked, without
 from tests.conftest import REPOSITORY
-from tests.distributed.ranks import launch_ranks
-from tests.train.engines import plain_path_runs
+from tests.distributed.equality_cases import CLIP, Case, micro_batches
+from tests.distributed.ranks import run_together
+from tests.distributed.trainings import build, train
 from tests.train.launch import settings
 
-USES = [use for use in (*vars(private_parts).values(), *STATES.values()) if isinstance(use, Use)]
+USES = [use for use in (*vars(parts).values(), *STATES.values()) if isinstance(use, Use)]
 OPTIONAL, REQUIRED = [use for use in USES if use.plain], [use for use in USES if not use.plain]
 NAMES = [(use, name) for use in OPTIONAL for name in use.names]
 NEEDED = [(use, name) for use in REQUIRED for name in use.names]
@@ -50,8 +55,8 @@ def _deepspeed() -> None:
 
 def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """As if a newer or older package had another name for it."""
-    is_there = private_parts._is_there
-    monkeypatch.setattr(private_parts, "_is_there", lambda one: one != name and is_there(one))
+    is_there = parts._is_there
+    monkeypatch.setattr(parts, "_is_there", lambda one: one != name and is_there(one))
 
 
 def test_everything_is_there_in_the_tested_versions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +76,7 @@ def test_without_a_name_a_line_says_which_plain_path_is_taken(monkeypatch, capsy
     [line] = capsys.readouterr().err.splitlines()
     version = sys.modules[use.package].__version__
     assert line.startswith(f"note: {use.purpose}: {use.package} {version}")
-    assert f"lacks {name}" in line or (use is private_parts.FUSED and name in line)
+    assert f"lacks {name}" in line or (use is parts.FUSED and name in line)
     assert line.endswith(f"; plain path: {use.plain}")
 
 
@@ -108,7 +113,7 @@ def test_a_newer_version_takes_the_plain_path_and_says_so(monkeypatch, capsys, u
 def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setitem(NEWEST, "torch", "2.13")
-    assert can_use(private_parts.ATTENTION) is not newer
+    assert can_use(parts.ATTENTION) is not newer
 
 
 def test_a_fused_kernel_that_no_longer_listens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,26 +181,94 @@ def test_no_module_touches_a_private_name_that_is_not_listed() -> None:
 PACKAGE = Path(hpc_gpt.__file__).parent
 
 
+STEPS = 4
+_TORCH = (parts.FUSED, parts.FOREACH)
+_TORCH_TOO = _TORCH if ALL_TESTS else ()  # ddp drops them in every run of the tests
+_ZERO = Engine("deepspeed-zero", 3)
+# Name: engine, dtype, and the uses that it has.
+EVERY_CASE: dict[str, tuple[Engine, str, tuple[Use, ...]]] = {
+    "ddp fp32": (Engine("ddp"), "fp32", _TORCH),
+    "ddp bf16": (Engine("ddp"), "bf16", _TORCH),
+    "zero 0": (Engine("deepspeed-zero", 0), "fp32", (*_TORCH_TOO, parts.NO_REDUCTION)),
+    "zero 1 bf16": (
+        Engine("deepspeed-zero", 1),
+        "bf16",
+        (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_BF16, parts.NO_REDUCTION),
+    ),
+    "zero 1": (Engine("deepspeed-zero", 1), "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_12)),
+    "zero 2 bf16": (Engine("deepspeed-zero", 2), "bf16", (parts.STEP_WITHOUT_HOST_12,)),
+    "zero 3": (
+        _ZERO,
+        "fp32",
+        (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS),
+    ),
+    "zero 3 bf16": (
+        _ZERO,
+        "bf16",
+        (parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS),
+    ),
+    "zero 3 offloaded": (Engine("deepspeed-zero", 3, offload="optimizer"), "fp32", (parts.ZERO_3_SUMS,)),
+    "3d": (
+        Engine("deepspeed-3d", 1),
+        "bf16",
+        (parts.LOGITS, parts.NO_REDUCTION, parts.STEP_WITHOUT_HOST_BF16),
+    ),
+}
+# Each use at least once in every run of the tests.
+TOO_LONG = ("ddp bf16", "zero 0", "zero 1", "zero 3 bf16", "zero 3 offloaded")
+CASES = without(EVERY_CASE, *TOO_LONG)
+
+
+def train_here(settings: Resolved) -> dict[str, Any]:
+    """Losses and norms of the steps, and what was printed on stderr."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        engine = build(settings)
+        losses, norms, _ = zip(*train(engine, settings, range(STEPS)), strict=True)
+        engine.evaluate(iter(micro_batches(settings, 0, STEPS)), 2)
+    return {"losses": losses, "norms": norms, "said": said.getvalue()}
+
+
+def train_without(use: Use, settings: Resolved) -> dict[str, Any]:
+    """The same with the first of the use's names gone."""
+    is_there = parts._is_there
+    parts._is_there = lambda name: name != use.names[0] and is_there(name)
+    parts.can_use.cache_clear()
+    try:
+        return train_here(settings)
+    finally:
+        parts._is_there = is_there
+        parts.can_use.cache_clear()
+
+
+def train_each_way(folder: Path) -> dict[str, Any]:
+    """What a training of each kind gives, as it is and with each use in turn that has no names."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, (engine, dtype, uses) in CASES.items():
+        resolved = Case(Layout(1, 1, 1), engine, dtype, CLIP).resolved
+        without_uses = {use.purpose: train_without(use, resolved) for use in uses}
+        found[name] = {"usual": train_here(resolved)} | without_uses
+    return found
+
+
 @pytest.fixture(scope="module")
 def plain_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What a training of each kind gives, as it is and with each use in turn that has no names."""
-    folder = tmp_path_factory.mktemp("plain-path")
-    launch_ranks("tests.train.engines.plain_path_runs", 1, folder)
-    read: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text())
-    return read
+    found: dict[str, dict[str, Any]] = run_together(train_each_way, 1, tmp_path_factory.mktemp("plain-path"))
+    return found
 
 
 def test_what_is_always_dropped_is_dropped_in_every_test_run() -> None:
-    every, these = plain_path_runs.EVERY_CASE, plain_path_runs.CASES
+    every, these = EVERY_CASE, CASES
     assert {use for case in these.values() for use in case[2]} == {use for case in every.values() for use in case[2]}
 
 
 @pytest.mark.xdist_group("private-parts")
-@pytest.mark.parametrize("case", marked(plain_path_runs.EVERY_CASE, plain_path_runs.TOO_LONG))
+@pytest.mark.parametrize("case", marked(EVERY_CASE, TOO_LONG))
 def test_training_on_the_plain_path_gives_the_same_losses(plain_runs: dict[str, Any], case: str) -> None:
     found = plain_runs[case]
     assert found["usual"]["said"] == ""
-    assert set(found) == {"usual", *(use.purpose for use in plain_path_runs.CASES[case][2])}
+    assert set(found) == {"usual", *(use.purpose for use in CASES[case][2])}
     for purpose, run in found.items():
         assert run["losses"] == pytest.approx(found["usual"]["losses"], abs=2e-6), purpose
         assert run["norms"] == pytest.approx(found["usual"]["norms"], rel=1e-5), purpose

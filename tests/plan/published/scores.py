@@ -1,27 +1,97 @@
-"""Predict every row of a file, compare with its published figures, and score the errors."""
+"""Published rows predicted and compared with their figures: constants by cluster, and the scores of the errors.
+
+A cluster is a name in `{"clusters": {name: rows}}`, else the rows of one device, node and fabric.
+"""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.runs.record import finite
+from hpc_gpt.launcher.plan import calibration
 from hpc_gpt.launcher.plan.calibration import Calibrated
 from hpc_gpt.launcher.plan.machine import DEFAULT, Constants
 from hpc_gpt.launcher.plan.memory import Memory, predict_memory
 from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
-from tests.plan.published.clusters import DATA_SHEET, Cluster, calibrate, chosen_for, fastest
 from tests.plan.published.rows import LeftOut, PublishedRow, Rows
 
-SCHEMA = 1
 WITHIN_TIME, WITHIN_MEMORY, WITHIN_PICK = 0.15, 0.10, 0.05
-FOLDS = 50
-# The keys of a row of the output, in their order.
-_KEYS = (
-    *("id", "source", "step_s", "published_step_s", "memory_gib", "memory_kind", "published_memory_gib", "fits"),
-    *("published_fits", "layout", "left_out", "step_error", "memory_error", "noisy", "band", "calibration", "assumed"),
-    *("parts", "stages"),
-)
+DATA_SHEET = "data sheets"
+
+
+@dataclass(frozen=True)
+class Cluster(Calibrated):
+    """Constants, and whose rows may take them."""
+
+    device: str = ""
+    gpus_per_node: int = 0
+    fabrics: frozenset[str] = frozenset()
+    sources: frozenset[str] = frozenset()
+
+
+def fastest(rows: Iterable[PublishedRow]) -> list[PublishedRow]:
+    """The rows whose time counts: of a source's several times for one layout only the shortest, and no noisy one."""
+    groups: dict[tuple[str, str], list[PublishedRow]] = {}
+    every = list(rows)
+    for row in every:
+        groups.setdefault((row.source, row.fabric), []).append(row)
+    kept = {id(row) for group in groups.values() for row in calibration.fastest(group)}
+    return [row for row in every if id(row) in kept]
+
+
+def calibrate(name: str, rows: Sequence[PublishedRow]) -> Cluster:
+    """The constants of one cluster; the defaults if no row has a time."""
+    fitted, machine = calibration.calibrate(name, fastest(rows)), rows[0].machine
+    return Cluster(
+        **vars(fitted),
+        device=machine.device,
+        gpus_per_node=machine.gpus_per_node,
+        fabrics=frozenset(row.fabric for row in rows),
+        sources=frozenset(row.source for row in rows),
+    )
+
+
+def calibrate_clusters(rows: Sequence[PublishedRow]) -> list[Cluster]:
+    """Every cluster that has a time, in the file's order."""
+    groups: dict[str, list[PublishedRow]] = {}
+    for row in rows:
+        groups.setdefault(row.cluster or cluster_name(row), []).append(row)
+    return [calibrate(name, group) for name, group in groups.items() if fastest(group)]
+
+
+def cluster_name(row: PublishedRow) -> str:
+    """A name from a row's machine, for rows that name no cluster: `a100-80g-8-infiniband-4x200g`."""
+    name = f"{row.machine.device}-{row.machine.gpus_per_node}-{row.fabric}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def chosen_for(row: PublishedRow, clusters: Sequence[Cluster]) -> Cluster | None:
+    """The cluster whose constants predict a row: one of the same device and node size; None if there is none.
+
+    Of several, those with rows of the same source, else of the same fabric, else all. If several are left, their
+    geometric mean: the row's cluster is as likely to be above as below each.
+    """
+    machine = (row.machine.device, row.machine.gpus_per_node)
+    alike = [cluster for cluster in clusters if (cluster.device, cluster.gpus_per_node) == machine]
+    nearest = (
+        [cluster for cluster in alike if row.source in cluster.sources]
+        or [cluster for cluster in alike if row.fabric in cluster.fabrics]
+        or alike
+    )
+    if len(nearest) < 2:
+        return nearest[0] if nearest else None
+    logarithms = [[math.log(value) for value in vars(cluster.constants).values()] for cluster in nearest]
+    return Cluster(
+        "the middle of " + ", ".join(cluster.name for cluster in nearest),
+        device=machine[0],
+        gpus_per_node=machine[1],
+        fabrics=frozenset().union(*(cluster.fabrics for cluster in nearest)),
+        sources=frozenset().union(*(cluster.sources for cluster in nearest)),
+        constants=Constants(*(math.exp(sum(column) / len(nearest)) for column in zip(*logarithms, strict=True))),
+    )
+
+
 Chosen = tuple[Constants, str]
 
 
@@ -109,17 +179,12 @@ def without_source(rows: Sequence[PublishedRow]) -> list[Predicted]:
 
 
 def without_row(rows: Sequence[PublishedRow]) -> list[Predicted]:
-    """Every row of each cluster, predicted with constants fitted to the cluster's other rows.
-
-    A cluster with more than FOLDS rows is split into FOLDS parts, each predicted from the others.
-    """
+    """Every row of each cluster, predicted with constants fitted to the cluster's other rows."""
     predicted: list[Predicted] = []
     for cluster in dict.fromkeys(row.cluster for row in rows if row.cluster is not None):
         own = fastest(row for row in rows if row.cluster == cluster)
-        folds = min(len(own), FOLDS)
-        for fold in range(folds):
-            kept = [row for place, row in enumerate(own) if place % folds != fold]
-            predicted += _predict_from(kept, own[fold::folds])
+        for row in own:
+            predicted += _predict_from([each for each in own if each is not row], [row])
     return predicted
 
 
@@ -128,45 +193,6 @@ def _predict_from(fitted_to: Sequence[PublishedRow], rows: Sequence[PublishedRow
     time."""
     chosen = (calibrate("others", fitted_to).constants, "others") if fastest(fitted_to) else (DEFAULT, DATA_SHEET)
     return predicted_only(_predict_row(row, *chosen) for row in rows)
-
-
-def as_table(entry: Predicted | LeftOut) -> dict[str, object]:
-    """One row of the output. Every row has the same keys; a figure that does not apply is null."""
-    tables: dict[str, object] = dict.fromkeys(_KEYS)
-    if isinstance(entry, LeftOut):
-        return tables | {"id": entry.id, "source": entry.source, "left_out": entry.reason}
-    row, published, step = entry.row, entry.row.published, entry.step
-    tables |= {
-        "id": row.id,
-        "source": row.source,
-        "step_s": step.step_s,
-        "published_step_s": published.step_s,
-        "memory_gib": entry.memory_gib,
-        "memory_kind": entry.memory_kind,
-        "published_memory_gib": published.memory_gib,
-        "fits": entry.fits,
-        "published_fits": published.fits,
-        "layout": str(row.training.layout),
-        "step_error": entry.time_error,
-        "memory_error": entry.memory_error,
-        "noisy": published.noisy,
-        "band": step.band,
-        "calibration": entry.calibration,
-        "assumed": list(row.assumed),
-        "parts": {part: seconds for part, seconds in vars(step).items() if part != "band"},
-        "stages": [{"stage": stage, **_stage(entry, stage, figures)} for stage, figures in published.by_stage],
-    }
-    return dict(finite(tables))
-
-
-def _stage(entry: Predicted, stage: int, figures: tuple[float, float, float]) -> dict[str, float]:
-    predicted = entry.memory.stages[stage]
-    return {
-        "allocated_gib": predicted.allocated,
-        "published_allocated_gib": figures[1],
-        "reserved_gib": predicted.reserved,
-        "published_reserved_gib": figures[2],
-    }
 
 
 @dataclass(frozen=True)
@@ -218,9 +244,6 @@ class Scores:
     said_not_to: tuple[str, ...]  # but ran
     fits_judged: int
     picks: tuple[Pick, ...]
-
-    def to_tables(self) -> dict[str, object]:
-        return dict(finite(asdict(self)))
 
 
 def score(predicted: Sequence[Predicted]) -> Scores:
