@@ -84,8 +84,8 @@ sbatch=() srun=() machine calibration
 """
 
 SHAPE = """
-vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu norm=layernorm norm_eps=1e-05
-positions=learned rope_theta=10000.0 rope_scaling bias=all qk_norm=False nope_every embedding_norm=False pad_token
+vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu norm=layernorm positions=learned
+bias=all embedding_norm=False norm_eps=1e-05 rope_theta=10000.0 rope_scaling qk_norm=False nope_every pad_token
 """
 
 
@@ -105,17 +105,16 @@ def test_each_key_has_this_default_and_these_rules() -> None:
     lines = [line.partition(": ") for line in KEYS.strip().replace("\n    ", " ").split("\n")]
     stated = {f"{words}: {key}" for words, _, keys in lines for key in keys.split()}
     found = {
-        f"{' '.join([table.name, *words_of(entry.metadata['rules'], entry.default)])}: {shown(entry.name, entry.default)}"
+        f"{' '.join([table.name, *words_of(key.metadata['rules'], key.default)])}: {shown(key.name, key.default)}"
         for table in fields(Experiment)
         if table.name != "name"
-        for entry in fields(table.default_factory)  # type: ignore[arg-type]
+        for key in fields(table.default_factory)  # type: ignore[arg-type]
     }
     assert found == stated
 
 
 def test_a_profile_and_a_shape_have_these_defaults() -> None:
     for kind, stated in ((ClusterProfile, PROFILE), (ModelShape, SHAPE)):
-        assert [
-            shown(each.name, each.default) for each in fields(kind) if each.default is not MISSING
-        ] == stated.split()
+        found = [shown(key.name, key.default) for key in fields(kind) if key.default is not MISSING]
+        assert found == stated.split()
     assert OF_THE_PLANNER == ("fabric", "machine", "calibration")
