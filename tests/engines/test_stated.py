@@ -1,13 +1,18 @@
-"""What each engine says of itself, and what DeepSpeed is given: every figure, switch and name as it was measured or
+"""What each engine says of itself, and what DeepSpeed and Megatron-LM are given: every figure, switch and name as it was measured or
 read, so that one that moves by accident fails."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import Any
 
 from hpc_gpt.core.engines import ds_config_of, engines
 from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import EngineFacts
-from hpc_gpt.core.engines.base.training import States
+from hpc_gpt.core.engines.base.megatron_program import megatron_arguments
+from hpc_gpt.core.engines.base.training import States, Training
+from hpc_gpt.core.settings.experiment import Data, Model
+from tests.engines.trainings import OFFLOADS, SMALL
+from tests.megatron_lm.test_arguments import RATES, SCHEDULE, settle
 from tests.settings.test_ds_config import settings
 
 # Of an engine of which nothing is said; {} is a set.
@@ -91,6 +96,32 @@ DEEPSPEED = """
 .aio: block_size=1048576 queue_depth=8 intra_op_parallelism=1 single_submit=False overlap_events=True use_gds=False
 """
 
+# Llama 3.1 of 8B over tp 2 x pp 2 x cp 2, with every rate; test_arguments.py reads each option of other runs.
+MEGATRON = """
+--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2 --cp-comm-type a2a
+--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --seq-length 1024
+--max-position-embeddings 1024 --attention-dropout 0.0 --hidden-dropout 0.0 --init-method-std 0.02
+--tokenizer-type NullTokenizer --vocab-size 128255 --make-vocab-size-divisible-by 64128 --micro-batch-size 2
+--global-batch-size 16 --train-iters 90 --seed 11 --clip-grad 0.8 --weight-decay 0.03 --lr 0.01 --min-lr 0.002
+--lr-decay-style WSD --lr-decay-iters 90 --lr-wsd-decay-style minus_sqrt --lr-wsd-decay-iters 7 --lr-warmup-iters 9
+--log-interval 12 --eval-interval 30 --eval-iters 3 --save /run --load /run --save-interval 15 --split 900,100,0
+--kv-channels 128 --normalization RMSNorm --norm-epsilon 1e-05 --num-query-groups 8 --position-embedding-type rope
+--rotary-base 500000 --rope-scaling-factor 8.0 --data-path /data --optimizer adam --adam-beta1 0.4 --adam-beta2 0.5
+--adam-eps 6e-07 --initial-loss-scale 65536 --loss-scale-window 1000 --hysteresis 2 --recompute-granularity full
+--recompute-method uniform --recompute-num-layers 1 --fp16 --untie-embeddings-and-output-weights --sequence-parallel
+--use-distributed-optimizer --deterministic-mode --swiglu --disable-bias-linear --group-query-attention
+--use-rope-scaling --exit-signal-handler
+"""
+# Bytes a parameter over dp 2: (engine, ZeRO stage, what else): weights, gradients, optimizer, both of the step, host.
+HELD = {
+    ("deepspeed-3d", 1, ""): (2, 4, 6, 4, 0, 0), ("deepspeed-3d", 0, "fp32"): (4, 4, 8, 4, 4, 0),
+    ("deepspeed-zero", 2, ""): (2, 2, 6, 2, 2, 0), ("deepspeed-zero", 3, ""): (1, 2, 6, 2, 0, 0),
+    ("deepspeed-zero", 1, "optimizer"): (2, 4, 0, 4, 4, 11), ("deepspeed-zero", 3, "full"): (0, 0, 0, 0, 0, 9),
+    ("fsdp", 0, ""): (2, 2, 4, 2, 2, 0), ("fsdp", 0, "full"): (0, 0, 0, 0, 0, 8),
+    ("ddp", 0, ""): (2, 6, 12, 6, 4, 0), ("ddp", 0, "sharded"): (2, 6, 8, 6, 4, 0),
+    ("megatron-lm", 0, ""): (2, 4, 12, 4, 0, 0), ("megatron-lm", 0, "sharded"): (2, 4, 6, 4, 0, 0),
+}  # fmt: skip
+
 
 def said_of(engine: EngineFacts) -> dict[str, str]:
     return {name: shown(getattr(engine, name, 1)) for name in NAMES}
@@ -131,3 +162,20 @@ def test_deepspeed_is_given_these_values() -> None:
         ".: activation_checkpoint_interval=0", ".: use_reentrant=False", ".: pipe_partitioned=False",
         ".: grad_partitioned=False",
     ]  # fmt: skip
+
+
+def test_megatron_is_given_these_words() -> None:
+    resolved = settle(
+        model=Model(preset="llama3.1-8b", seq=1024), layout={"gpus": 16, "tp": 2, "pp": 2, "cp": 2},
+        engine={"recompute": "full", "sequence_parallel": True, "sharded_optimizer": True}, data=Data(eval_fraction=0.1),
+        train=SCHEDULE | RATES | {"decay": "wsd", "decay_shape": "1-sqrt", "decay_steps": 7, "deterministic": True,
+                                  "eval_every": 30, "eval_batches": 3, "save_every": 15},
+    )  # fmt: skip
+    assert " ".join(megatron_arguments(resolved, "/run", "/data")) == " ".join(MEGATRON.split())
+
+
+def test_an_engine_holds_so_many_bytes_of_a_parameter() -> None:
+    for (name, stage, what), held in HELD.items():
+        training = Training(SMALL, dp=2, engine=name, zero_stage=stage, dtype="fp32" if what == "fp32" else "bf16",
+                            offload=what if what in OFFLOADS else "none", sharded_optimizer=what == "sharded")  # fmt: skip
+        assert astuple(engines()[name].state_bytes(training)) == held, (name, stage, what)
