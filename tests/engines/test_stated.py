@@ -1,5 +1,5 @@
-"""What each engine says of itself, and what DeepSpeed and Megatron-LM are given: every figure, switch and name as it was measured or
-read, so that one that moves by accident fails."""
+"""What each engine says of itself, and what DeepSpeed and Megatron-LM are given: every figure, switch and name as it was
+measured or read, so that one that moves by accident fails."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple
@@ -166,8 +166,9 @@ def test_deepspeed_is_given_these_values() -> None:
 
 def test_megatron_is_given_these_words() -> None:
     resolved = settle(
-        model=Model(preset="llama3.1-8b", seq=1024), layout={"gpus": 16, "tp": 2, "pp": 2, "cp": 2},
-        engine={"recompute": "full", "sequence_parallel": True, "sharded_optimizer": True}, data=Data(eval_fraction=0.1),
+        model=Model(preset="llama3.1-8b", seq=1024), data=Data(eval_fraction=0.1),
+        layout={"gpus": 16, "tp": 2, "pp": 2, "cp": 2},
+        engine={"recompute": "full", "sequence_parallel": True, "sharded_optimizer": True},
         train=SCHEDULE | RATES | {"decay": "wsd", "decay_shape": "1-sqrt", "decay_steps": 7, "deterministic": True,
                                   "eval_every": 30, "eval_batches": 3, "save_every": 15},
     )  # fmt: skip
@@ -176,6 +177,14 @@ def test_megatron_is_given_these_words() -> None:
 
 def test_an_engine_holds_so_many_bytes_of_a_parameter() -> None:
     for (name, stage, what), held in HELD.items():
-        training = Training(SMALL, dp=2, engine=name, zero_stage=stage, dtype="fp32" if what == "fp32" else "bf16",
-                            offload=what if what in OFFLOADS else "none", sharded_optimizer=what == "sharded")  # fmt: skip
+        offload, dtype = what if what in OFFLOADS else "none", "fp32" if what == "fp32" else "bf16"
+        training = Training(
+            SMALL,
+            dp=2,
+            engine=name,
+            zero_stage=stage,
+            dtype=dtype,
+            offload=offload,
+            sharded_optimizer=what == "sharded",
+        )
         assert astuple(engines()[name].state_bytes(training)) == held, (name, stage, what)
