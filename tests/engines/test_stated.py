@@ -1,5 +1,5 @@
-"""What each engine says of itself, and what DeepSpeed and Megatron-LM are given: every figure, switch and name as it was
-measured or read, so that one that moves by accident fails."""
+"""What each engine says of itself, and what DeepSpeed and Megatron-LM are given: every figure, switch and name as
+it was measured or read, so that one that moves by accident fails."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple
