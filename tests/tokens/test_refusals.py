@@ -1,7 +1,6 @@
 """What the data of a run are refused for: each line and hint to the letter."""
 
 import gzip
-import importlib
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-from hpc_gpt.core.settings.experiment import Data
 from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.trainer.tokens import megatron, run_data, sources, tokenizer
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
@@ -99,22 +97,15 @@ def mixed(made_with: str, most: float) -> Callable[[Path], Any]:
 
 
 def in_folder(act: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """What is done in the folder, with the data folder below it; `file` is a file."""
+    """What is done in the folder, with the data folder below it."""
 
     def done(folder: Path) -> Any:
-        (folder / "file").touch()
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setenv("HPC_GPT_DATA", str(folder / "data"))
             return act(folder)
 
     return done
-
-
-def found_twice(folder: Path) -> Any:
-    (folder / "beside").mkdir()
-    (folder / "beside" / "file").touch()
-    return run_data.check_beside(Data(source="tokens", path="file"), folder / "beside")
 
 
 def before(folder: Path) -> None:
@@ -145,15 +136,6 @@ def text_to(make: Callable[[Path, Path], Any], *taken: str, text: str = "text") 
         return make(folder / "in.txt", folder / "out")
 
     return act
-
-
-def without_package(act: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    def done(folder: Path) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(importlib.util, "find_spec", lambda package: None)
-            return act(folder)
-
-    return done
 
 
 # fmt: off
@@ -244,14 +226,6 @@ ROWS: dict[str, Row] = {
      "HERE/in.txt has no text to make tokens from | give a file or folder with some in it"),
     "a place that cannot be written": (blocked(lambda out: build_tokens(out.parents[1], out)),
      "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with room that you can write"),
-    "no tokenizers": (without_package(of_file(b"{}", lambda path: tokenizer.open_tokenizer(str(path)), "t.json")),
-     "tokenizer HERE/t.json needs tokenizers, which is not installed | pip install 'hpc-gpt[tokenizers]'"),
-    "no tiktoken": (without_package(lambda at: tokenizer.open_tokenizer("tiktoken:gpt2")),
-     "tokenizer tiktoken:gpt2 needs tiktoken, which is not installed | pip install 'hpc-gpt[tiktoken]'"),
-    "no zstandard": (without_package(of_file(b"", documents, "x.zst")),
-     "HERE/x.zst needs zstandard, which is not installed | pip install 'hpc-gpt[zstd]'"),
-    "no pyarrow": (without_package(of_file(b"", sources.check_text, "x.parquet")),
-     "HERE/x.parquet needs pyarrow, which is not installed | pip install 'hpc-gpt[parquet]'"),
     # streams
     "a folder without text": (listing(0),
      "HERE has no text to stream | give a folder of text, jsonl, .gz or .zst files"),
@@ -323,9 +297,6 @@ ROWS: dict[str, Row] = {
             reading("tokens", tokens_file(at, 2 * SEQ + 1), eval_fraction=0.5, train={"eval_every": 1})),
      "HERE/a.tokens has 4 tokens for evaluation (0.5 of 9), but one sample needs seq + 1 = 5 | set "
      "data.eval_fraction to 0.556 or more, or train.eval_every = 0"),
-    "a file in two places": (in_folder(found_twice),
-     "data.path file is ambiguous: HERE/beside/file, beside the file with the key, and HERE/file | remove one, or "
-     "give an absolute path: --set data.path=PATH"),
     "a file in no place": (
         in_folder(lambda at: run_data.ensure_data(reading("tokens", "a"), beside=at / "beside")),
      "no token file a | looked for in HERE/beside, HERE, HERE/data; make it: hpc-gpt data SOURCE -o FILE, or "
