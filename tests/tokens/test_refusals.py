@@ -3,7 +3,6 @@
 import gzip
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.trainer.tokens import megatron, run_data, sources, tokenizer
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
@@ -83,31 +81,6 @@ def listing(count: int, **settings: Any) -> Callable[[Path], Any]:
     return lambda at: list_shards(at, streaming(shards(count)(at), **settings))
 
 
-def mixed(made_with: str, most: float) -> Callable[[Path], Any]:
-    """What a run of 14 steps of 4 samples reads of a mixture of two files, of 9 tokens and of 90."""
-
-    def act(folder: Path) -> Any:
-        write_tokens(folder / "a", 256, "byte", [np.zeros(9, int)])
-        write_tokens(folder / "b", 256, made_with, [np.zeros(90, int)])
-        mix = {name: MixedSource(str(folder / name), weight=1.0) for name in ("a", "b")}
-        run = reading("random", "", train={"steps": 14}, max_epochs=most)
-        return run_data.ensure_data(replace(run, data=replace(run.data, source="mix", path=None, mix=mix)))
-
-    return act
-
-
-def in_folder(act: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """What is done in the folder, with the data folder below it."""
-
-    def done(folder: Path) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setenv("HPC_GPT_DATA", str(folder / "data"))
-            return act(folder)
-
-    return done
-
-
 def before(folder: Path) -> None:
     """A position of a version that went by names alone, of a folder with jsonl whose name does not say so."""
     (folder / "b.txt").write_text('{"text": "a document"}\n')
@@ -140,7 +113,6 @@ def text_to(make: Callable[[Path, Path], Any], *taken: str, text: str = "text") 
 
 # fmt: off
 ROWS: dict[str, Row] = {
-    # token files
     "no file": (lambda at: open_tokens(at / "a.tokens"),
      "no token file HERE/a.tokens | make it: hpc-gpt data SOURCE -o FILE, or mend data.path"),
     "an empty file": (of_file(b"", open_tokens), f"HERE/a.tokens is empty: 0 bytes | {REBUILD}"),
@@ -161,7 +133,6 @@ ROWS: dict[str, Row] = {
      "give a token file of another tokenizer"),
     "a token outside": (lambda at: write_tokens(at / "a", 100, "byte", [np.array([3, 100])]),
      "token 100 is outside the vocabulary of 100"),
-    # tokenizers
     "no token to begin": (lambda at: tokenizer.open_tokenizer("byte", begins=True),
      "tokenizer byte has no token that begins a text | ask for none (--begin-token, data.begin_token), or give a "
      "tokenizer.json with <|begin_of_text|> or <s> or <bos>"),
@@ -180,7 +151,6 @@ ROWS: dict[str, Row] = {
      f"char:fb8e20fc2e4c3f24: they do not belong together | {AGAIN}"),
     "a table that was changed": (char_file(tokenizer.CharTokenizer("ab").to_json().replace("ab", "ac")),
      f"HERE/a.tokens.vocab.json is not a table of characters, or was changed | {AGAIN}"),
-    # text
     "no documents": (of_file(b'{"id": 1, "body": "x"}', sources.is_jsonl, "x.json"),
      f"{NO_KEY} its first object has the keys id, body | {AS_JSONL.format('{text: .KEY}')}"),
     "a list of documents": (of_file(b'[{"id": 1, "body": "x"}]', sources.is_jsonl, "x.json"),
@@ -192,7 +162,6 @@ ROWS: dict[str, Row] = {
      'each line must look like {"text": "…"}'),
     "a gzip cut off": (of_file(gzip.compress(b"x", mtime=0)[:-1], documents, "x.txt.gz"),
      f"HERE/x.txt.gz is truncated: it ends at byte 20, within its compressed data | {SOUND}"),
-    # Megatron's pairs
     "no index": (lambda at: megatron.open_megatron(at / "p", 256),
      "cannot read HERE/p.idx: No such file or directory | data.path is the prefix that Megatron's .bin and .idx "
      "share"),
@@ -226,7 +195,6 @@ ROWS: dict[str, Row] = {
      "HERE/in.txt has no text to make tokens from | give a file or folder with some in it"),
     "a place that cannot be written": (blocked(lambda out: build_tokens(out.parents[1], out)),
      "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with room that you can write"),
-    # streams
     "a folder without text": (listing(0),
      "HERE has no text to stream | give a folder of text, jsonl, .gz or .zst files"),
     "fewer shards than ranks": (listing(1, dp=2),
@@ -297,16 +265,6 @@ ROWS: dict[str, Row] = {
             reading("tokens", tokens_file(at, 2 * SEQ + 1), eval_fraction=0.5, train={"eval_every": 1})),
      "HERE/a.tokens has 4 tokens for evaluation (0.5 of 9), but one sample needs seq + 1 = 5 | set "
      "data.eval_fraction to 0.556 or more, or train.eval_every = 0"),
-    "a file in no place": (
-        in_folder(lambda at: run_data.ensure_data(reading("tokens", "a"), beside=at / "beside")),
-     "no token file a | looked for in HERE/beside, HERE, HERE/data; make it: hpc-gpt data SOURCE -o FILE, or "
-     "mend data.path"),
-    "a mixture's files apart": (mixed("char:0123", 0),
-     "the mixture's files are of different tokenizers: a of byte, b of char:0123 | make b again with that of a: "
-     "hpc-gpt data SOURCE -o FILE --tokenizer …"),
-    "a mixture read too often": (mixed("byte", 2.5),
-     "14 steps read more of the mixture than data.max_epochs = 2.5 times: a 14 times, 112 of 8 tokens | give it a "
-     "smaller weight, more text or fewer steps; --set data.max_epochs=0 is no limit"),
 }
 # fmt: on
 
