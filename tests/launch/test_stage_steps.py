@@ -25,14 +25,15 @@ fail() { echo "fail $*"; exit 7; }; n=3 attempt=$TMPDIR staging_ms=250 PYTHONHOM
 took() { echo "$HPC_GPT_STAGING $(env | grep -c '^HPC_GPT_STAG[I]NG')"; }
 """
 BATCH = 'unpack_here; "${python[@]}" a; stage_nodes; took; leave_nodes; wait "$leaving"; ls "$TMPDIR/$HPC_GPT_STAGED"'
+BATCH += '; echo "${HPC_GPT_PYTHON##*/}"'
 STEP = "--export=ALL {}--nodes=1 --ntasks=1 --ntasks-per-node=1 --x=y "
 STAGED, LEFT = STEP.format("--kill-on-bad-exit=0 "), STEP.format("--overlap ")
 NOTE, NOT = "note: /e.tar is not what was submitted, of SHA-256 0b\n", "node /e.tar\nfail n1: no do\n"
 RUNS = "{0} {0}/bin 5a none a\n".format("HERE/hpc-gpt-0-4711/3/environment")
 ROWS = {
     "warm": ("warm", "stage_nodes; took", "node \n1.750 99.5 1\n", STAGED),
-    "unpacked": ("/e.tar", BATCH, f"node /e.tar\n{NOTE}{RUNS}node /e.tar\n3.250 99.5 1\nbatch\ndone\nenvironment\n",
-                 STAGED + LEFT),
+    "unpacked": ("/e.tar", BATCH, f"node /e.tar\n{NOTE}{RUNS}node /e.tar\n3.250 99.5 1\nbatch\ndone\n"
+                 "environment\npython\n", STAGED + LEFT),
     "not unpacked": ("/e.tar", "FAULT=no; unpack_here", NOT, ""),
     "not on a node": ("/e.tar", "export FAULT=no HPC_GPT_STAGED=a/b; stage_nodes", NOT, STAGED),
     "warm here": ("warm", "stage_environment fail; stage_environment fail; took", "node \n1.500 99.5 1\n", ""),
