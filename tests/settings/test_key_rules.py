@@ -1,0 +1,120 @@
+"""Every key of an experiment and of a cluster profile: its default, which a user relies on who leaves it out, and what
+may be done with it. `key=default`, or `key` for one that is open."""
+
+from dataclasses import MISSING, fields
+
+from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile
+from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.key_rules import KeyRules
+from hpc_gpt.core.settings.model_shape import ModelShape
+
+# Table, what a resumption may change, what it decides, its bounds and what else there is: the keys.
+KEYS = """
+model never nothing: preset
+model never nothing added: hf
+model never speed: hidden layers heads vocab seq tied vocab_multiple
+model never speed added: kv_heads head_dim ffn mlp norm norm_eps positions rope_theta rope_scaling bias qk_norm
+    nope_every
+model never schedule added: pad_token
+data never speed: source=stdlib path tokenizer=byte
+data never speed below=1: eval_fraction=0.05
+data never speed added: begin_token=False mask_documents=False end_token
+data never schedule added: mix phases=()
+data free speed least=0: workers=0
+data free speed: on_bad_shard=stop
+data free nothing least=0 added: max_epochs=4.0
+engine converted speed: name=deepspeed-3d zero_stage partition=layers tiles=1
+engine free speed: recompute=none attention=auto compile=none compile_backend=inductor sequence_parallel=False
+    offload=none offload_path offload_ratio=1.0 activation_offload=False loss_chunks=1 sharded_optimizer=False
+    prefetch=True reshard=True megatron_args=()
+engine free speed added: keep_residuals=False one_pass_loss=False fused_bias_gradients=False cp_exchange=heads
+layout converted speed: tp pp dp
+layout converted speed unhashed=(None,1): cp
+layout never speed: global_batch
+layout free speed: gpus nodes micro_batch micro_batches
+layout free nothing: allow_tp_across_nodes=False
+train never speed: dtype=bf16 optimizer=adamw
+train never speed least=0: clip=1.0
+train never speed added: matmul=none
+train never schedule: seed=1
+train never schedule of_our_loop added: init
+train never schedule least=0: warmup_steps=0 eps=1e-08
+train never schedule below=1: beta1=0.9 beta2=0.95
+train never schedule branch: decay=cosine
+train never schedule branch added: decay_shape=linear
+train never schedule least=0 branch: lr=0.0003 min_lr=0.0 weight_decay=0.1
+train never schedule least=1 branch added: decay_steps
+train free schedule least=0: eval_every=0
+train free schedule least=1: steps=1000
+train free speed: deterministic=False tf32=False optimizer_mode
+train free speed least=0: eval_batches=4
+train free nothing: save_last=True save_in_background=True until_loss matmul_rate=False
+train free nothing above=0: minutes
+train free nothing least=0: save_every=0 keep_last=0 keep_every=0 max_bad_steps=20 hang_multiple=20.0
+    hang_floor_s=300.0
+train free nothing least=1: log_every=10 max_failed_saves=3
+train free nothing of_our_loop added: save_at=() profile_steps=()
+train free nothing above=0 of_our_loop added: save_minutes
+job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
+    spare_nodes sbatch=() srun=()
+job free nothing above=0: max_gpu_hours
+job free nothing of_site: partition account qos constraint reservation nodelist exclude
+command never speed added: args=()
+command never nothing added: script
+command free speed: run= per=gpu
+command free nothing: workdir=. setup=() resume checkpoints complete stop_signal=TERM pattern snapshot=True
+command free nothing above=0: hang_s
+command free nothing added: link=() values
+notify free nothing added: command on=('ended','failed','retried')
+notify free nothing above=0 added: timeout_s=20.0
+after free nothing added: run export=False sbatch=()
+after free nothing least=0 added: every=1
+after free nothing least=1 added: most=4
+track free nothing added: tensorboard=False wandb
+plan free nothing added: like attention grad_sum dp_overlap tp_overlap fused_loss edges_as_layers states
+    whole_gradients whole_logits
+plan free nothing least=0 added: offloaded_layers
+"""
+
+PROFILE = """
+description= scheduler=slurm device fabric gpus_per_node=4 cpus_per_node gpu_flag=gres gpu_type partition account qos
+constraint reservation time mem exclusive=False chain=requeue signal_lead_s=120 retry_pause_s=30 preflight=False
+spare_nodes=0 bad_node_hours=24.0 modules=() purge_modules=True venv python stage megatron_lm container node_suffix=
+sbatch=() srun=() machine calibration
+"""
+
+SHAPE = """
+vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu norm=layernorm positions=learned
+bias=all embedding_norm=False norm_eps=1e-05 rope_theta=10000.0 rope_scaling qk_norm=False nope_every pad_token
+"""
+
+
+def shown(name: str, default: object) -> str:
+    return name if default is None else f"{name}={default}".replace(" ", "")
+
+
+def words_of(rules: KeyRules, default: object) -> list[str]:
+    bounds = [f"{bound}={number}" for bound in ("least", "above", "below")
+              if (number := getattr(rules, bound)) is not None]  # fmt: skip
+    marks = [name for name in ("of_site", "of_our_loop", "branch") if getattr(rules, name)]
+    added = ["added"] if rules.unhashed == (default,) else [shown("unhashed", rules.unhashed)] if rules.unhashed else []
+    return [rules.resume, rules.decides, *bounds, *marks, *added]
+
+
+def test_each_key_has_this_default_and_these_rules() -> None:
+    lines = [line.partition(": ") for line in KEYS.strip().replace("\n    ", " ").split("\n")]
+    stated = {f"{words}: {key}" for words, _, keys in lines for key in keys.split()}
+    found = {
+        f"{' '.join([table.name, *words_of(key.metadata['rules'], key.default)])}: {shown(key.name, key.default)}"
+        for table in fields(Experiment)
+        if table.name != "name"
+        for key in fields(table.default_factory)  # type: ignore[arg-type]
+    }
+    assert found == stated
+
+
+def test_a_profile_and_a_shape_have_these_defaults() -> None:
+    for kind, stated in ((ClusterProfile, PROFILE), (ModelShape, SHAPE)):
+        found = [shown(key.name, key.default) for key in fields(kind) if key.default is not MISSING]
+        assert found == stated.split()
+    assert OF_THE_PLANNER == ("fabric", "machine", "calibration")
