@@ -198,19 +198,19 @@ ROWS: dict[str, Row] = {
     "a folder without text": (listing(0),
      "HERE has no text to stream | give a folder of text, jsonl, .gz or .zst files"),
     "fewer shards than ranks": (listing(1, dp=2),
-     "HERE has 1 shards to train on, but dp 2 x data.workers 1 = 2 readers need one each | use dp 1 or less, or "
+     "HERE has 1 shard to train on, but dp 2 x data.workers 1 = 2 readers need one each | use dp 1 or less, or "
      "split the text into 2 files"),
     "fewer shards than readers": (listing(5, dp=2, workers=3),
      "HERE has 5 shards to train on, but dp 2 x data.workers 3 = 6 readers need one each | set data.workers = 2, "
      "or split the text into 6 files"),
     "no shard that is left": (listing(2, eval_fraction=0.9, dp=2, workers=1),
-     "HERE has 1 shards to train on (2 less 1 for evaluation), but dp 2 x data.workers 1 = 2 readers need one each"
+     "HERE has 1 shard to train on (2 less 1 for evaluation), but dp 2 x data.workers 1 = 2 readers need one each"
      " | use dp 1 or less, or split the text into 3 files"),
     "none for evaluation": (listing(4, eval_fraction=0.1, train={"eval_every": 1}),
      "HERE has 4 shards, of which data.eval_fraction = 0.1 leaves none for evaluation | set data.eval_fraction to "
      "0.25 or more, or train.eval_every = 0"),
     "no more for evaluation": (listing(1, eval_fraction=0.1, train={"eval_every": 1}),
-     "HERE has 1 shards, of which data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
+     "HERE has 1 shard, of which data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
      "or more, or set train.eval_every = 0"),
     "shards read otherwise": (before,
      "1 file of HERE, as b.txt, would be read otherwise than when the run began: content says now what is jsonl, "

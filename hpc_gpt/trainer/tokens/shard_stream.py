@@ -108,13 +108,14 @@ def check_count(path: Path, count: int, resolved: Resolved) -> int:
         nearest = training // dp
         fewer = f"set data.workers = {nearest}" if nearest else f"use dp {training} or less" if training else ""
         raise DataError(
-            f"{path} has {training} shards to train on{kept}, but dp {dp} x data.workers {readers // dp} = {readers} "
-            "readers need one each",
+            f"{path} has {counted(training, 'shard')} to train on{kept}, but dp {dp} x data.workers {readers // dp} = "
+            f"{readers} readers need one each",
             f"{fewer or 'set data.eval_fraction = 0'}, or split the text into {readers + count - training} files",
         )
     if resolved.train.eval_every and training == count:
         raise DataError(
-            f"{path} has {count} shards, of which data.eval_fraction = {fraction} leaves none for evaluation",
+            f"{path} has {counted(count, 'shard')}, of which data.eval_fraction = {fraction} leaves none for "
+            "evaluation",
             f"set data.eval_fraction to {fraction_for(1, count):.6g} or more, or train.eval_every = 0"
             if count > readers
             else f"split the text into {count + 1} files or more, or set train.eval_every = 0",
