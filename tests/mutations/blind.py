@@ -28,7 +28,7 @@ from tests.changed import files_that_reach
 from tests.mutations.copies import REPOSITORY, copy_tree
 from tests.mutations.draw import Drawn, draw
 from tests.mutations.faults import below_room
-from tests.mutations.map import Map, map_of
+from tests.mutations.map import Map, map_of, package_of
 
 # Imported once, and forked for each fault; none of them imports hpc_gpt.
 _WARM = ("torch", "torch._dynamo", "deepspeed", "hypothesis", "click", "rich.console", "jinja2", "numpy", "pytest")
@@ -75,8 +75,12 @@ def choose(fault: Drawn, known: Map | None, limit: float, tree: Path = REPOSITOR
         if (tree / _OF_ALL.partition("::")[0]).exists():
             within[_OF_ALL] = known.seconds.get(_OF_ALL, 3.0)
         return Choice(sorted({test.partition("::")[0] for test in within}), within, left)
-    files = [str(path.relative_to(tree)) for path in files_that_reach({tree / fault.file}, tree)] or ["tests"]
-    return Choice(files)
+    # What its package's tests start in a process of its own names no module.
+    own = sorted((tree / package_of(fault.file)).rglob("test_*.py")) if package_of(fault.file) else []
+    files = [
+        str(path.relative_to(tree)) for path in dict.fromkeys([*files_that_reach({tree / fault.file}, tree), *own])
+    ]
+    return Choice(sorted(files, key=lambda name: _distance(name, fault.file)) or ["tests"])
 
 
 def _distance(test: str, file: str) -> int:

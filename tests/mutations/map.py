@@ -59,7 +59,7 @@ class Map:
         if file.endswith(".py") and source is not None:
             called = lines_of_functions(source)
             if not lines <= called:
-                of_package = "" if lines.isdisjoint(lines_of_tables(source)) else _package_of(file)
+                of_package = "" if lines.isdisjoint(lines_of_tables(source)) else package_of(file)
                 lines |= called
         found = self.tests_of(file, lines)
         more = set(self.seconds) - set(found) if of_package else ()
@@ -70,7 +70,7 @@ class Map:
         return file in self.pieces or "/".join(file.split("/")[:2]) in self.pieces
 
 
-def _package_of(file: str) -> str:
+def package_of(file: str) -> str:
     """Where tests of a module's package are; empty for a module of hpc_gpt itself."""
     package, inside, _ = below_room(file).partition("/")
     return f"tests/{package}/" if inside else ""

@@ -219,7 +219,7 @@ def test_lines_of_a_map_move_with_the_program(each: list[int], data: st.DataObje
         assert "y" in {new[line - 1] for line in move.lines(replaced)}
 
 
-def test_a_piece_of_another_commit_counts_where_its_lines_are_now(tmp_path: Path, monkeypatch) -> None:
+def test_a_piece_of_another_commit_counts_at_its_lines_now(tmp_path: Path, monkeypatch) -> None:
     def git(*words: str) -> str:
         return subprocess.run(
             ["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True

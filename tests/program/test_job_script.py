@@ -213,11 +213,12 @@ def test_scripts_of_all_versions_hand_over_the_limit(tmp_path: Path, module: str
         run = write_run(prepare(Request("train.slurm", None, None, {}, script=asked)), tmp_path / "logs", {})
         add_attempt(run, [], None, job_id="7")
         end = datetime.fromtimestamp(int(time.time()) + left_s, UTC if "launcher" in module else ZoneInfo(zone))
-        shown = f"JobId=7 JobState=RUNNING Restarts=0 EndTime={end:%Y-%m-%dT%H:%M:%S} Deadline=N/A"
+        shown = f"JobId=7 JobState=RUNNING Restarts=0 RunTime=00:01:00 EndTime={end:%Y-%m-%dT%H:%M:%S} Deadline=N/A"
         line = [sys.executable, "-m", module, str(run.path), "1", "143", shown]
         subprocess.run(line, env={**own, "TZ": zone}, capture_output=True, text=True, check=True)
         ended = run.attempt(1).ended() or run.attempt(1).verdict()
         assert ("before the time limit" in (ended.get("cause") or "")) == near, (left_s, ended)
+        assert run.attempt(1).verdict()["elapsed_s"] == 60
 
 
 def test_checkpoints_may_be_named_by_a_whole_path(tmp_path: Path) -> None:

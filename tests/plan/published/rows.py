@@ -123,11 +123,12 @@ _HINT = 'a rows file is {"rows": [...]} or {"clusters": {"name": [...]}}: tests/
 def read_rows(path: Path) -> Rows:
     """The rows of a file. ConfigError if it cannot be read, or is no file of rows."""
     try:
-        return rows_of(json.loads(path.read_text(encoding="utf-8-sig")), str(path))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror or fault}", "give a file of rows that can be read") from None
     except ValueError as fault:
         raise ConfigError(f"{path}: no JSON: {str(fault)[:200]}", _HINT) from None
+    return rows_of(content, str(path))
 
 
 def rows_of(content: object, where: str) -> Rows:
