@@ -1,7 +1,4 @@
-"""What `submit --here` and `shell` say and start in a job that is there, whole: stand-ins of Slurm's clients answer.
-
-tests/slurm/test_here.py and test_inside.py do the same with a real Slurm, which is slow.
-"""
+"""What `submit --here` and `shell` say and start in a job that is there, whole: stand-ins of Slurm's clients answer."""
 
 import os
 import signal
@@ -117,7 +114,6 @@ SILENT = "rank 1 on n1 has written no heartbeat for 30 min: it may be dead"
     ("rank", "host", "cluster", "terminal", "starts", "expected"),
     [
         (0, "n1", None, False, "", f"{SRUN} --cpus-per-task=5 --chdir={{run}} --gres=gpu:2"),
-        (0, "n1", None, True, "", f"{SRUN} --cpus-per-task=5 --chdir={{run}} --gres=gpu:2 --pty"),
         (0, "n1", "far", True, "", f"{SRUN} --clusters=far --cpus-per-task=5 --chdir={{run}} --gres=gpu:2 --pty"),
         (0, "n4", None, False, "", f"{SRUN.replace('n1', 'n4')} --cpus-per-task=1 --chdir={{run}}"),
         (0, "n9", None, False, "", "ConfigError: job 7 has no node n9 any more|hpc-gpt status {id}"),

@@ -18,10 +18,8 @@ NO_ROOM = f"{NO_STEP}More processors requested than permitted"
 
 PLACES = {
     "": "node1 2 node2 2 node3 2",
-    "--nodes=1": "node1 2",
     "--nodes=1-2": "node1 2",
     "--ntasks=1": "node1 1",
-    "--ntasks=2": "node1 1 node2 1",
     "--ntasks=2 --ntasks-per-node=2": "node1 2",
     "--ntasks=5 --ntasks-per-node=4": "node1 4 node2 1",
     "--ntasks=5": "node1 2 node2 2 node3 1",
@@ -68,7 +66,6 @@ def test_a_refusal_of_a_real_slurm_ends_the_rehearsal(tmp_path: Path, monkeypatc
     monkeypatch.setattr(small_run, "elements_of", lambda _: {})  # what would start
     outcome = small_run.rehearse(prepared, small, prepared, True, None, heard.append, print)
     refusal = "sbatch refused the job: Invalid account"
-    assert outcome.stages == heard
     assert [(each.name, each.ok, each.evidence) for each in heard] == [
         ("data", True, "random tokens"), ("slurm", False, f"sbatch --test-only: {refusal}"),
     ]  # fmt: skip
