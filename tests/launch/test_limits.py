@@ -109,3 +109,8 @@ def test_files_that_a_quota_of_lustre_still_allows(tmp_path: Path, monkeypatch: 
     limit = met(tmp_path, asked())["inodes"]
     assert (limit.allowed, limit.refuses) == (10, False)
     assert limit.asked > 60
+
+
+def test_a_limit_that_is_used_up_allows_none() -> None:
+    words = "limit: jobs: 1,234 asked for, 0 allowed; wait"
+    assert [str(Limit("jobs", "jobs", 1234, allowed, "wait")) for allowed in (0, -3)] == [words] * 2

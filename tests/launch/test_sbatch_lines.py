@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.settings.experiment import ScriptFacts
 from hpc_gpt.core.slurm.executor import submit_array, submit_own, submit_to_slurm
 from tests.launch.test_shell_functions import program
 from tests.made_runs import make_run
@@ -18,6 +19,9 @@ LINES = {
              "--export=ALL {logs}/array.sh",
     "own": "--nice --requeue --open-mode=append --output={run2}/x-%j --error={run2}/x-%j {run}/job.sh {run} /py "
            "--begin=now",
+    # A later job of a script: job.sh has the options of the first one alone.
+    "later": "--clusters=far --nice=3 --requeue --open-mode=append --output={run2}/slurm-%j.out "
+             "--error={run2}/slurm-%j.out {run}/job.sh {run} /py --nice=3",
 }  # fmt: skip
 
 
@@ -34,6 +38,11 @@ def test_a_job_is_submitted_with_these_words(tmp_path: Path, monkeypatch: pytest
     elif kind == "own":
         monkeypatch.setenv("HPC_GPT_PYTHON", "/py")
         assert submit_own(run.path, "x-%j", resolved, {"": run}, ["--nice"], ["--begin=now"]) == "9"
+    elif kind == "later":
+        monkeypatch.setenv("HPC_GPT_PYTHON", "/py")
+        for _ in range(2):
+            (tmp_path / "asked").unlink(missing_ok=True)
+            assert submit_to_slurm(run, replace(resolved, script=ScriptFacts("0")), options=["--nice=3"]) == ["9"]
     else:
         assert submit_to_slurm(run, replace(resolved, cluster=replace(resolved.cluster, chain=kind))) == ["9"]
     places = {"here": Path.cwd(), "run": run.path, "run2": str(run.path).replace("%", "%%"), "logs": logs,
