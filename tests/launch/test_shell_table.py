@@ -105,3 +105,20 @@ def test_an_attempt_has_the_next_number_and_says_where_it_is(tmp_path: Path) -> 
 def test_a_waiting_link_is_cancelled_only_if_there_is_one(tmp_path: Path) -> None:
     asked = ran(tmp_path, "singleton", "cancel_waiting -; cancel_waiting 8,9")[2]
     assert asked == ["scancel --quiet --state=PENDING 8 9"]
+
+
+def test_an_attempt_ends_once_and_by_its_last_step(tmp_path: Path) -> None:
+    end = 'attempt=run/attempts; die() { echo "$1; $2"; exit 9; }; fail "no host" "set it"'
+    ended = tmp_path / "run/attempts/ended.json"
+    for lines, step in (("", 0), ('{"step": 3}\n{"step": 12, "loss": 2}\n', 12)):
+        ended.parent.mkdir(parents=True, exist_ok=True)
+        (ended.parent / "metrics.jsonl").write_text(lines)
+        assert ran(tmp_path, "none", end)[:2] == (9, ["no host; set it"])
+        noted = json.loads(ended.read_text())
+        assert noted.pop("time") > 1e9
+        assert noted == {"ended": "user_error", "cause": "no host", "step": step, "requeue": False}
+        ended.write_text("of the trainer")
+        ran(tmp_path, "none", end)
+        assert ended.read_text() == "of the trainer"
+        assert not (ended.parent / ".ended.json").exists()
+        ended.unlink()
