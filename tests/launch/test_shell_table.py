@@ -33,7 +33,7 @@ def functions(chain: str) -> str:
 
 def ran(folder: Path, chain: str, end: str, **clients: str) -> tuple[int, list[str], list[str]]:
     """(exit code, what it printed, what the clients were asked) of `end` in a job 7 on two nodes."""
-    for name in ("squeue", "sbatch", "scontrol", "scancel", "sleep", "the-python"):
+    for name in ("squeue", "sacct", "sbatch", "scontrol", "scancel", "sleep", "the-python"):
         said = clients.get(name.replace("-", "_"), "")
         program(folder, name, f'echo "${{0##*/}} $*" >>calls\n{said}')
     (folder / "run/attempts").mkdir(parents=True, exist_ok=True)
@@ -87,14 +87,17 @@ def test_the_chain_goes_on_by_one_job(tmp_path: Path, words: str, clients: dict,
 
 def test_an_attempt_has_the_next_number_and_says_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "run/attempts/1").mkdir(parents=True)
-    code, printed, _ = ran(tmp_path, "requeue", "start_attempt; echo of the ranks; trap -p TERM; [ $rc = 1 ]")
+    code, printed, _ = ran(
+        tmp_path, "requeue", "start_attempt; echo of the ranks; trap -p TERM; [ $rc = 1 ] && env | grep ^TORCH"
+    )
     assert (code, printed) == (0, [f"run folder {tmp_path}/run, attempt 2, output in attempts/2/log"])
     attempt = tmp_path / "run/attempts/2"
-    assert (attempt / "log").read_text() == "of the ranks\ntrap -- ':' SIGTERM\n"
+    dumps = f"TORCH_FR_DUMP_TEMP_FILE={attempt}/flight/rank-"
+    assert (attempt / "log").read_text() == f"of the ranks\ntrap -- ':' SIGTERM\n{dumps}\n"
     assert (attempt / "flight").is_dir()
     noted = json.loads((attempt / "attempt.json").read_text())
     assert noted.pop("started") > 1e9
-    assert noted.pop("uptime") > 0
+    assert noted.pop("uptime") == pytest.approx(float(Path("/proc/uptime").read_text().split()[0]), abs=300)
     assert noted.pop("boot") == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert noted == {"attempt": 2, "job_id": "7", "restart": 3, "node_list": "n[1-2]", "gpus": 8}
 
@@ -102,3 +105,20 @@ def test_an_attempt_has_the_next_number_and_says_where_it_is(tmp_path: Path) -> 
 def test_a_waiting_link_is_cancelled_only_if_there_is_one(tmp_path: Path) -> None:
     asked = ran(tmp_path, "singleton", "cancel_waiting -; cancel_waiting 8,9")[2]
     assert asked == ["scancel --quiet --state=PENDING 8 9"]
+
+
+def test_an_attempt_ends_once_and_by_its_last_step(tmp_path: Path) -> None:
+    end = 'attempt=run/attempts; die() { echo "$1; $2"; exit 9; }; fail "no host" "set it"'
+    ended = tmp_path / "run/attempts/ended.json"
+    for lines, step in (("", 0), ('{"step": 3}\n{"step": 12, "loss": 2}\n', 12)):
+        ended.parent.mkdir(parents=True, exist_ok=True)
+        (ended.parent / "metrics.jsonl").write_text(lines)
+        assert ran(tmp_path, "none", end)[:2] == (9, ["no host; set it"])
+        noted = json.loads(ended.read_text())
+        assert noted.pop("time") > 1e9
+        assert noted == {"ended": "user_error", "cause": "no host", "step": step, "requeue": False}
+        ended.write_text("of the trainer")
+        ran(tmp_path, "none", end)
+        assert ended.read_text() == "of the trainer"
+        assert not (ended.parent / ".ended.json").exists()
+        ended.unlink()

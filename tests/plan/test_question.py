@@ -124,6 +124,13 @@ def test_a_bubble_over_half_the_step_names_a_better_batch():
     assert before > 50 >= after
     assert (batch % 512, float(said[5]) > 1.5, said[4]) == (0, True, str(found.best.layout))
     assert larger_batch(search(replace(asked, global_batch=8192), machine)) == ""
+    # What is fixed stays so, but for the micro-batch, of which a larger batch may want another.
+    fixed = {"recompute": "full", "micro_batch": 1}
+    best = search(replace(asked, fixed=fixed), machine).best
+    said = re.fullmatch(words, larger_batch(search(replace(asked, fixed=fixed), machine)))
+    free = {"recompute": "full", **vars(best.layout)}
+    other = search(replace(asked, fixed=free, global_batch=int(said[2])), machine, keep=1).best
+    assert said[5] == f"{other.tokens_per_s / best.tokens_per_s:.1f}"
 
 
 def test_what_must_be_offloaded_on_few_gpus_need_not_be_on_more():

@@ -51,6 +51,9 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     assert launch.ended == ("done", 2, False), launch.log
     assert "note: model.safetensors: another modification time" in launch.log
     assert f"begins from the weights in {tmp_path / 'weights'}" in launch.log
+    what = "tiny: tp1-pp1-dp1 on 1 x cpu, 25,296 parameters, fp32, global batch 4 x 32 tokens, attention flash"
+    limits = "a collective may take 120 min; a hang is found after 60 min while starting, compiling or saving, then "
+    assert f"\n{what}\n{limits}after 20 steps, at least 300 s\n" in launch.log
     first = json.loads(launch.attempt.metrics.read_text().splitlines()[0])
     assert first["loss"] > 5.7, "random weights give log 256 = 5.55 within 0.02"
     assert not [one for one in verify_run(run).differences if one.check == "init"]

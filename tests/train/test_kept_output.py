@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import select
 import subprocess
 import sys
@@ -45,10 +46,12 @@ def test_of_much_that_waits_the_newest_is_kept_the_loss_said(small_disk: Path) -
         output.write(text)
     filler.unlink()
     output.write(b"room\n")
+    output.write(b"more\n")
     os.close(number)
     found = (small_disk / "log").read_bytes()
-    assert b" bytes of this log are lost: the disk was full]\n" in found
-    assert found.endswith(lines[-1] + b"room\n")
+    (note,) = re.findall(rb"\[\d+ bytes of this log are lost: the disk was full\]\n", found)
+    assert int(note[1:].split()[0]) + len(found) - len(note) == sum(map(len, lines)) + 10
+    assert found.endswith(lines[-1] + b"room\nmore\n")
     assert found.count(lines[-900]) == 1
     assert lines[900] not in found
 

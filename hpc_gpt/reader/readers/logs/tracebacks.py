@@ -82,9 +82,10 @@ class Tracebacks:
 
     def wait(self, number: int, line: str, name: str) -> None:
         """The message of an exception, the `name` with its colon, may be on the next line."""
-        label = _TIME.sub("", line[: line.find(name)]).strip()
+        before = line[: line.find(name)]
+        label = _TIME.sub("", before).strip()
         if label in self._open or len(self._open) < _MOST_OPEN:
-            self._open[label] = _Open(0, 0, name.strip(), number)
+            self._open[label] = _Open(len(before) - len(before.rstrip()), 0, name.strip(), number)
 
     def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
         """(number of its first line, text) of an exception that this line ends, None if it ends none.

@@ -1,0 +1,164 @@
+"""How the ranks start and how a job asks to be put back, in bash with stand-ins: each word, port, variable and code."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_script
+from tests.launch.test_shell_functions import program
+from tests.launch.test_shell_table import ran
+from tests.programs import ran as run
+
+# A step of one task, which is told its place; the trainer says what it got.
+SRUN = (
+    'echo "srun $*" >>asked\nwhile [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 "$@"'
+)
+TRAINER = """echo "$* | $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"; trap -p
+echo "$SLURM_JOB_NODELIST $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_TASKS_PER_NODE ${SLURM_PROCID:-}"
+"""
+COMMAND = Experiment(name="demo", engine=Engine("command"), command=Command(run="mpirun train", per="job"),
+                     layout=LayoutRequest(gpus=8))  # fmt: skip
+DEMO = load_experiment("demo", {"layout.gpus": 8, "data.source": "random"})
+ARE = "-m hpc_gpt.trainer.train | 5 8 1 {} n1 {}"
+TRAPS = ["trap -- '' SIGUSR2", "trap -- '' SIGTERM"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "variables", "said", "step"),
+    [
+        (DEMO, {}, ["8 ranks on n[1-2], rendezvous n1:10007", ARE.format(4, 10007), *TRAPS, "n[1-2] 2 8 4(x2) 5"],
+         "--ntasks=8 --ntasks-per-node=4"),
+        (DEMO, {"SLURM_JOB_ID": "40009", "MASTER_PORT": "", "HPC_GPT_MASTER_ADDR": "n1"},
+         ["8 ranks on n[1-2], rendezvous n1:10009", ARE.format(4, 10009), *TRAPS, "n[1-2] 2 8 4(x2) 5"],
+         "--ntasks=8 --ntasks-per-node=4"),
+        (replace(DEMO, layout=LayoutRequest(gpus=1), job=Job(srun=("--a=b", "--c"))), {"MASTER_PORT": "99"},
+         ["1 rank on n[1-2], rendezvous n1:99", ARE.format(1, 99), *TRAPS, "n[1-2] 2 8 4(x2) 5"],
+         "--ntasks=1 --ntasks-per-node=1 --a=b --c"),
+        (replace(DEMO, job=Job(preflight=True)), {},
+         ["8 ranks on n3,n4, rendezvous n1:10007", ARE.format(4, 10007), *TRAPS, "n[1-2] 2 8 4(x2) 5"],
+         "--ntasks=8 --ntasks-per-node=4 --nodes=2 --nodelist=n3,n4"),
+        # One task for all: its program sees the job's nodes and slots, not those of its own step.
+        (COMMAND, {}, ["8 ranks on n[1-2], rendezvous n1:10007", ARE.format(1, 10007), *TRAPS, "n[1-2] 2 2 4(x2) "],
+         "--ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 --overlap --nodes=1 --nodelist=n1 --mpi=none"),
+        (replace(COMMAND, job=Job(preflight=True)), {},
+         ["8 ranks on n3,n4, rendezvous n1:10007", ARE.format(1, 10007), *TRAPS, "n3,n4 2 8 4(x2) "],
+         "--ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 --overlap --nodes=1 --nodelist=n3 --mpi=none"),
+    ],
+)  # fmt: skip
+def test_each_rank_gets_its_place(tmp_path: Path, experiment, variables: dict, said: list[str], step: str) -> None:
+    script = render_script(resolve(experiment, load_profile("generic-slurm")))
+    start = script.index("  # Rendezvous:")
+    launch = script[start : script.index("hpc_gpt.trainer.train\n", start)] + "hpc_gpt.trainer.train\n"
+    functions = script[script.index("# === ") : script.index("# --- settings")]
+    for name, text in (("srun", SRUN), ("the-python", TRAINER), ("getent", ""), ("scontrol", "echo n1; echo n2")):
+        program(tmp_path, name, text)
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "rc": "1",
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_CPUS_PER_TASK": "3",
+        "attempt": str(tmp_path), "sound": "n3,n4", **variables,
+    }  # fmt: skip
+    end = f'python=(the-python)\nstart() {{\n{launch}}}\nstart; exit "$rc"'
+    done = run("bash", "-c", f"set -o pipefail\n{functions}\n{end}", env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == said
+    asked = (tmp_path / "asked").read_text().splitlines()[0].partition(" bash -c ")[0]
+    assert asked == f"srun --export=ALL --kill-on-bad-exit=1 {step}"
+
+
+AGAIN, PAUSE, ASKS = "scontrol requeue 7", "sleep 3", "scontrol --oneliner --local show job 7"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "printed", "asked", "refused"),
+    [
+        ("exit 0", 0, [], [AGAIN], False),
+        ("echo Job execution still pending execution; exit 1", 0, ["Job execution still pending execution"], [AGAIN],
+         False),
+        ("echo Access denied; exit 1", 1, ["Access denied"], [AGAIN], True),
+        # The controller restarts: its list is looked at, and a job that it has put back is not asked for again.
+        ("[ -e t ] && exit; touch t; echo Unable to contact; exit 1", 0, ["Unable to contact"],
+         [AGAIN, PAUSE, ASKS, AGAIN], False),
+        ("touch t; exit 1", 0, [""], [AGAIN, PAUSE, ASKS], False),
+        ("exit 1", 1, [""] * 20, [AGAIN, PAUSE, ASKS] * 20, False),
+    ],
+)  # fmt: skip
+def test_a_job_is_put_back_once(
+    tmp_path: Path, said: str, code: int, printed: list, asked: list, refused: bool
+) -> None:
+    restarts = "4" if said == "touch t; exit 1" else "3"
+    scontrol = f'case "$*" in *show*) echo "JobState=RUNNING Restarts={restarts}" ;; *) {said} ;; esac'
+    end = 'attempt=run/attempts; requeue_job; code=$?; echo "$code"; requeue_job >/dev/null; exit "$?"'
+    last, found, calls = ran(tmp_path, "requeue", end.replace("; requeue_job >/dev/null", "") if not refused else end,
+                             scontrol=scontrol)  # fmt: skip
+    assert (found, calls) == ([*printed, str(code)], asked)
+    assert (tmp_path / "run/attempts/requeue-refused").exists() is refused
+    assert last == (1 if refused else 0)  # what is refused is asked once
+
+
+# Python's answers, a line each; `-` is none.
+ANSWERS = 'read -r line <answers; sed -i 1d answers; [ "$line" = - ] || echo "hpc-gpt-next $line"'
+BEFORE = "the-python -m hpc_gpt.launcher.chain.before {run} 4 {}"
+WORDS = ("squeue --sibling --noheader --array --states=all --user={uid} -o squeue %i %T",
+         "sacct --federation -D -X -n -P -o JobID,State -j 8,9")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "said", "asked"),
+    [
+        ("go 1700 12", 0, ["goes on, 1700 12"], [BEFORE.replace("{}", "40 ")]),
+        ("go - 12", 0, ["goes on, - 12"], [BEFORE.replace("{}", "40 ")]),
+        ("other", 0, ["goes on,  "], [BEFORE.replace("{}", "40 ")]),
+        ("wait\nask 8,9\nstop 3 8,9", 3, [],
+         [BEFORE.replace("{}", "40 "), "sleep 3", BEFORE.replace("{}", "39 "), *WORDS, BEFORE.replace("{}", "38 8,9")]),
+        ("-\ngo 1 2", 0, ["hpc_gpt.launcher.chain.before gave no answer, try 1", "goes on, 1 2"],
+         [BEFORE.replace("{}", "40 ")] * 2),
+        ("-\n-", 0, [f"hpc_gpt.launcher.chain.before gave no answer, try {place}" for place in (1, 2)] + ["goes on,  "],
+         [BEFORE.replace("{}", "40 ")] * 2),
+    ],
+)  # fmt: skip
+def test_a_start_asks_python_until_it_knows(tmp_path: Path, answers: str, code: int, said: list, asked: list) -> None:
+    (tmp_path / "answers").write_text(answers + "\n")
+    end = 'n=4 python=(the-python); ask_to_start; echo "goes on, ${HPC_GPT_STOP_AT:-} ${MASTER_PORT:-}"'
+    clients = {"the_python": f"cat >>stdin\n{ANSWERS}", "squeue": "echo squeue 8 PENDING", "sacct": "echo '9|DONE'"}
+    found = ran(tmp_path, "requeue", end, **clients)
+    assert found == (code, said, [line.format(run=tmp_path / "run", uid=os.getuid()) for line in asked])
+    assert (tmp_path / "stdin").read_text() == ("squeue 8 PENDING\nsacct 9 DONE" if "ask" in answers else "")
+
+
+TRIED = ["sbatch --quiet --test-only --exclude=n3 {run}/job.sh", "sbatch --quiet --test-only {run}/job.sh"]
+TOLD = "back to the queue: scontrol requeue 7"
+LATER, WITHOUT = "scontrol update jobid=7 StartTime=now+30", "scontrol update jobid=7 ExcNodeList=n3"
+
+
+@pytest.mark.parametrize(
+    ("words", "sbatch", "shown", "said", "asked"),
+    [
+        ("0 - -", "", "JobState=RUNNING", [TOLD], [ASKS, AGAIN]),
+        ("30 - -", "", "JobState=SIGNALING", [TOLD], [ASKS, AGAIN, LATER]),
+        ("0 =n3 -", "", "JobState=RUNNING", [TOLD], [TRIED[0], ASKS, AGAIN, WITHOUT]),
+        # With too few nodes left none is left out, unless Slurm takes the job in no way.
+        ("30 =n3 -", '[[ "$*" != *exclude* ]]', "JobState=RUNNING",
+         ["warning: without n3 Slurm has too few nodes for the job, so it may get them again", TOLD],
+         [*TRIED, ASKS, AGAIN, LATER]),
+        ("0 =n3 -", "exit 1", "JobState=RUNNING", [TOLD], [*TRIED, ASKS, AGAIN, WITHOUT]),
+        ("0 - -", "", "JobState=FAILED", ["job 7 is FAILED, so the run does not continue by itself"], [ASKS]),
+        ("0 - -", "", "JobState=TIMEOUT Reason=TimeLimit", [TOLD], [ASKS, AGAIN]),
+        ("30 - -", "", "JobState=PENDING Restarts=4", [], [ASKS, LATER]),  # put back by somebody
+        ("0 - -", "", "Nothing", ["Error: Slurm does not answer, so job 7 is not continued"],
+         [*[ASKS, "sleep 3"] * 19, ASKS]),
+    ],
+)  # fmt: skip
+def test_a_run_continues_in_what_slurm_takes(
+    tmp_path: Path, words: str, sbatch: str, shown: str, said: list, asked: list
+):
+    scontrol = f'case "$*" in *show*) echo "{shown}" ;; esac'
+    end = f'attempt=run/attempts; die() {{ echo "Error: $1"; exit 1; }}; continue_run {words}'
+    code, found, calls = ran(tmp_path, "requeue", end, scontrol=scontrol, sbatch=sbatch)
+    assert (code, found) == (1 if "Nothing" in shown else 0, said)
+    assert calls == [line.format(run=tmp_path / "run") for line in asked]
