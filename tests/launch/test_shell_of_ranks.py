@@ -19,7 +19,7 @@ from tests.programs import ran as run
 SRUN = (
     'echo "srun $*" >>asked\nwhile [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 "$@"'
 )
-TRAINER = """echo "$* | $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"; trap -p
+TRAINER = """echo "$* | $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"; trap -p USR2 TERM
 echo "$SLURM_JOB_NODELIST $SLURM_JOB_NUM_NODES $SLURM_NTASKS $SLURM_TASKS_PER_NODE ${SLURM_PROCID:-}"
 """
 COMMAND = Experiment(name="demo", engine=Engine("command"), command=Command(run="mpirun train", per="job"),
