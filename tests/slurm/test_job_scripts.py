@@ -234,7 +234,7 @@ ROUGH = """\
 trap 'echo caught' TERM
 sleep 600 &
 until [ -s "$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT/beats/0.json" ]; do sleep 0.1; done
-watch=$(sed 's/.*"pid": \\([0-9]*\\).*/\\1/' "$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT/beats/0.json")
+watch=$(sed 's/.*"pid": *\\([0-9]*\\).*/\\1/' "$HPC_GPT_RUN/attempts/$HPC_GPT_ATTEMPT/beats/0.json")
 tr '\\0' ' ' <"/proc/$watch/cmdline" | grep -q "script_watch $HPC_GPT_RUN" && kill -9 "$watch"
 kill 0
 sleep 600 &

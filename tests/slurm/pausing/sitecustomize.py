@@ -4,6 +4,9 @@ PAUSE_AFTER="8 20": attempt 1 stops itself, as SIGSTOP does, after step 8, attem
 for a step and then stops the ranks may come too late on a busy machine; a rank that stops itself does not. Rank 0 does
 it, and the others wait for it. It stops when it is about to write the line of the next step.
 
+CLOCK_AHEAD="3600": the clock of the ranks is so many seconds ahead of that of their job's script, as on a node whose
+clock is wrong.
+
 A run without end takes no more than a part of a core: its rank 0 rests before each line that it writes, as whoever
 waits for it needs that core.
 """
@@ -52,4 +55,7 @@ def _is_endless():
 
 
 if sys.orig_argv[1:3] in (["-m", "hpc_gpt.trainer.train"], ["-m", "hpc_gpt.train"]):  # the latter by earlier scripts
+    _ahead_s, _time = float(os.environ.get("CLOCK_AHEAD") or 0), time.time
+    if _ahead_s:
+        time.time = lambda: _time() + _ahead_s
     _pause([int(step) for step in os.environ.get("PAUSE_AFTER", "").split()], _is_endless())
