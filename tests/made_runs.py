@@ -1,6 +1,7 @@
 """Run folders as a trainer leaves them, made without one."""
 
 import json
+import os
 import zlib
 from collections.abc import Collection
 from dataclasses import replace
@@ -145,3 +146,10 @@ NVME = {
     "layout__micro_batches": None,
     "layout__global_batch": 8,
 }
+
+
+def make_old(folder: Path) -> None:
+    """Its files are a day older."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (path.stat().st_mtime - 86_400,) * 2)

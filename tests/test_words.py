@@ -1,4 +1,4 @@
-"""A word of the program stands in a second place: where it is written, read, explained or tried.
+"""A word of the program is in a second place: where it is written, read, explained or tried.
 
 It sees a misspelt key, flag or file name, not one that is taken for another.
 """

@@ -15,7 +15,7 @@ from tests.launch.test_shell_functions import program
 from tests.launch.test_shell_table import ran
 from tests.programs import ran as run
 
-# A step of one task, which is told its place; the trainer says what it got.
+# A step of one task, which gets its place; the trainer prints what it got.
 SRUN = (
     'echo "srun $*" >>asked\nwhile [[ $1 == --* ]]; do shift; done\nSLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 "$@"'
 )

@@ -16,7 +16,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.watch import kept_rows, status
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status
 from hpc_gpt.reader.readers.runs import kept_records
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_old, make_run, metrics_line
 
 COUNT = 9
 
@@ -36,12 +36,6 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> Path:
         run.path.rename(run.path.with_name(f"20260101-000000-{number:04x}"))
     make_old(tmp_path / "logs")
     return tmp_path / "logs"
-
-
-def make_old(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from hpc_gpt.reader.readers.logs import source
 from hpc_gpt.reader.readers.logs.read_log import read_log
 from hpc_gpt.reader.readers.runs import foreign_run
 from hpc_gpt.reader.report.gather import GatheredRuns, gather_paths
+from tests.made_runs import make_old
 from tests.readers.made_logs import dump, iterations, write_log
 
 COUNT = 9
@@ -27,11 +28,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lab" / "weights.dat").write_bytes(b"\x80\x02" + bytes(range(256)))
     make_old(tmp_path / "lab")
     return tmp_path / "lab"
-
-
-def make_old(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.reader.readers.runs.own_run import read_own
 from hpc_gpt.reader.report import gather
 from hpc_gpt.reader.report.gather import GatheredRuns, gather_paths
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_old, make_run, metrics_line
 
 COUNT = 9
 
@@ -28,12 +28,6 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(run.path, run.path.with_name(f"20260101-000000-{number:04x}"))
     make_old(tmp_path / "logs")
     return tmp_path / "logs"
-
-
-def make_old(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
 
 
 @pytest.fixture
