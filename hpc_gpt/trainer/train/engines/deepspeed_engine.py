@@ -38,6 +38,7 @@ from hpc_gpt.trainer.train.checkpoints.universal import (
     put_pieces,
 )
 from hpc_gpt.trainer.train.engines import private_parts
+from hpc_gpt.trainer.train.engines.build_lock import use_build_lock
 from hpc_gpt.trainer.train.engines.deepspeed_setup import (
     TAG,
     average_nothing,
@@ -64,6 +65,8 @@ class DeepspeedEngine(TrainingEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         self._deepspeed = import_deepspeed(device)
+        if resolved.engine.offload != "none":
+            use_build_lock()
         private_parts.require(private_parts.CHECKPOINTS)
         with quiet():
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)

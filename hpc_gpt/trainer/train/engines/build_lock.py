@@ -1,0 +1,69 @@
+"""The lock under which a node builds a kernel of DeepSpeed: one that does not outlive its process.
+
+torch's own is a file that its maker removes. A job that is killed while it builds leaves the file, and every later run
+of that user waits for it without end (pytorch/pytorch issue 189245).
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from torch.utils import cpp_extension
+
+# How old a lock of torch's must be to count as left behind: some times what a build takes on a loaded node.
+LEFT_BEHIND_S = 1800.0
+
+
+class BuildLock:
+    """Stands in for `torch.utils.file_baton.FileBaton` and keeps out its holders, too.
+
+    Its file holds a word and is locked by `flock`, which ends with the process. Where a file system has no `flock`, the
+    file is as empty as torch's, of which the age alone shows that it was left behind.
+    """
+
+    def __init__(self, lock_file_path: str, wait_seconds: float = 0.1, warn_after_seconds: float | None = None) -> None:
+        self._path, self._wait_s = Path(lock_file_path), wait_seconds
+        self._file = -1
+
+    def try_acquire(self) -> bool:
+        """Waits for the lock and takes it. So a build that failed elsewhere is tried again, not loaded."""
+        while True:
+            try:
+                self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+                break
+            except FileExistsError:
+                self._remove_left_behind()
+                time.sleep(self._wait_s)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._file, b"locked by flock\n")
+        return True
+
+    def wait(self) -> None:
+        """Nothing to wait for: `try_acquire` waits."""
+
+    def release(self) -> None:
+        """Removes the file while it is locked."""
+        self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def _remove_left_behind(self) -> None:
+        """Only who holds a file's `flock` removes it, and only if the file still has its name."""
+        with contextlib.suppress(OSError), open(self._path, "r+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            except OSError:
+                pass  # no flock here
+            status = os.fstat(file.fileno())
+            if status.st_nlink and (file.read(1) or time.time() - status.st_mtime > LEFT_BEHIND_S):
+                self._path.unlink()
+
+
+def use_build_lock() -> None:
+    """Makes torch build under a `BuildLock`; a later torch that has a lock of its own keeps that."""
+    if hasattr(cpp_extension, "FileBaton"):
+        cpp_extension.FileBaton = BuildLock
