@@ -32,7 +32,7 @@ def states(launcher: Launcher, *names: str) -> dict[str, str]:
 
 @pytest.mark.long
 @storied
-def test_rows_alike_are_one_array_and_each_ends_by_itself(teller: Teller) -> None:
+def test_equal_directives_are_one_array_and_status_is_one_line(teller: Teller) -> None:
     """A run fails, one is requeued, one is cancelled, and no other notices; then Ctrl-C stops what is left."""
     launcher = teller.launcher
     base = launcher.experiment.read_text().replace('name = "tiny"', 'name = "table"')
