@@ -229,22 +229,15 @@ def test_a_program_that_is_stopped_is_the_one_that_hangs(submit):
     wait_until(lambda: start_time(program) is None)
 
 
-def test_what_cannot_run_is_refused_before_a_folder_is_made(checkout, tmp_path):
-    def submit(*arguments: str, MEGATRON_LM: str = str(checkout)) -> Done:
-        return in_process("submit", *SMALL, *arguments, environment={"MEGATRON_LM": MEGATRON_LM})
-
-    nowhere = submit(MEGATRON_LM="")
-    assert nowhere.code == 2
-    message, hint = error_of(nowhere)
+def test_what_cannot_run_is_refused_before_a_folder_is_made():
+    # What else is refused of a checkout: test_arguments.py.
+    refused, dry = (
+        in_process("submit", *SMALL, *more, environment={"MEGATRON_LM": ""}) for more in ((), ("--dry-run",))
+    )
+    assert (refused.code, dry.stderr) == (2, refused.stderr)
+    message, hint = error_of(refused)
     assert "neither MEGATRON_LM nor profile local names one" in message
-    assert submit("--dry-run", MEGATRON_LM="").stderr == nowhere.stderr
     assert 'megatron_lm = "/path/to/Megatron-LM" in the cluster profile' in hint
-    none = submit(MEGATRON_LM=str(tmp_path))
-    assert error_of(none)[0] == f"{tmp_path} is no Megatron-LM checkout: there is no pretrain_gpt.py in it"
-    old = submit(MEGATRON_LM=str(make_checkout(tmp_path / "old", without=("lr-decay-style",))))
-    assert "does not know --lr-decay-style; it has --lr-wsd-decay-style and --lr-decay-iters" in error_of(old)[0]
-    streamed = submit("--set", "data.source=stream", "--set", "data.path=text.jsonl")
-    assert "Megatron-LM reads only its own token files" in error_of(streamed)[0]
     assert not list(Path(os.environ["HPC_GPT_LOGS"]).glob("*/*"))
 
 
