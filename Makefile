@@ -57,7 +57,7 @@ mutations: .venv/.ready-test packages
 
 torture: .venv/.ready-test packages
 	@$(BIN)/python -m tests.torture --faults $(FAULTS) --seed $(SEED) --at-once $(AT_ONCE) \
-		$(if $(ONLY),--only $(ONLY)) $(if $(KINDS),--kinds $(KINDS)) $(if $(RANKS),--ranks $(RANKS))
+		$(if $(ONLY),--only $(ONLY)) $(if $(RANKS),--ranks $(RANKS))
 
 lint: .venv/.ready-test
 	@$(BIN)/ruff check .

@@ -66,14 +66,6 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def tree_of(pid: int) -> list[int]:
-    """The process and all its descendants."""
-    tree = [pid]
-    for parent in tree:
-        tree += children_of(parent)
-    return tree
-
-
 def send(pid: int, number: signal.Signals) -> None:
     """The signal, to a process that may be gone by now."""
     with contextlib.suppress(ProcessLookupError):

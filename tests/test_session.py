@@ -20,18 +20,8 @@ ONE_PROCESS, TWO_WORKERS = pytest.param((), id="one process"), pytest.param(WORK
 def run_session(folder: Path, source: str, ci: str, *options: str, which: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(source)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    shared: real files\n    long: long\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tests.session",
-        "-p",
-        "no:cacheprovider",
-        *options,
-        str(folder),
-    ]
+    words = ["-m", "pytest", "-q", "-p", "tests.session", "-p", "no:cacheprovider"]
+    command = [sys.executable, *words, *options, str(folder)]
     environment = {**os.environ, "CI": ci, "ALL_TESTS": which, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 

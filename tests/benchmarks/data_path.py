@@ -1,4 +1,4 @@
-"""How fast one rank gets its data, in multiples of gpt2's speed: `python tests/benchmarks/data_path.py [SECONDS]`.
+"""How fast one rank gets its data, in multiples of gpt2's speed: `python tests/benchmarks/data_path.py`.
 
 The standard library's text, T 1024. Memory-mapped: micro-batches of 16 and 32 from a token file of bytes and from one
 of GPT-2's vocabulary. Streamed by two workers: bytes, and a byte-level BPE of GPT-2's size, made here from a part of
@@ -10,7 +10,6 @@ programs on the machine make less, and who limits.
 """
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -48,7 +47,7 @@ def settings(micro_batch: int, data: Data) -> Resolved:
     )
 
 
-def measure(name: str, kind: str, resolved: Resolved, seconds: float) -> None:
+def measure(name: str, kind: str, resolved: Resolved) -> None:
     ensure_data(resolved)
     stream = open_stream(open_samples(resolved), resolved, 0, torch.device("cpu"))
     for step in range(2):
@@ -56,7 +55,7 @@ def measure(name: str, kind: str, resolved: Resolved, seconds: float) -> None:
     workers = [reader.pid for reader in _readers(stream)]
     cpus: list[Callable[[], float]] = [time.process_time, *(lambda pid=pid: _cpu_s(pid) for pid in workers)]  # type: ignore[misc]
     before, began, tokens, step = [cpu() for cpu in cpus], time.perf_counter(), 0, 1
-    while time.perf_counter() < began + seconds:
+    while time.perf_counter() < began + SECONDS:
         step += 1
         tokens += sum(batch.numel() for batch, _ in stream.step(step))
     took = time.perf_counter() - began
@@ -105,14 +104,14 @@ def gpt2_like_tokenizer(folder: Path) -> Path | None:
     return path
 
 
-def main(seconds: float = SECONDS) -> None:
+def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         made = str(gpt2_like_tokens(Path(folder)))
         for micro_batch in (16, 32):
-            measure(f"bytes, micro-batch {micro_batch}", "mapped", settings(micro_batch, Data()), seconds)
+            measure(f"bytes, micro-batch {micro_batch}", "mapped", settings(micro_batch, Data()))
             file = Data(source="tokens", path=made)
-            measure(f"GPT-2's vocabulary, micro-batch {micro_batch}", "mapped", settings(micro_batch, file), seconds)
+            measure(f"GPT-2's vocabulary, micro-batch {micro_batch}", "mapped", settings(micro_batch, file))
         tokenizers = {"bytes": "byte"}
         if own := gpt2_like_tokenizer(Path(folder)):
             tokenizers["byte-level BPE"] = str(own)
@@ -120,8 +119,8 @@ def main(seconds: float = SECONDS) -> None:
             print("streamed, BPE: not measured, the package tokenizers is missing")
         for name, tokenizer in tokenizers.items():
             data = Data(source="stream", path="stdlib", workers=WORKERS, tokenizer=tokenizer)
-            measure(f"{name}, {WORKERS} workers", "streamed", settings(16, data), seconds)
+            measure(f"{name}, {WORKERS} workers", "streamed", settings(16, data))
 
 
 if __name__ == "__main__":
-    main(*map(float, sys.argv[1:]))
+    main()

@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +51,6 @@ def calls_of(folder: Path, engine: str, ranks: int, saves: int) -> tuple[list[li
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", default="ddp")
-    parser.add_argument("--calls", action="store_true", help="print the calls of the last rank of 8")
     asked = parser.parse_args()
     floor_s = Train().hang_floor_s
     print(f"{asked.engine}: calls of rank 0, of a node's first rank and of another")
@@ -67,9 +65,6 @@ def main() -> None:
         again = [float(len(resumed[rank])) for rank in each]
         for what, found in (("start", starts), ("a save", saves), ("resume", again)):
             print(f"{ranks:3} ranks  {what:7}" + "".join(f"{calls:8.1f}" for calls in found), flush=True)
-        if asked.calls and ranks == 8:
-            for call, count in Counter(resumed[-1]).items():
-                print(f"  {count} x {call.replace(name, '')}")
     for what, (first, of_node, other) in (("start", starts), ("a save", saves), ("resume", again)):
         total = first + (NODES - 1) * of_node + NODES * (A_NODE - 1) * other
         print(f"{NODES * A_NODE:,} ranks, {what}: {total:,.0f} calls")

@@ -1,17 +1,13 @@
-"""What DeepSpeed's engines cost over our bare loop on one CPU: `python tests/benchmarks/engines.py [ROUNDS [ENGINE…]]`.
+"""What DeepSpeed's engines cost over our bare loop on one CPU: `python tests/benchmarks/engines.py`.
 
 One rank, one thread, a GPT of 5M parameters in fp32, a step of some tenths of a second. The engines are built in one
 process and take turns, a step each, in an order that moves on by one every round: what else the machine does falls on
 all of them. A step's time is the CPU's that the process has used, all its threads together: nothing of it waits, and
 what other processes take is not in it. Beside each engine: its ratio to ddp, which on one rank is the bare model, taken
-within each round, and the median and the quartiles of these. An engine is given as NAME or NAME:STAGE.
-
-Profile one with `--profile`: the functions of ours and of DeepSpeed's that a step spends its time in.
+within each round, and the median and the quartiles of these.
 """
 
-import cProfile
 import os
-import pstats
 import statistics
 import sys
 import time
@@ -55,52 +51,33 @@ class Rank:
         return self.engine.train_step(iter(self.batches))
 
 
-def measure(names: list[str], rounds: int) -> None:
-    ranks = {name: Rank(name) for name in names}
+def measure() -> None:
+    ranks = {name: Rank(name) for name in ENGINES}
     for rank in ranks.values():
         for _ in range(3):
             rank.step()
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    for turn in range(ROUNDS):
+        first = turn % len(ENGINES)
+        for name in ENGINES[first:] + ENGINES[:first]:
             began = time.process_time()
             ranks[name].step()
             ranks[name].seconds.append(time.process_time() - began)
     bare = ranks[BARE].seconds
-    print(f"{rounds} rounds; the median step of {BARE} took {statistics.median(bare):.3f} s of CPU")
+    print(f"{ROUNDS} rounds; the median step of {BARE} took {statistics.median(bare):.3f} s of CPU")
     for name, rank in ranks.items():
         ratios = sorted(own / other for own, other in zip(rank.seconds, bare, strict=True))
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(f"{name:20} {statistics.median(ratios):5.3f} x {BARE} (quartiles {low:.3f} to {high:.3f})")
 
 
-def profile(names: list[str], rounds: int) -> None:
-    for name in names:
-        rank = Rank(name)
-        for _ in range(3):
-            rank.step()
-        watch = cProfile.Profile()
-        watch.enable()
-        for _ in range(rounds):
-            rank.step()
-        watch.disable()
-        print(f"{name}, {rounds} steps")
-        pstats.Stats(watch).sort_stats("tottime").print_stats(25)
-
-
-def main(words: list[str]) -> None:
+def main() -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.set_num_threads(1)
-    measures = profile if "--profile" in words else measure
-    numbers = [int(word) for word in words if word.isdigit()]
-    names = [word for word in words if word.partition(":")[0] in {name.partition(":")[0] for name in ENGINES}]
-    if measures is measure and names and BARE not in names:
-        names.insert(0, BARE)
-    measures(names or list(ENGINES), numbers[0] if numbers else ROUNDS)
+    measure()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
     sys.stdout.flush()
     os._exit(0)

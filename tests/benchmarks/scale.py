@@ -280,13 +280,6 @@ def _report_of_many(folder: Path, count: int) -> int:
     return sum(path.stat().st_size for path in (folder / "cache").rglob("*.kept"))
 
 
-def many_again(folder: Path, count: int) -> Callable[[], int]:
-    """report of them again."""
-    work = many_runs(folder, count)
-    work()
-    return work
-
-
 _MEGATRON_HEAD = (
     "using world size: 64, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-model-parallel size: 2 \n"
     "using torch.bfloat16 for parameters ...\n"
@@ -324,13 +317,6 @@ def many_logs(folder: Path, count: int) -> Callable[[], int]:
     return partial(_report_of_many, folder, count)
 
 
-def many_logs_again(folder: Path, count: int) -> Callable[[], int]:
-    """report of them again."""
-    work = many_logs(folder, count)
-    work()
-    return work
-
-
 def many_states(folder: Path, count: int) -> Callable[[], int]:
     """status --all of them."""
     from hpc_gpt.launcher.watch.status import read_status
@@ -343,13 +329,6 @@ def many_states(folder: Path, count: int) -> Callable[[], int]:
         assert {row.state for row in rows} == {"error"}
         return len(rows)
 
-    return work
-
-
-def many_states_again(folder: Path, count: int) -> Callable[[], int]:
-    """status --all of them again."""
-    work = many_states(folder, count)
-    work()
     return work
 
 
@@ -504,6 +483,17 @@ def watch_of_a_hang(folder: Path, ranks: int) -> Callable[[], int]:
     return work
 
 
+def again(prepare: Callable[[Path, int], Callable[[], int]]) -> Callable[[Path, int], Callable[[], int]]:
+    """The same work for a second time, with what the first one has kept."""
+
+    def prepared(folder: Path, size: int) -> Callable[[], int]:
+        work = prepare(folder, size)
+        work()
+        return work
+
+    return prepared
+
+
 CASES = {
     "plan": Case("GPUs", 32_768, plan),
     "watch": Case("ranks", 1024, watch_of_a_hang),
@@ -519,11 +509,11 @@ CASES = {
     "report again": Case("steps", 8_000, second_report),
     "why": Case("steps", 4_000, why),
     "report of many": Case("runs", 12, many_runs),
-    "many again": Case("runs", 100, many_again),
+    "many again": Case("runs", 100, again(many_runs)),
     "logs of many": Case("logs", 12, many_logs),
-    "logs again": Case("logs", 100, many_logs_again),
+    "logs again": Case("logs", 100, again(many_logs)),
     "status of many": Case("runs", 40, many_states),
-    "status again": Case("runs", 100, many_states_again),
+    "status again": Case("runs", 100, again(many_states)),
     "last step": Case("sources", 250, last_step),
 }
 

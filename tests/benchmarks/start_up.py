@@ -5,15 +5,14 @@ is tests/test_start_up.py: which modules these commands load. `status` is asked 
 """
 
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks.sweep import timed
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 ROUNDS = 7
@@ -29,14 +28,6 @@ COMMANDS = (
 RUNS = 200
 
 
-def cpu_seconds(words: tuple[str, ...]) -> float:
-    """User and system seconds of one run of `python WORDS`, its children included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True, env=os.environ)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def main() -> None:
     print(f"CPU seconds, median of {ROUNDS} runs (lowest), after one that fills the caches")
     with tempfile.TemporaryDirectory() as logs:
@@ -50,8 +41,8 @@ def measure() -> None:
     """Print the figures of every command."""
     empty = 0.0
     for words, allowed in COMMANDS:
-        cpu_seconds(words)
-        runs = [cpu_seconds(words) for _ in range(ROUNDS)]
+        timed(words, os.environ, Path())
+        runs = [timed(words, os.environ, Path())[1] for _ in range(ROUNDS)]
         middle = statistics.median(runs)
         empty = empty or middle
         name = " ".join(words).replace("-m hpc_gpt", "hpc-gpt") if words[0] == "-m" else "python -c pass"

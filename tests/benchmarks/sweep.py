@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BASE = """name = "many"
@@ -48,11 +48,10 @@ def make_stand_ins(folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-def timed(words: list[str], environment: Mapping[str, str], folder: Path) -> tuple[float, float]:
-    """(wall seconds, CPU seconds) of one command."""
+def timed(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> tuple[float, float]:
+    """(wall seconds, CPU seconds) of `python WORDS`, its children included."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    command = [sys.executable, "-m", "hpc_gpt", *words]
-    subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, *words], env=environment, cwd=folder, check=True, capture_output=True)
     wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -66,7 +65,7 @@ def measure(runs: int, environment: Mapping[str, str], folder: Path, options: tu
         f"status of {runs} runs, one line": ["status"],
         f"status --open of {runs} runs": ["status", "--open", "--all"],
     }.items():
-        wall, cpu = timed(words, environment, folder)
+        wall, cpu = timed(["-m", "hpc_gpt", *words], environment, folder)
         lines.append(f"{name:34} {wall:6.2f} s wall  {cpu:6.2f} s CPU")
     return lines
 

@@ -58,13 +58,8 @@ def test_a_killed_loop_goes_on_from_its_checkpoint_as_unbroken(tmp_path: Path) -
     assert losses(run) == {step: loss_of_loop(step) for step in range(1, 31)}
     assert run.attempt(2).trainer()["resumed_step"] in (10, 20)
     record = read_run(run)
-    assert (record.engine, record.gpus, record.tp, record.global_batch, record.params) == (
-        "command",
-        2,
-        None,
-        None,
-        None,
-    )
+    assert (record.engine, record.gpus) == ("command", 2)
+    assert (record.tp, record.global_batch, record.params) == (None, None, None)
     assert 0.04 < record.step_s < 5
     assert (record.loss_first, record.loss_last) == (4.0, loss_of_loop(30))
     wait_until(lambda: told.read_text().count("\n") == 4)

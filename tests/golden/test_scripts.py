@@ -258,6 +258,13 @@ def test_shellcheck_finds_nothing_around_a_script_of_ones_own(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+def test_each_script_of_ranks_has_one_step_of_theirs():
+    ranks = re.compile(r"^  run_ranks srun .*?-m hpc_gpt\.trainer\.train$", re.MULTILINE | re.DOTALL)
+    without = {name for name in SCRIPTS if name.startswith(("array", "job-script")) or name.endswith("local")}
+    without |= {"stage-warm"}  # of this machine
+    assert {name for name in SCRIPTS if len(ranks.findall(SCRIPTS[name]())) != 1} == without
+
+
 def test_every_shipped_profile_has_a_golden_script():
     folder = Path(__file__).with_suffix("")
     assert {path.stem for path in folder.glob("48b-*.diff")} == {f"48b-{name}" for name in list_profiles()} - {

@@ -257,6 +257,10 @@ def test_an_unknown_argument_is_named_with_what_comes_close(tmp_path):
     ]
     with pytest.raises(ConfigError, match="does not know --lr-wsd-decay-iters"):
         ENGINE.check_program(settle(train={"decay": "wsd"}), {"MEGATRON_LM": str(old)})
+    with pytest.raises(ConfigError, match="does not know --no-such-option-anywhere"):
+        ENGINE.check_program(
+            settle(engine={"megatron_args": ("--no-such-option-anywhere",)}), {"MEGATRON_LM": str(old)}
+        )
 
 
 def test_which_checkout_is_meant_and_that_it_is_one(tmp_path, checkout):
@@ -310,10 +314,3 @@ def test_further_words_stand_behind_ours_and_never_against_them():
         assert "help keys" in refusal.value.hint
     with pytest.raises(ConfigError, match=r"engine\.megatron_args is .*, which engine ddp does not have"):
         settle(engine={"name": "ddp", "megatron_args": ("--foo",)}, layout={"tp": 1})
-
-
-def test_a_checkout_is_asked_for_further_words_too(tmp_path):
-    checkout = make_checkout(tmp_path / "megatron")
-    resolved = settle(engine={"megatron_args": ("--no-such-option-anywhere",)})
-    with pytest.raises(ConfigError, match="does not know --no-such-option-anywhere"):
-        ENGINE.check_program(resolved, {"MEGATRON_LM": str(checkout)})

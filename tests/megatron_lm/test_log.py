@@ -113,6 +113,8 @@ def test_that_it_trains_is_seen_in_its_words(log):
 
 LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:2"
 FULL = "OSError: [Errno 122] Disk quota exceeded: 'a'"
+HOST = "RuntimeError: [enforce fail] . DefaultCPUAllocator: not enough memory"
+NAN = "RuntimeError: found NaN in local forward loss calculation"
 MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
 TIMEOUT = "DistBackendError: NCCL communicator: Watchdog timeout"
 
@@ -124,6 +126,8 @@ TIMEOUT = "DistBackendError: NCCL communicator: Watchdog timeout"
         (f"torch.distributed.{TIMEOUT}", 1, ("collective_timeout", TIMEOUT, False)),
         (f"3: {LOST}", 1, ("error", LOST, True)),
         (FULL, 1, ("disk_full", FULL, False)),
+        (HOST, 1, ("host_memory", HOST, False)),
+        (NAN, 1, ("nan", NAN, False)),
         ("AssertionError", 1, ("error", "AssertionError", False)),
         (
             "pretrain_gpt.py: error: unrecognized arguments: --x",

@@ -16,8 +16,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hpc_gpt.core.process import descendants
 from tests import ALL_TESTS
-from tests.processes import all_pids, environment_of, name_of, send, state_of, tree_of
+from tests.processes import all_pids, environment_of, name_of, send, state_of
 from tests.slurm.daemons import (
     DaemonError,
     end_processes_of,
@@ -59,7 +60,6 @@ class ClusterSpec:
     nodes: tuple[Nodes, ...]
     partitions: tuple[str, ...]
     accounting: bool = True
-    enforce: bool = False
     qos: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ("research",)
     min_job_age_s: int = 3600
@@ -191,7 +191,7 @@ class Cluster:
     def _cut_power(self, name: str) -> list[int]:
         """Gives the pids of the frozen ranks."""
         steps = [pid for pid in all_pids() if name_of(pid) == "slurmstepd" and self._node_of(pid) == name]
-        ranks = [child for step in steps for child in tree_of(step)[1:]]
+        ranks = [child for step in steps for child in descendants(step)]
         slurmd = self.slurmds.pop(name)
         slurmd.kill()
         slurmd.wait()
@@ -236,7 +236,7 @@ class Cluster:
 
     def _node_of(self, pid: int) -> str | None:
         """The virtual node a slurmstepd serves: the slurmd that started it left its name in the environment."""
-        names = (environment_of(child).get("SLURMD_NODENAME") for child in tree_of(pid))
+        names = (environment_of(child).get("SLURMD_NODENAME") for child in (pid, *descendants(pid)))
         return next(filter(None, names), None)
 
     def _write_conf(self, dbd_port: int | None) -> None:
@@ -289,8 +289,6 @@ class Cluster:
                 f"AccountingStoragePort={dbd_port}",
                 f"AccountingStoragePass={self.services.munge_socket}",
             ]
-        if self.spec.enforce:
-            lines.append("AccountingStorageEnforce=associations,qos")
         if not self.spec.powered:
             # PrivateData=cloud makes sinfo list nodes that are off.
             lines += [

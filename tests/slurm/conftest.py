@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,58 +51,35 @@ def running(spec: ClusterSpec, services: Services) -> Iterator[Cluster]:
         cluster.stop()
 
 
-@pytest.fixture(scope="session")
-def small(services: Services) -> Iterator[Cluster]:
-    """Runs jobs: 12 nodes of 4 pretend GPUs, accounting, preemption."""
-    yield from running(SMALL, services)
+def cluster_of(spec: ClusterSpec) -> Any:
+    @pytest.fixture(scope="session")
+    def cluster(services: Services) -> Iterator[Cluster]:
+        yield from running(spec, services)
+
+    return cluster
 
 
-@pytest.fixture(scope="session")
-def bare(services: Services) -> Iterator[Cluster]:
-    """Runs jobs without accounting, and forgets them 2 s after their end."""
-    yield from running(BARE, services)
+def launcher_on(name: str) -> Any:
+    """hpc-gpt on the cluster of that fixture."""
+
+    @pytest.fixture(scope="session")
+    def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+        return Launcher(request.getfixturevalue(name), tmp_path_factory.mktemp(name))
+
+    return launcher
 
 
-@pytest.fixture(scope="session")
-def ledger(services: Services) -> Iterator[Cluster]:
-    """As `bare`, but with accounting: sacct remembers what squeue forgets."""
-    yield from running(LEDGER, services)
-
-
-@pytest.fixture(scope="session")
-def narrow(services: Services) -> Iterator[Cluster]:
-    """Arrays of 4 elements at most, 40 jobs in all, and what sacctmgr limits is enforced."""
-    yield from running(NARROW, services)
+small, launcher = cluster_of(SMALL), launcher_on("small")  # 12 nodes of 4 pretend GPUs, accounting, preemption
+bare, bare_launcher = cluster_of(BARE), launcher_on("bare")  # no accounting, and jobs are forgotten 2 s after their end
+ledger, ledger_launcher = cluster_of(LEDGER), launcher_on("ledger")  # as `bare`, but sacct remembers
+# Arrays of 4 elements at most, 40 jobs in all, and what sacctmgr limits is enforced.
+narrow, narrow_launcher = cluster_of(NARROW), launcher_on("narrow")
 
 
 @pytest.fixture(scope="session")
 def checks(services: Services) -> Iterator[Cluster]:
     """Answers `sbatch --test-only`: 64 nodes and more, with all that the shipped profiles ask for."""
     yield from running(checks_spec(), services)
-
-
-@pytest.fixture(scope="session")
-def launcher(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    """hpc-gpt on the small cluster."""
-    return Launcher(small, tmp_path_factory.mktemp("small"))
-
-
-@pytest.fixture(scope="session")
-def bare_launcher(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    """hpc-gpt on the cluster without accounting."""
-    return Launcher(bare, tmp_path_factory.mktemp("bare"))
-
-
-@pytest.fixture(scope="session")
-def ledger_launcher(ledger: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    """hpc-gpt on the cluster that forgets soon, but has accounting."""
-    return Launcher(ledger, tmp_path_factory.mktemp("ledger"))
-
-
-@pytest.fixture(scope="session")
-def narrow_launcher(narrow: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    """hpc-gpt on the cluster with small limits."""
-    return Launcher(narrow, tmp_path_factory.mktemp("narrow"))
 
 
 @pytest.fixture(scope="session")

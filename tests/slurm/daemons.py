@@ -6,7 +6,6 @@ detach themselves from slurmd; they are found by the SLURM_CONF in their environ
 """
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import random
@@ -19,12 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import die_with_parent, start_time
 from tests.processes import all_pids, command_of, environment_of, name_of, send
 
 PREFIX = "hpc-gpt-slurm-"
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DaemonError(RuntimeError):
@@ -82,10 +79,6 @@ def end_processes_of(folder: Path, timeout_s: float = 60.0) -> None:
 
 def start_daemon(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a daemon that stays in the foreground; Ctrl-C does not reach it, its owner's death does."""
-
-    def die_with_owner() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -94,7 +87,7 @@ def start_daemon(command: Sequence[str], log: Path, environment: Mapping[str, st
             stderr=output,
             env=dict(environment),
             start_new_session=True,
-            preexec_fn=die_with_owner,
+            preexec_fn=die_with_parent,
         )
 
 

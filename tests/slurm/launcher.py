@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, job_ids
 from tests.processes import children_of, command_of, name_of, pause, send, started_with, state_of
 from tests.slurm.cluster import Cluster
 
@@ -115,13 +116,6 @@ class Launcher:
         assert len(folders) == 1, folders
         return Job(self.cluster, RunFolder(folders[0]), found[2], noted)
 
-    def sbatch(self, script: Path, *options: str, cwd: Path | None = None, **more: str) -> str:
-        """The id of the job that plain sbatch makes of a script."""
-        environment = {**self.environment, "HPC_GPT_PYTHON": sys.executable, **more}
-        line = ["sbatch", "--parsable", *options, str(script)]
-        done = subprocess.run(line, env=environment, cwd=cwd or self.folder, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
     def profile(self, name: str, top: str = "", site: str = PROFILE) -> str:
         """Writes a profile of its own name, and gives the name."""
         (self.folder / "config" / "clusters" / f"{name}.toml").write_text(top + site)
@@ -154,11 +148,6 @@ class Launcher:
             found = re.search(until, line)
             assert found or line, said
         return process, said, found
-
-    def submit_and_wait(self, *arguments: str) -> tuple[subprocess.Popen[str], Job]:
-        waiting, _, found = self.start("submit", "--wait", *arguments, until=r"submitted (\S+) as job (\d+)")
-        (folder,) = self.logs.glob(f"*/{found[1]}")
-        return waiting, Job(self.cluster, RunFolder(folder), found[2])
 
     def commands(self) -> list[int]:
         """Pids of the commands on this cluster that this process has started and that still run."""
@@ -239,9 +228,7 @@ class Job:
 
     def metrics(self, attempt: int) -> dict[int, float]:
         """Step -> loss of one attempt."""
-        path = self.run.attempt(attempt).metrics
-        lines = path.read_text(errors="replace").split("\n") if path.exists() else []
-        return {line["step"]: line["loss"] for line in map(json.loads, filter(_is_whole, lines))}
+        return {line["step"]: line["loss"] for line in read_json_lines(self.run.attempt(attempt).metrics)}
 
     def ranks(self) -> list[int]:
         """Pids of the run's ranks on this machine, whichever of its jobs they belong to."""
@@ -255,10 +242,6 @@ class Job:
         nodes = self.nodes()
         asked = ("-p", "high", "-w", ",".join(nodes), f"-N{len(nodes)}", "--gres=gpu:4", "-o", "/dev/null")
         return self.cluster.run("sbatch", "--parsable", *asked, "--wrap", "sleep 1", check=True).stdout.strip()
-
-    def release(self) -> None:
-        """Lets it start, if it was held."""
-        self.cluster.run("scontrol", "update", f"jobid={self.id}", "starttime=now", check=True)
 
     def wait_paused(self, attempt: int = 1) -> None:
         """Waits until the attempt has stopped itself, as `paused` had it: nothing happens, and no time is taken."""
@@ -283,8 +266,8 @@ class Job:
         self.wait("a checkpoint", lambda: list(self.run.checkpoints.glob("step-*/complete.json")))
 
     def ended(self) -> list[str]:
-        """How each attempt has ended, by its verdict: a rank that lost another may be the first to write ended.json."""
-        return [str(each.verdict().get("attempt_ended") or each.ended().get("ended")) for each in self.run.attempts()]
+        """How each attempt has ended."""
+        return [settled_class(attempt) for attempt in self.run.attempts()]
 
     def losses(self) -> dict[int, float]:
         """Step -> loss over all attempts. A step that was done twice must have had the same loss."""
@@ -310,6 +293,11 @@ class Job:
         self.cluster.run("scontrol", "update", f"jobid={self.id}", "TimeLimit=60", check=True)
 
 
+def settled_class(attempt: Attempt) -> str:
+    """How an attempt ended by the judge's word, which knows more than a rank's or the script's; else by that."""
+    return str(attempt.verdict().get("attempt_ended") or attempt.ended().get("ended"))
+
+
 _LEAD_S = 240
 LONG_LEAD = ("--set", f"job.signal_lead_s={_LEAD_S}", "--time", "1:00:00")
 
@@ -317,14 +305,6 @@ LONG_LEAD = ("--set", f"job.signal_lead_s={_LEAD_S}", "--time", "1:00:00")
 def paused(*steps: int) -> dict[str, str]:
     """Environment of a submission whose attempts stop themselves, each after its step."""
     return {"PAUSE_AFTER": " ".join(map(str, steps))}
-
-
-def _is_whole(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 def any_has_pending(pids: list[int], number: signal.Signals) -> bool:

@@ -33,8 +33,8 @@ def checks_spec() -> ClusterSpec:
         "checks",
         nodes,
         tuple(partitions),
-        enforce=True,
         qos=tuple(sorted({profile.qos for profile in profiles if profile.qos})),
         accounts=("research", *sorted({profile.account for profile in profiles if profile.account})),
         powered=False,
+        options=("AccountingStorageEnforce=associations,qos",),
     )

@@ -2,8 +2,9 @@
 
 Most of a run's time on the test cluster is waiting: for Slurm's timers, for a requeue, for Python to start. A story
 submits a run, breaks it, waits for its end and gives what there is to look at. A test names its story, in
-`pytest.mark.story` or as a parameter, and looks at it afterwards: `told(STORY)`. The stories of all tests that were
-selected begin with the first of them, a few at a time, those that wait for Slurm's timers first.
+`pytest.mark.story` or as a parameter, and looks at it afterwards: `told(STORY)`; or it is one itself (`storied`). The
+stories of all tests that were selected begin with the first of them, a few at a time, those that wait for Slurm's
+timers first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pytest
@@ -33,19 +35,24 @@ class Story(Generic[T]):
     tell: Callable[[Teller], T]
     first: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.tell.__name__
-
 
 def story(tell: Callable[[Teller], T]) -> Story[T]:
     """Makes a story of a function."""
     return Story(tell)
 
 
-def slow_story(tell: Callable[[Teller], T]) -> Story[T]:
-    """Makes a story of a function that waits for one of Slurm's timers."""
-    return Story(tell, first=True)
+def storied(tell: Callable[[Teller], None], first: bool = False) -> Callable[[Teller], None]:
+    """Makes a test of a story that no other test looks at: it tells it, and fails if that does."""
+    own = Story(tell, first)
+
+    def look(told: Teller) -> None:
+        told(own)
+
+    look.__name__, look.__doc__, look.__module__ = tell.__name__, tell.__doc__, tell.__module__
+    return pytest.mark.story(own)(look)
+
+
+slow_storied = partial(storied, first=True)  # of one that waits for one of Slurm's timers
 
 
 def stories_of(items: Iterable[pytest.Item]) -> list[Story[Any]]:

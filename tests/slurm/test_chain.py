@@ -11,7 +11,7 @@ import pytest
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from tests.slurm.launcher import SINGLE, STEPS, Job, Launcher, paused
 from tests.slurm.references import single
-from tests.slurm.stories import Teller, story
+from tests.slurm.stories import Teller, storied
 
 # What a slow twin took from its job's start to its first step.
 START_S = 4
@@ -39,18 +39,9 @@ def queued(launcher: Launcher, name: str) -> list[str]:
     return launcher.cluster.run("squeue", "-h", "-o", "%i", f"--name={name}").stdout.split()
 
 
-def end_link(job: Job, attempt: int) -> None:
-    """The signal of the time limit, once the attempt has stopped itself."""
-    job.wait_paused(attempt)
-    current = str(job.run.attempt(attempt).started()["job_id"])
-    job.cluster.run("scancel", "--signal=USR2", current, check=True)
-    job.hears(signal.SIGUSR2)
-    job.wait(f"end of attempt {attempt}", job.run.attempt(attempt).ended)
-
-
-@story
-def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
-    """The same by jobs that are all submitted at once. Gives where its logs are, too."""
+@pytest.mark.long
+@storied
+def test_singleton_links_are_sent_at_once_and_leave_none_behind(teller: Teller) -> None:
     launcher = teller.launcher
     logs = launcher.folder / "singletons"
     site = launcher.profile("chained", CHAINED)
@@ -66,31 +57,25 @@ def singletons(teller: Teller) -> tuple[Job, dict[str, str]]:
     ids = job_ids(job.run)
     for each in ids:  # the forecast wanted short ones; nothing here is to depend on the time that they take
         teller.cluster.run("scontrol", "update", f"jobid={each}", "TimeLimit=60", check=True)
-    assert (
-        [line["link"] for line in job.run.submissions()]
-        == list(range(1, jobs + 1))
-        == [number + 1 for number, _ in enumerate(ids)]
-    )
+    assert [line["link"] for line in job.run.submissions()] == list(range(1, jobs + 1))
+    assert len(ids) == jobs
     assert set(queued(launcher, f"tiny-{job.run.run_id}")) <= set(ids)
     for attempt in (1, 2):
-        end_link(job, attempt)
+        job.wait_paused(attempt)
+        # The signal of the time limit.
+        current = str(job.run.attempt(attempt).started()["job_id"])
+        job.cluster.run("scancel", "--signal=USR2", current, check=True)
+        job.hears(signal.SIGUSR2)
+        job.wait(f"end of attempt {attempt}", job.run.attempt(attempt).ended)
         if attempt == 1:
             (row,) = json.loads(launcher.run("status", ids[-1], "--json", **there)[0])["runs"]
             assert (row["run"], row["state"]) == (job.run.run_id, row["state"])
             assert row["state"] in ("pending", "running")
     job.wait("the last end", lambda: len(job.run.attempts()) == 3 and job.run.attempt(3).ended())
     job.wait("an empty queue", lambda: not queued(launcher, f"tiny-{job.run.run_id}"))
-    return job, there
-
-
-@pytest.mark.long
-@pytest.mark.story(singletons, single)
-def test_singleton_links_are_sent_at_once_and_leave_none_behind(launcher, told):
-    job, there = told(singletons)
-    ids = job_ids(job.run)
     assert job.ended() == ["walltime", "walltime", "done"], job.log()
     assert [str(attempt.started()["job_id"]) for attempt in job.run.attempts()] == ids[:3]
-    assert job.losses() == told(single).losses()
+    assert job.losses() == teller(single).losses()
     for any_id in ids:
         (row,) = json.loads(launcher.run("status", any_id, "--json", **there)[0])["runs"]
         assert (row["run"], row["state"]) == (job.run.run_id, "done")

@@ -104,10 +104,9 @@ def test_every_row_is_accepted_on_the_nodes_it_asks_for(checks: Cluster, tmp_pat
             (script := tmp_path / f"{name}-{row.name}.sh").write_text(render_script(run))
             done = checks.run("sbatch", "--test-only", str(script))
             assert done.returncode == 0, f"{script.name}: {done.stderr}"
-            found = re.search(r"to start at \S+ using (\d+) processors on nodes (\S+)", done.stderr)
-            assert found, f"{script.name}: {done.stderr}"
-            assert int(found[1]) >= run.gpus, f"{script.name}: {done.stderr}"
-            nodes = checks.run("scontrol", "show", "hostnames", found[2]).stdout.split()
+            processors, listed = accepted_on(done.stderr)
+            assert processors >= run.gpus, f"{script.name}: {done.stderr}"
+            nodes = checks.run("scontrol", "show", "hostnames", listed).stdout.split()
             assert len(nodes) == run.nodes, f"{script.name}: {done.stderr}"
             asked += 1
     assert asked == sum(COUNTS.values()) - 6

@@ -108,9 +108,14 @@ def folder_of(launcher: Launcher, name: str, **files: str) -> Path:
     return folder
 
 
+def of_a_user(folder: Path) -> dict[str, str]:
+    """The environment of a user's shell, with a logs folder of its own."""
+    return {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
+
+
 def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
-    """The job of `words`, from `train.slurm` on, by either way. The environment is that of a user's shell."""
-    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": ""}
+    """The job of `words`, from `train.slurm` on, by either way."""
+    own = of_a_user(folder)
     if way == "submit" and "--array" not in (folder / "train.slurm").read_text():
         return launcher.submit(*words, cwd=folder, **own)
     if way == "submit":
@@ -211,12 +216,10 @@ done
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chain", ["requeue", "singleton"])
-def test_a_script_that_ignores_signals_continues_after_its_limit(launcher: Launcher, chain: str) -> None:
+def test_a_script_that_ignores_signals_continues_after_its_limit(launcher: Launcher) -> None:
     """Slurm kills all of the job KillWait seconds after the limit: another attempt is asked for before any judging."""
-    folder = folder_of(launcher, f"deaf-{chain}", train_slurm=DEAF)
-    profile = launcher.profile(f"deaf-{chain}", f'chain = "{chain}"\n')
-    job = submit(launcher, "submit", folder, "--cluster", profile, "train.slurm")
+    folder = folder_of(launcher, "deaf", train_slurm=DEAF)
+    job = submit(launcher, "submit", folder, "--set", "chain=singleton", "train.slurm")
     job.wait_step(2)
     launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
     job.wait("the next attempt", lambda: len(job.run.attempts()) > 1)
@@ -224,7 +227,7 @@ def test_a_script_that_ignores_signals_continues_after_its_limit(launcher: Launc
     last.far_from_its_limit()
     last.wait_end()
     assert last.ended() == ["walltime", "done"], job.log()
-    assert (job.restarts, len(job_ids(job.run))) == ((1, 1) if chain == "requeue" else (0, 2))
+    assert (job.restarts, len(job_ids(job.run))) == (0, 2)
     assert not launcher.cluster.run("squeue", "--noheader", f"--name={last.shown()['JobName']}").stdout
 
 
@@ -262,18 +265,19 @@ echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
 """
 
 
+def submit_array(launcher: Launcher, folder: Path, *words: str) -> tuple[str, dict[str, RunFolder]]:
+    """(the array's id, {index: run}) of `train.slurm`, with a logs folder of its own."""
+    said, _ = launcher.run("submit", *words, "train.slurm", cwd=folder, **of_a_user(folder))
+    runs = {json.loads(path.read_text())["row"]: RunFolder(path.parent) for path in folder.glob("logs/*/*/sweep.json")}
+    assert f"submitted {len(runs)} runs as array" in said
+    return said.split()[-1], runs
+
+
 @pytest.mark.long
 def test_an_array_is_one_array_of_runs_that_keep_their_indices(launcher: Launcher) -> None:
     folder = folder_of(launcher, "array", train_slurm=ARRAY)
-    own = {"HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
-    said, _ = launcher.run("submit", "--set", "job.retry_pause_s=1", "train.slurm", cwd=folder, **own)
-    assert "submitted 3 runs as array" in said
-    runs = {
-        json.loads((path / "sweep.json").read_text())["row"]: RunFolder(path)
-        for path in (folder / "logs" / "many").iterdir()
-        if (path / "sweep.json").exists()
-    }
-    job = Job(launcher.cluster, runs["5"], said.split()[-1])
+    array, runs = submit_array(launcher, folder, "--set", "job.retry_pause_s=1")
+    job = Job(launcher.cluster, runs["5"], array)
     job.wait("the end", lambda: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
     ends = {row: [each.ended().get("ended") for each in run.attempts()] for row, run in runs.items()}
     assert ends == {"3": ["done"], "5": ["error", "done"], "7": ["done"]}
@@ -290,19 +294,17 @@ echo "$PWD $* ${SLURM_ARRAY_TASK_ID:-}"
 """
 
 
-@pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
 @pytest.mark.long
-def test_a_chain_of_jobs_starts_the_script_in_one_environment(launcher, words, request):
-    folder = folder_of(launcher, f"chained-{request.node.callspec.id}", train_slurm=CHAINED)
-    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
+def test_a_chain_of_jobs_starts_the_script_in_one_environment(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "chained", train_slurm=CHAINED)
     chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
-    said, _ = launcher.run("submit", *chain, *words, "train.slurm", "a b", cwd=folder, **own)
+    said, _ = launcher.run("submit", *chain, "--array=5", "train.slurm", "a b", cwd=folder, **of_a_user(folder))
     (path,) = {path.parent for path in (folder / "logs").glob("chained/*/resolved.json")}
     job = Job(launcher.cluster, RunFolder(path), said.split()[-1])
     job.wait("the second end", lambda: job.run.attempt(2).ended())
     assert job.ended() == ["error", "done"], job.log()
     for number in (1, 2):
-        assert job.run.attempt(number).log.read_text().startswith(f"{folder} a b {'5' if words else ''}\n")
+        assert job.run.attempt(number).log.read_text().startswith(f"{folder} a b 5\n")
     first, second = (set((folder / f"env.{number}").read_text().splitlines()) for number in (1, 2))
     differ = {line.partition("=")[0] for line in first ^ second}
     of_a_job = (
@@ -335,30 +337,6 @@ def test_a_traceback_in_the_file_of_error_is_the_cause(launcher: Launcher) -> No
     assert "NameError" in launcher.run("why", str(job.run.path))[0]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("given", ["USR1@240", "B:USR1@240"])
-def test_a_given_signal_and_the_limit_reach_whom_sbatchs_reach(launcher: Launcher, given: str) -> None:
-    jobs, heard = {}, {}
-    for way in ("sbatch", "submit"):
-        folder = folder_of(launcher, f"given-{given[0]}-{way}", train_slurm=SIGNALS, hear_py=HEAR)
-        jobs[way] = folder, submit(launcher, way, folder, f"--signal={given}", "--no-requeue", "train.slurm")
-    for folder, job in jobs.values():
-        job.wait("its processes", lambda folder=folder: all((folder / who).exists() for who in WHO))
-        job.near_its_limit()
-    last = "shell" if given.startswith("B") else "step"
-    for folder, job in jobs.values():
-        job.wait("the signal", lambda file=folder / last: "USR1" in file.read_text())
-        launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+1", check=True)
-    for way, (folder, job) in jobs.items():
-        job.wait("the limit's signal", lambda folder=folder: "TERM" in (folder / "shell").read_text())
-        job.wait("a second one, which must not come", _after(1.5))
-        (folder / "over").touch()
-        job.wait("its end", lambda job=job: job.slurm_state not in ("RUNNING", "COMPLETING"))
-        heard[way] = {who: (folder / who).read_text().split()[1:] for who in WHO}
-    assert heard["submit"] == heard["sbatch"]
-    assert "USR1" in heard["sbatch"][last]
-
-
 ELEMENT = """\
 #!/bin/bash
 #SBATCH --job-name=element --array=2,4 -N 1 --ntasks=1 --output=out-%a.txt
@@ -370,17 +348,11 @@ echo "$SLURM_ARRAY_TASK_ID" >>"$REC/starts"
 @pytest.mark.long
 def test_one_element_of_an_array_is_resumed_alone(launcher: Launcher) -> None:
     folder = folder_of(launcher, "element", train_slurm=ELEMENT)
-    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
-    said, _ = launcher.run("submit", "--set", "chain=none", "train.slurm", cwd=folder, **own)
-    runs = {
-        json.loads((path / "sweep.json").read_text())["row"]: RunFolder(path)
-        for path in (folder / "logs" / "element").iterdir()
-        if (path / "sweep.json").exists()
-    }
+    array, runs = submit_array(launcher, folder, "--set", "chain=none")
     for run in runs.values():
-        Job(launcher.cluster, run, said.split()[-1]).wait("the end", lambda run=run: run.attempt(1).verdict())
+        Job(launcher.cluster, run, array).wait("the end", run.attempt(1).verdict)
     (folder / "mended").touch()
-    launcher.run("submit", "--resume", str(runs["4"].path), "--time", "7", **own)
+    launcher.run("submit", "--resume", str(runs["4"].path), "--time", "7", **of_a_user(folder))
     job = Job(launcher.cluster, runs["4"], str(runs["4"].submissions()[-1]["job_id"]))
     job.wait("the second end", lambda: runs["4"].attempt(2).verdict())
     assert job.ended() == ["error", "done"], job.log()
@@ -404,25 +376,21 @@ echo end
 @pytest.mark.long
 def test_what_a_resumption_asks_holds_for_every_further_job(launcher: Launcher) -> None:
     folder = folder_of(launcher, "limited", train_slurm=LIMITED)
-    own = {"REC": str(folder), "HPC_GPT_CLUSTER": "", "HPC_GPT_EXPERIMENT": "", "HPC_GPT_LOGS": str(folder / "logs")}
     chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
-    launcher.run("submit", *chain, "train.slurm", cwd=folder, **own)
-    (path,) = {path.parent for path in (folder / "logs").glob("limited/*/resolved.json")}
-    run = RunFolder(path)
-    job = Job(launcher.cluster, run, str(run.submissions()[-1]["job_id"]))
-    job.wait(
-        "the first end", lambda: run.attempt(1).verdict()
-    )  # `true` after it: not its exit code says that it failed
+    job = submit(launcher, "submit", folder, *chain, "train.slurm")
+    run = job.run
+    job.wait("the first end", run.attempt(1).verdict)
+    # `echo` after it: not its exit code says that it failed.
     assert run.attempt(1).ended()["cause"].startswith("exit code 0, but no-such-program: command not found")
-    launcher.run("submit", "--resume", str(path), "--time", "7", **own)
+    launcher.run("submit", "--resume", str(run.path), "--time", "7", **of_a_user(folder))
     job.wait("the third end", lambda: run.attempt(3).verdict())
     assert [attempt.verdict()["attempt_ended"] for attempt in run.attempts()] == ["user_error", "error", "done"]
     assert (folder / "limits").read_text().split() == ["9:00", "7:00", "7:00"]
 
 
-LINKED = """\
+QUICK = """\
 #!/bin/bash
-#SBATCH -N 1 --ntasks=1 --job-name=linked --output=latest.txt
+#SBATCH -N 1 --ntasks=1 --job-name=quick --output=quick.txt
 echo "it was quick"
 """
 
@@ -431,12 +399,10 @@ echo "it was quick"
 def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launcher) -> None:
     text = f'#!/bin/sh\ncase "$*" in *script_watch*) sleep 12 ;; esac\nexec {sys.executable} "$@"\n'
     python = put(launcher.folder / "slow-python", text)
-    folder = folder_of(launcher, "short", train_slurm=LINKED.replace("latest", "short"))
-    job = launcher.submit(
-        "train.slurm", cwd=folder, HPC_GPT_CLUSTER="", HPC_GPT_EXPERIMENT="", HPC_GPT_PYTHON=str(python)
-    )
+    folder = folder_of(launcher, "quick", train_slurm=QUICK)
+    job = launcher.submit("train.slurm", cwd=folder, **of_a_user(folder), HPC_GPT_PYTHON=str(python))
     job.wait_end("COMPLETED")
-    assert (folder / "short.txt").read_text() == "it was quick\n"
+    assert (folder / "quick.txt").read_text() == "it was quick\n"
 
 
 def test_the_options_are_those_that_this_sbatch_knows(small) -> None:

@@ -6,8 +6,6 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.conftest import sbatch_in
@@ -83,41 +81,6 @@ def test_the_job_is_found_by_its_command(bare_launcher: Launcher, deaf: dict[str
         launcher.run("cancel", run.run_id)
 
 
-CHAINED = """#!/bin/bash
-#SBATCH --ntasks=1 --job-name=chain-{name}
-[ "$HPC_GPT_ATTEMPT" = 2 ] || {{ echo "step 1 loss 2.5" && exit 4; }}
-"""
-
-
-@pytest.mark.parametrize("words", [(), ("--array=5",)], ids=["job", "array"])
-def test_the_next_job_of_a_chain_is_sent_once(bare_launcher, deaf, words, request) -> None:
-    launcher, name = bare_launcher, request.node.callspec.id
-    (script := launcher.folder / f"chain-{name}.slurm").write_text(CHAINED.format(name=name))
-    chain = ("--set", "chain=singleton", "--set", "job.retry_pause_s=1")
-    said, _ = launcher.run("submit", *chain, *words, str(script), **deaf)
-    (path,) = {path.parent.resolve() for path in launcher.logs.glob(f"chain-{name}/*/resolved.json")}
-    job = Job(launcher.cluster, RunFolder(path), said.split()[-1])
-    job.wait("the second end", lambda: job.run.attempt(2).verdict())
-    assert job.ended() == ["error", "done"], job.log()
-    listed = launcher.cluster.run("squeue", "-h", "-t", "all", "--array", "-o", "%i|%o").stdout.splitlines()
-    assert sum(f"/chain-{name}/" in line for line in listed) <= 2, listed
-    assert [line["job_id"] for line in job.run.submissions()][-1] == job.run.attempt(2).started()["job_id"]
-
-
-ROWS = '"a" = { train.lr = 1e-3 }\n"b" = { train.lr = 1e-4 }\n'
-
-
-def test_the_rows_of_a_sweep_are_found(bare_launcher: Launcher, deaf: dict[str, str], tmp_path: Path) -> None:
-    launcher = bare_launcher
-    (sweep := tmp_path / "rates.toml").write_text(f'extends = "{launcher.experiment}"\nname = "rates"\n[rows]\n{ROWS}')
-    said, _ = launcher.run("submit", str(sweep), "--sweep", *SINGLE, *HELD, **deaf)
-    base = said.split()[-1]
-    runs = [RunFolder(path.parent) for path in launcher.logs.glob("rates*/*/resolved.json")]
-    assert {run.submissions()[-1]["job_id"] for run in runs} == {f"{base}_0", f"{base}_1"}
-    assert sorted(jobs_of(launcher, launcher.logs)) == [f"{base}_0", f"{base}_1"]
-    launcher.run("cancel", *(run.run_id for run in runs), "--yes")
-
-
 def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: dict[str, str]) -> None:
     launcher = bare_launcher
     job = launcher.submit(*SINGLE, "--set", "after.run=echo {step}", **deaf)
@@ -125,13 +88,3 @@ def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: 
     assert "Socket timed out" in job.log()
     listed = launcher.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").stdout.split()
     assert not [name for name, times in Counter(listed).items() if name.startswith("after-") and times > 1]
-
-
-def test_what_slurm_refuses_of_after_jobs_is_known_at_submit(bare_launcher: Launcher) -> None:
-    asked = (*SINGLE, "--set", "after.run=echo {step}", "--set", 'after.sbatch=["--partition=nowhere"]')
-    before = list(bare_launcher.logs.glob("tiny/*"))
-    for words in ((), ("--dry-run",)):
-        _, said = bare_launcher.run("submit", *asked, *words, code=1)
-        assert "Slurm would refuse the jobs of [after]: " in said
-        assert "invalid partition" in said
-    assert list(bare_launcher.logs.glob("tiny/*")) == before

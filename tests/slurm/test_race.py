@@ -1,110 +1,48 @@
-"""Races on a real Slurm cluster: a grid, a requeue, a lost node. tests/local has rows that fail."""
+"""A race on a real Slurm cluster: of a grid, and a node of it dies. tests/local has rows that fail, and other ends."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpc_gpt.core.runs.race import read_visits
-from tests.slurm.launcher import REPOSITORY, TINY, Job, Launcher
-from tests.slurm.stories import Teller, slow_story, story
+from tests.slurm.launcher import REPOSITORY, TINY
+from tests.slurm.stories import Teller, slow_storied
 
-ROWS = (
-    f'name = "{{name}}"{TINY}'
+RACED = (
+    f'name = "raced"{TINY}'
     + """
 engine = {{ name = "ddp" }}
-layout = {{ gpus = {gpus}, nodes = {gpus}, micro_batch = 2, global_batch = 8 }}
+layout = {{ gpus = 2, nodes = 2, micro_batch = 2, global_batch = 8 }}
 train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
-[rows]
-{rows}
 """
 )
-TWO = '"b1" = { layout.micro_batch = 1 }\n"b2" = { layout.micro_batch = 2 }'
 
 
-def submit(launcher: Launcher, name: str, rows: str, *options: str, gpus: int = 1, **more: str) -> Job:
-    file = launcher.folder / f"{name}.toml"
-    text = ROWS if rows else ROWS.partition("[rows]")[0]
-    file.write_text(text.format(name=name, tokens=launcher.folder / "some.tokens", rows=rows, gpus=gpus))
-    path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
-    return launcher.submit(str(file), "--race", "--steps", "8", *options, PYTHONPATH=path, **more)
-
-
-def bench_of(job: Job) -> dict[str, Any]:
-    return json.loads((job.run.path / "bench.json").read_text())
-
-
-@story
-def of_a_grid(teller: Teller) -> Job:
-    job = submit(teller.launcher, "raced", "", "--rounds", "2", "--grid", "layout.micro_batch=1,2")
-    job.wait_end()
-    return job
-
-
-@slow_story
-def requeued(teller: Teller) -> Job:
-    """Put back to the queue in the second visit, and started on the same node: on another one a round begins again."""
-    job = submit(teller.launcher, "again", TWO, "--rounds", "1", WAIT_AT="b2")
-    job.wait("the second visit", lambda: (job.run.path / "waits-0").exists())
-    (node,) = job.nodes()
-    job.cluster.run("scontrol", "requeue", job.id, check=True)
-    job.wait("its turn in the queue", lambda: job.slurm_state == "PENDING")
-    job.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now", f"reqnodelist={node}")
-    job.wait("the second attempt", lambda: len(job.run.attempts()) == 2)
-    (job.run.path / "go").touch()
-    job.wait_end()
-    return job
-
-
-@slow_story
-def lost_node(teller: Teller) -> tuple[Job, str]:
+@pytest.mark.long
+@slow_storied
+def test_a_lost_node_is_no_rows_failure_and_a_winner_is_taken(teller: Teller) -> None:
     """A node dies in the second visit: the round begins again on others."""
-    job = submit(teller.launcher, "lost", TWO, "--rounds", "1", gpus=2, WAIT_AT="b2")
+    launcher = teller.launcher
+    file = launcher.folder / "raced.toml"
+    file.write_text(RACED.format(tokens=launcher.folder / "some.tokens"))
+    asked = (str(file), "--race", "--steps", "8", "--rounds", "1", "--grid", "layout.micro_batch=1,2")
+    path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
+    job = launcher.submit(*asked, PYTHONPATH=path, WAIT_AT="micro_batch2")
     job.wait("the second visit", lambda: (job.run.path / "waits-1").exists())
     victim = job.nodes()[1]
     (job.run.path / "go").touch()
     with teller.cluster.without_power(victim):
         job.wait_end()
-    return job, victim
-
-
-@pytest.mark.long
-@pytest.mark.story(of_a_grid)
-def test_the_rows_of_a_grid_race_and_its_winner_is_taken(told: Teller) -> None:
-    job = told(of_a_grid)
-    page = bench_of(job)
-    assert [row["name"] for row in page["race"]["rows"]] == ["micro_batch1", "micro_batch2"]
-    assert [row["keys"] for row in page["race"]["rows"]] == [{"layout.micro_batch": size} for size in (1, 2)]
-    # The virtual nodes share this machine's ports, and one may be taken between its choice and its use.
-    assert (job.ended()[-1], page["race"]["is_over"]) == ("done", True)
-    assert all(record["ended"] == "done" for record in page["records"])
-    size = page["race"]["winner"].rpartition("#")[2]
-    file = str(told.launcher.folder / "raced.toml")
-    _, said = told.launcher.run("submit", file, "--winner", job.run.run_id, "--dry-run")
-    assert f"from race {job.run.run_id}, row micro_batch{size}: layout.micro_batch = {size}" in said
-
-
-@pytest.mark.long
-@pytest.mark.story(requeued)
-def test_a_requeue_drops_the_visit(told: Teller) -> None:
-    job = told(requeued)
-    visits = read_visits(job.run)
-    assert [(visit.row, visit.attempt, visit.dropped) for visit in visits if not visit.dropped] == [
-        (0, 1, False),
-        (1, 2, False),
-    ]
-    assert [(visit.row, visit.attempt) for visit in visits if visit.dropped] == [(1, 1)]
-    assert job.ended()[-1] == "done"
-    assert bench_of(job)["race"]["is_over"]
-
-
-@pytest.mark.long
-@pytest.mark.story(lost_node)
-def test_a_lost_node_is_no_rows_failure(told: Teller) -> None:
-    job, victim = told(lost_node)
     assert job.ended() == ["node_failure", "done"]
     assert victim not in job.nodes()
     kept = [visit for visit in read_visits(job.run) if not visit.dropped]
     assert sorted(visit.row for visit in kept) == [0, 1]
     assert {visit.attempt for visit in kept} == {2}
+    page = json.loads((job.run.path / "bench.json").read_text())
+    assert [row["keys"] for row in page["race"]["rows"]] == [{"layout.micro_batch": size} for size in (1, 2)]
+    assert page["race"]["is_over"]
+    assert all(record["ended"] == "done" for record in page["records"])
+    size = page["race"]["winner"].rpartition("#")[2]
+    _, said = launcher.run("submit", str(file), "--winner", job.run.run_id, "--dry-run")
+    assert f"from race {job.run.run_id}, row micro_batch{size}: layout.micro_batch = {size}" in said

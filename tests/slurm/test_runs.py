@@ -4,11 +4,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from datetime import datetime
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,14 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.run_folder import RunFolder, user_name
-from tests.processes import send
 from tests.programs import ran
 from tests.slurm.launcher import (
     ENDLESS,
     HELD,
     LIMIT_S,
     LONG_LEAD,
-    PAIR,
     SAVED,
     SINGLE,
     STEPS,
@@ -32,156 +27,12 @@ from tests.slurm.launcher import (
     Launcher,
     paused,
 )
-from tests.slurm.references import no_progress, pair, single, unbroken
-from tests.slurm.stories import Teller, slow_story, story
+from tests.slurm.references import single, unbroken
+from tests.slurm.stories import Teller, slow_storied, storied
 
 AFTER = 'echo "{checkpoint} ${SLURM_JOB_NUM_NODES} ${RANK-}"; until [ -e {run}/go ]; do sleep 0.2; done; exit 3'
-
-
-@slow_story
-def walltime(teller: Teller) -> Job:
-    """Slurm itself signals it at its time limit. The jobs after its checkpoints wait until it has ended."""
-    beside = ("--set", "track.tensorboard=true", "--set", "train.keep_last=1", "--set", "after.most=2")
-    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, *beside, "--set", f"after.run={AFTER}", **paused(13))
-    job.wait_paused()
-    job.near_its_limit()
-    job.hears(signal.SIGUSR2)
-    job.far_from_its_limit()
-    job.wait_end()
-    held = sorted(path.name for path in job.run.checkpoints.glob("step-*"))
-    (job.run.path / "held").write_text(json.dumps([held, after_table(job.run.path)]))
-    (job.run.path / "go").touch()
-    job.wait("the jobs' ends", lambda: all(each.has_left for each in list_after(job.run.path)))
-    return job
-
-
-class Lost(NamedTuple):
-    """A run that has lost a node, and the node's name."""
-
-    job: Job
-    node: str
-
-
-@slow_story
-def lost_batch_host(teller: Teller) -> Lost:
-    """The node with the script dies; test_race has one without."""
-    job = teller.launcher.submit(*SINGLE, *SAVED, **paused(13))
-    job.wait_paused()
-    (victim,) = job.nodes()
-    with teller.cluster.without_power(victim):
-        job.wait_end()
-    return Lost(job, victim)
-
-
-@story
-def preempted(teller: Teller) -> tuple[Job, str]:
-    """It answers at once. Gives the preemptor's id too."""
-    job = teller.launcher.submit("--partition", "low", *SINGLE, **paused(13))
-    job.wait_paused()
-    preemptor = job.preempt()
-    job.hears(signal.SIGTERM)
-    job.wait_end()
-    return job, preemptor
-
-
-@story
-def preempted_late(teller: Teller) -> tuple[Job, str]:
-    """One of its nodes does not answer until the first attempt has ended."""
-    job = teller.launcher.submit("--partition", "low", *PAIR, **paused(13))
-    job.wait_paused()
-    slow = teller.cluster.slurmds[job.nodes()[1]].pid
-    send(slow, signal.SIGSTOP)
-    try:
-        preemptor = job.preempt()
-        job.wait("SIGTERM", lambda: "CANCELLED AT" in job.log())
-        # The slow node's rank has not heard of it.
-        job.resume()
-        job.wait("the first attempt's end", job.run.attempt(1).ended)
-    finally:
-        send(slow, signal.SIGCONT)
-    job.wait_end()
-    return job, preemptor
-
-
-class Cancelled(NamedTuple):
-    """Runs that their user has ended, in three ways, and what Ctrl-C's and the cancel's command said."""
-
-    by_scancel: Job
-    by_cancel: Job
-    by_ctrl_c: Job
-    said: str
-    waiting: subprocess.Popen[str]
-    words: str
-
-
-@story
-def cancelled(teller: Teller) -> Cancelled:
-    launcher = teller.launcher
-    waiting, by_ctrl_c = launcher.submit_and_wait(*SINGLE, *ENDLESS, *UNSAVED)
-    by_scancel, by_cancel = (launcher.submit(*SINGLE, *ENDLESS, *UNSAVED) for _ in range(2))
-    jobs = (by_scancel, by_cancel, by_ctrl_c)
-    for job in jobs:
-        job.wait_step(2)
-    teller.cluster.run("scancel", by_scancel.id, check=True)
-    said, _ = launcher.run("cancel", by_cancel.id, "--yes")
-    waiting.send_signal(signal.SIGINT)
-    words, _ = waiting.communicate(timeout=LIMIT_S)
-    for job in jobs:
-        job.wait_end("CANCELLED", "COMPLETED")
-        job.wait("ended.json", job.run.attempts()[-1].ended)
-    return Cancelled(by_scancel, by_cancel, by_ctrl_c, said, waiting, words)
-
-
-class ByHand(NamedTuple):
-    """A script that was rendered and handed to sbatch, and its job."""
-
-    job: Job
-    script: str
-
-
-@story
-def by_hand(teller: Teller) -> ByHand:
-    """No submit before it, no HPC_GPT_LOGS: the script makes its own run folder beside itself, in an odd place."""
-    (folder := teller.launcher.folder / 'it\'s a $HOME; `odd` "folder"').mkdir()
-    script, _ = teller.launcher.run("render", *SINGLE)
-    (folder / "job.sh").write_text(script)
-    environment = {key: text for key, text in teller.launcher.environment.items() if not key.startswith("HPC_GPT_")}
-    environment["HPC_GPT_PYTHON"] = sys.executable
-    done = ran("sbatch", "--parsable", "job.sh", cwd=folder, env=environment, code=0)
-    job_id = done.stdout.strip()
-    job = Job(teller.cluster, RunFolder(folder / "logs" / "tiny" / job_id), job_id)
-    job.wait_end()
-    return ByHand(job, script)
-
-
-class Hostile(NamedTuple):
-    """Two runs of one experiment at once, from an odd folder to an odd folder, inside what looks like another job."""
-
-    jobs: tuple[Job, ...]
-    shown: list[tuple[str, str]]
-    folder: Path
-
-
 NAME = "x; rm -rf ~ $(touch pwned) 'q' \"d\" #no"
 COMMENT = NAME + " \\ back\\slash %j"
-
-
-@story
-def hostile(teller: Teller) -> Hostile:
-    folder = teller.launcher.folder / "hostile"
-    (odd := folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j").mkdir(parents=True)
-    enclosing = {
-        "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
-        "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
-    }  # fmt: skip
-    words = (*SINGLE, "-J", NAME, "--comment", COMMENT)
-    jobs = tuple(teller.launcher.submit(*words, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing) for _ in range(2))
-    shown = []
-    for job in jobs:
-        asked = ("squeue", "-h", "-t", "all", "-j", job.id, "-o")
-        shown.append(tuple(teller.cluster.run(*asked, key).stdout.rstrip("\n") for key in ("%j", "%k")))
-        job.wait_end()
-    return Hostile(jobs, shown, folder)
 
 
 @pytest.mark.story(unbroken)
@@ -216,44 +67,63 @@ def test_a_start_takes_from_slurms_own_time_what_its_parts_take(told: Teller) ->
     assert found["start_s"] == pytest.approx(first_step - began, rel=0.2, abs=1.5)
 
 
-@pytest.mark.story(by_hand, single)
-def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
-    job, script = told(by_hand)
-    assert (job.losses(), job.run.job_script.read_text()) == (told(single).losses(), script)
+@storied
+def test_plain_sbatch_trains_the_same(teller: Teller) -> None:
+    """No submit before it, no HPC_GPT_LOGS: the script makes its own run folder beside itself, in an odd place."""
+    launcher = teller.launcher
+    folder = launcher.place('it\'s a $HOME; `odd` "folder"')
+    script, _ = launcher.run("render", *SINGLE)
+    (folder / "job.sh").write_text(script)
+    environment = {key: text for key, text in launcher.environment.items() if not key.startswith("HPC_GPT_")}
+    environment["HPC_GPT_PYTHON"] = sys.executable
+    job_id = ran("sbatch", "--parsable", "job.sh", cwd=folder, env=environment, code=0).stdout.strip()
+    job = Job(teller.cluster, RunFolder(folder / "logs" / "tiny" / job_id), job_id)
+    job.wait_end()
+    assert (job.losses(), job.run.job_script.read_text()) == (teller(single).losses(), script)
     assert launcher.state(job) == "done"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("interrupted", "reference"),
-    [
-        pytest.param(preempted, single, id="at once"),
-        pytest.param(preempted_late, pair, id="late", marks=pytest.mark.long),
-    ],
-)
-def test_preemption_saves_requeues_once_and_resumes(told, small, interrupted, reference):
-    """Slurm calls the job SIGNALING, not RUNNING, as long as one of its nodes has not answered."""
-    job, preemptor = told(interrupted)
+@storied
+def test_preemption_saves_requeues_once_and_resumes(teller: Teller) -> None:
+    """It answers at once."""
+    job = teller.launcher.submit("--partition", "low", *SINGLE, **paused(13))
+    job.wait_paused()
+    preemptor = job.preempt()
+    job.hears(signal.SIGTERM)
+    job.wait_end()
     assert job.ended() == ["preempted", "done"], job.log()
-    assert "COMPLETED" in small.run("scontrol", "show", "job", preemptor).stdout
-    assert (job.restarts, len(job.history()), job.losses()) == (1, 2, told(reference).losses())
+    assert "COMPLETED" in teller.cluster.run("scontrol", "show", "job", preemptor).stdout
+    assert (job.restarts, len(job.history()), job.losses()) == (1, 2, teller(single).losses())
     assert min(job.metrics(2)) == max(job.metrics(1)) + 1, "it goes on where it was, not from a periodic save"
 
 
 @pytest.mark.long
-@pytest.mark.story(cancelled)
-def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(launcher: Launcher, told: Teller) -> None:
-    found = told(cancelled)
-    jobs = (found.by_scancel, found.by_cancel, found.by_ctrl_c)
-    assert found.by_cancel.id in found.said
-    assert found.waiting.returncode == 130, found.words
+@storied
+def test_scancel_hpc_gpt_cancel_and_ctrl_c_leave_no_pending_job(teller: Teller) -> None:
+    launcher = teller.launcher
+    asked = (*SINGLE, *ENDLESS, *UNSAVED)
+    waiting, _, found = launcher.start("submit", "--wait", *asked, until=r"submitted (\S+) as job (\d+)")
+    (folder,) = launcher.logs.glob(f"*/{found[1]}")
+    by_ctrl_c = Job(launcher.cluster, RunFolder(folder), found[2])
+    by_scancel, by_cancel = (launcher.submit(*asked) for _ in range(2))
+    jobs = (by_scancel, by_cancel, by_ctrl_c)
     for job in jobs:
+        job.wait_step(2)
+    teller.cluster.run("scancel", by_scancel.id, check=True)
+    assert by_cancel.id in launcher.run("cancel", by_cancel.id, "--yes")[0]
+    waiting.send_signal(signal.SIGINT)
+    words, _ = waiting.communicate(timeout=LIMIT_S)
+    assert waiting.returncode == 130, words
+    for job in jobs:
+        job.wait_end("CANCELLED", "COMPLETED")
+        job.wait("ended.json", job.run.attempts()[-1].ended)
         assert (job.restarts, len(job.run.attempts())) == (0, 1)
         assert job.run.attempts()[-1].ended()["requeue"] is False
-    asked = ("squeue", "-h", "-o", "%i", "-j", ",".join(job.id for job in jobs))
-    jobs[0].wait("an empty queue", lambda: not launcher.cluster.run(*asked).stdout.split())
+    queue = ("squeue", "-h", "-o", "%i", "-j", ",".join(job.id for job in jobs))
+    jobs[0].wait("an empty queue", lambda: not launcher.cluster.run(*queue).stdout.split())
     assert [launcher.state(job) for job in jobs] == ["cancelled", "cancelled", "stopped"]
-    assert (found.by_cancel.run.path / f"cancelled.{found.by_cancel.id}").exists()
+    assert (by_cancel.run.path / f"cancelled.{by_cancel.id}").exists()
     for job in jobs[:2]:  # by Slurm's accounting, and by our own mark
         cause = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["cause"]
         assert re.fullmatch(rf"{user_name(os.getuid())} cancelled it on \d{{4}}-\d\d-\d\d at \d\d:\d\d", cause)
@@ -270,46 +140,45 @@ def test_a_waiting_job_is_cancelled(launcher: Launcher) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.story(no_progress)
-def test_one_dead_rank_ends_all_and_wait_exits_3_after_its_retry(launcher, told):
-    job, waiting, words, rank = told(no_progress)
-    assert waiting.returncode == 3, words
-    assert (job.ranks(), job.ended()) == ([], ["error", "error"])
-    (row,) = json.loads(launcher.run("status", str(job.run.path), "--json")[0])["runs"]
-    assert row["state"] == "no_progress"
-    cause = "2 attempts in a row trained no step further, there is no checkpoint; the last end was "
-    assert row["cause"].startswith(cause)
-    assert "Error:" in words
-    assert "hint:" in words
-    job.wait_end("FAILED")  # the script ends with the rank's own code
-    said, _ = launcher.run("why", job.run.run_id)
-    assert "chain    ends as no_progress: 2 attempts in a row" in said
-    assert f"rank     {rank}\n" in said
-    assert f"rank {rank} on " in said
-    assert "was ended by SIGKILL, by hand or by the kernel's memory killer (srun: " in said
-    assert f": task {rank}: Killed" in next(line for line in said.splitlines() if line.startswith("> "))
-
-
-@pytest.mark.long
-@pytest.mark.story(hostile, single)
-def test_hostile_names_and_an_enclosing_job_do_no_harm(launcher: Launcher, told: Teller) -> None:
-    found = told(hostile)
-    assert found.shown == [(NAME, COMMENT)] * 2
-    assert found.jobs[0].run.path != found.jobs[1].run.path
-    for job in found.jobs:
-        assert (job.ended(), job.losses()) == (["done"], told(single).losses())
+@storied
+def test_hostile_names_and_an_enclosing_job_do_no_harm(teller: Teller) -> None:
+    """Two runs of one experiment at once, from an odd folder to an odd folder, inside what looks like another job."""
+    folder = teller.launcher.folder / "hostile"
+    (odd := folder / "a b'c\"d $(touch pwned) `touch pwned`; é 100% %j").mkdir(parents=True)
+    enclosing = {
+        "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "1", "SBATCH_PARTITION": "nowhere",
+        "RANK": "3", "WORLD_SIZE": "9", "MASTER_PORT": "1", "SLURM_RESTART_COUNT": "5",
+    }  # fmt: skip
+    words = (*SINGLE, "-J", NAME, "--comment", COMMENT)
+    jobs = [teller.launcher.submit(*words, cwd=odd, HPC_GPT_LOGS=str(odd / "logs"), **enclosing) for _ in range(2)]
+    assert jobs[0].run.path != jobs[1].run.path
+    for job in jobs:
+        asked = ("squeue", "-h", "-t", "all", "-j", job.id, "-o")
+        assert [teller.cluster.run(*asked, key).stdout.rstrip("\n") for key in ("%j", "%k")] == [NAME, COMMENT]
+        job.wait_end()
+        assert (job.ended(), job.losses()) == (["done"], teller(single).losses())
         assert "note: this is within job 1, but a new job is queued, with nodes of its own" in job.noted
-    assert "within job" not in told(single).noted
-    assert not list(found.folder.rglob("pwned"))
-    assert not (launcher.folder / "pwned").exists()
+    assert "within job" not in teller(single).noted
+    assert not list(folder.rglob("pwned"))
+    assert not (teller.launcher.folder / "pwned").exists()
 
 
-@pytest.mark.story(walltime, single)
-def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -> None:
-    job = told(walltime)
+@slow_storied
+def test_walltime_saves_requeues_and_resumes(teller: Teller) -> None:
+    """Slurm itself signals it at its time limit. The jobs after its checkpoints wait until it has ended."""
+    beside = ("--set", "track.tensorboard=true", "--set", "train.keep_last=1", "--set", "after.most=2")
+    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, *beside, "--set", f"after.run={AFTER}", **paused(13))
+    job.wait_paused()
+    job.near_its_limit()
+    job.hears(signal.SIGUSR2)
+    job.far_from_its_limit()
+    job.wait_end()
+    held, then = sorted(path.name for path in job.run.checkpoints.glob("step-*")), after_table(job.run.path)
+    (job.run.path / "go").touch()
+    job.wait("the jobs' ends", lambda: all(each.has_left for each in list_after(job.run.path)))
     assert job.ended() == ["walltime", "done"], job.log()
     assert (job.restarts, job.history()) == (1, ["REQUEUED", "COMPLETED"])
-    assert job.losses() == told(single).losses()
+    assert job.losses() == teller(single).losses()
     assert json.loads((job.run.attempt(2).folder / "trainer.json").read_text())["resumed_step"] == max(job.metrics(1))
     # TensorBoard has been sent it over both attempts.
     events = EventAccumulator(str(job.run.path / "tensorboard"))
@@ -318,11 +187,10 @@ def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -
     assert "track:" not in job.log()
     # [after]: the first two checkpoints got a job, and stayed until it had left.
     first, second = (each.step for each in list_after(job.run.path))
-    held, then = json.loads((job.run.path / "held").read_text())
     assert held == [f"step-{step:08d}" for step in (first, second, STEPS)]
     assert [row["state"] for row in then] == ["running", "running"]
     assert [path.name for path in job.run.checkpoints.glob("step-*")] == [f"step-{STEPS:08d}"]
-    rows = json.loads(launcher.run("status", job.run.run_id, "--json")[0])["runs"][0]["after"]
+    rows = json.loads(teller.launcher.run("status", job.run.run_id, "--json")[0])["runs"][0]["after"]
     assert [(row["step"], row["state"], row["code"]) for row in rows] == [(first, "error", 3), (second, "error", 3)]
     assert [row["job"] for row in rows] == [row["job"] for row in then]
     assert len({job.id, *(row["job"] for row in rows)}) == 3
@@ -331,13 +199,18 @@ def test_walltime_saves_requeues_and_resumes(launcher: Launcher, told: Teller) -
         assert each.log.read_text().split() == [str(job.run.checkpoints / f"step-{each.step:08d}"), "1"]
 
 
-@pytest.mark.story(lost_batch_host, single)
-def test_a_dead_node_requeues_and_resumes(launcher: Launcher, told: Teller) -> None:
-    job, victim = told(lost_batch_host)
+@slow_storied
+def test_a_dead_node_requeues_and_resumes(teller: Teller) -> None:
+    """The node with the script dies; test_race has one without."""
+    job = teller.launcher.submit(*SINGLE, *SAVED, **paused(13))
+    job.wait_paused()
+    (victim,) = job.nodes()
+    with teller.cluster.without_power(victim):
+        job.wait_end()
     assert job.ended() == ["node_failure", "done"], job.log()
     assert victim not in job.nodes()
     assert (job.restarts, job.history()) == (1, ["NODE_FAIL", "COMPLETED"])
-    first = json.loads(launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
+    first = json.loads(teller.launcher.run("why", job.run.run_id, "--json")[0])["attempts"][0]
     assert (first["ended"], first["failed_node"]) == ("node_failure", victim)
     assert min(job.metrics(2)) == 11, "it goes on from a periodic save"
-    assert job.losses() == told(single).losses()
+    assert job.losses() == teller(single).losses()

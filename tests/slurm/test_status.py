@@ -76,15 +76,3 @@ def test_a_hung_slurmctld_hides_nothing_of_an_ended_runs_folder(bare_launcher: L
     said, words = bare_launcher.run("status", run, SLURM_CONF="/nowhere/slurm.conf")
     assert "done" in said
     assert "/nowhere/slurm.conf" in words
-
-
-def test_what_cannot_start_now_is_queued_and_said_in_words(bare_launcher: Launcher) -> None:
-    cluster = bare_launcher.cluster
-    cluster.run("scontrol", "update", "nodename=b1", "state=drain", "reason=a fan is replaced", check=True)
-    try:
-        _, words = bare_launcher.run("submit", "--gpus", "4", "--nodes", "2", "--tp", "1", "--pp", "2", "--dry-run")
-        assert "it cannot start now" in words
-        assert "a fan is replaced" in words
-    finally:
-        # Refused if it is drained no more: on a busy machine it was down meanwhile, and ReturnToService resumed it.
-        cluster.run("scontrol", "update", "nodename=b1", "state=resume")

@@ -3,7 +3,6 @@
 `made_at_COMMIT.tar.xz` holds them as that commit left them; of the checkpoints of each run, the newest.
 """
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -160,10 +159,3 @@ def test_a_calibrated_profile_predicts(made):
     calibrated = json.loads(in_process(*asked).stdout)
     (made / "config" / "clusters" / "a100-80g-8.toml").unlink()
     assert json.loads(in_process(*asked).stdout) != calibrated
-
-
-def test_modules_that_scripts_start_are_there(made):
-    for script in (made / "job-slurm.sh", run_of(made, "ddp") / "job.sh"):
-        names = re.findall(r"-m (hpc_gpt[\w.]*)", script.read_text())
-        assert names
-        assert all(importlib.util.find_spec(name) for name in names), names

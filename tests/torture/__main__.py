@@ -27,8 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Returns 0 if every run ended as if nothing had happened, else 1; 130 after Ctrl-C."""
     asked = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    kinds = asked.kinds.split(",") if asked.kinds else sorted(KINDS)
-    faults = planned(kinds, asked.seed, max(asked.faults, asked.only or 0), EARLIEST)
+    faults = planned(sorted(KINDS), asked.seed, max(asked.faults, asked.only or 0), EARLIEST)
     folder = FOLDER / f"seed-{asked.seed}"
     results = folder / "results.jsonl"
     before = {} if asked.only else _read(results, faults)
@@ -59,7 +58,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", type=int, help="that one fault of the seed, again")
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side (2)")
     parser.add_argument("--ranks", type=int, default=8, choices=(4, 8), help="4: without data parallelism (8)")
-    parser.add_argument("--kinds", default="", help="these kinds alone, with commas; another order")
     return parser.parse_args(arguments)
 
 
@@ -144,8 +142,7 @@ def _summary(found: dict[int, Verdict], asked: argparse.Namespace, seconds: floa
 
 def _again(asked: argparse.Namespace, number: int) -> str:
     """The command that repeats one fault."""
-    more = f" KINDS={asked.kinds}" if asked.kinds else ""
-    return f"make torture SEED={asked.seed} ONLY={number}{more}{f' RANKS={asked.ranks}' if asked.ranks != 8 else ''}"
+    return f"make torture SEED={asked.seed} ONLY={number}{f' RANKS={asked.ranks}' if asked.ranks != 8 else ''}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.command.mine import PROGRAMS, experiment, loss_of_loop
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import DaemonError
 from tests.slurm.launcher import Job, Launcher
-from tests.torture.checks import lost_steps, problems, reference_of, resumed_steps, settled_class
+from tests.torture.checks import lost_steps, problems, reference_of, resumed_steps
 from tests.torture.faults import KINDS
 from tests.torture.order import SAVE_EVERY, STEPS, Planned
 from tests.torture.scene import Missed, Scene
@@ -119,7 +119,7 @@ def break_one(
                         else {step: loss_of_loop(step) for step in range(1, STEPS + 1)}
                     )
                     verdict.problems += problems(scene, known)
-                verdict.ended = [settled_class(attempt) for attempt in scene.run.attempts()]
+                verdict.ended = scene.job.ended()
                 verdict.resumed = resumed_steps(scene)
                 verdict.lost = lost_steps(scene)
                 if scene.said and not verdict.ok:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from hpc_gpt.core.files import read_json
-from hpc_gpt.core.runs.run_folder import Attempt, job_ids
+from hpc_gpt.core.runs.run_folder import job_ids
 from hpc_gpt.reader.readers.runs.own_run import read_own
 from tests.processes import command_of
+from tests.slurm.launcher import settled_class
 from tests.torture.order import SAVE_EVERY, STEPS
 from tests.torture.scene import Scene
 
@@ -58,11 +59,6 @@ def resumed_steps(scene: Scene) -> list[int | None]:
         step = read_json(attempt.folder / "trainer.json").get("resumed_step")
         found.append(int(step) if isinstance(step, int) else None)
     return found
-
-
-def settled_class(attempt: Attempt) -> str:
-    """How an attempt ended by the judge's word, which knows more than the trainer's or the script's; else by that."""
-    return str(attempt.verdict().get("attempt_ended") or attempt.ended().get("ended"))
 
 
 def lost_steps(scene: Scene) -> int:

@@ -33,7 +33,7 @@ from tests.benchmarks.gpu.peers import peer_of
 
 TINY = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 211, "seq": 32}
 TINY_LLAMA = {"kv_heads": 2, "norm": "rmsnorm", "positions": "rope", "mlp": "swiglu", "bias": "none", "tied": False}
-STEPS, WARM = 6, 3
+STEPS, WARM, ROUNDS = 6, 3, 3
 PEER = "by hand"
 
 
@@ -89,7 +89,7 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
     """The rounds of one engine, each written as it ends."""
     on_gpu = device.type == "cuda"
     tiny = Model(**TINY, **(TINY_LLAMA if "llama" in asked.model else {}))
-    model = Model(preset=asked.model, layers=asked.layers) if on_gpu else tiny
+    model = Model(preset=asked.model) if on_gpu else tiny
     built: list[Variant] = []
     every = list(variants(Engine(name, stage), model, on_gpu))
     if asked.only:
@@ -104,7 +104,7 @@ def measure(name: str, stage: int | None, asked: argparse.Namespace, device: tor
         before = torch.cuda.memory_allocated() if on_gpu else 0
         built.append(Variant(label, resolve(experiment, load_profile("local")), device))
         built[-1].states = torch.cuda.memory_allocated() - before if on_gpu else 0
-    for turn in range(asked.rounds):
+    for turn in range(ROUNDS):
         if time.monotonic() > ends:
             return
         base = 0.0
@@ -135,10 +135,8 @@ def main() -> None:
     parser.add_argument("--engines", default="ddp,fsdp,deepspeed-zero:1")
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--mbs", type=int, default=32)
-    parser.add_argument("--layers", type=int, help="fewer than the model has, of which two or three have room")
     parser.add_argument("--only", help="of the variants these, as block,all")
     parser.add_argument("--peer", action="store_true", help="also the model written by hand")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=150.0)
     asked = parser.parse_args()
     ends = time.monotonic() + asked.limit

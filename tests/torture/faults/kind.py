@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tests.torture.order import SAVE_EVERY, STARTING
 from tests.torture.scene import Scene
@@ -27,22 +27,10 @@ class Kind:
     earliest: int = STARTING
     settings: tuple[str, ...] = ()
     small_disk: bool = False
-    by_hand: frozenset[str] = frozenset()
+    by_hand: tuple[str, ...] = ()
     program: Program = ""  # what is run in place of our trainer: the loop of tests/command, by its engine or a script
 
 
-def kind(
-    *,
-    earliest: int = STARTING,
-    settings: tuple[str, ...] = (),
-    small_disk: bool = False,
-    by_hand: tuple[str, ...] = (),
-    program: Program = "",
-) -> Callable[[Callable[[Scene], None]], Kind]:
+def kind(**needs: Any) -> Callable[[Callable[[Scene], None]], Kind]:
     """Makes a Kind of a function; its name is the function's with dashes."""
-
-    def make(strike: Callable[[Scene], None]) -> Kind:
-        name = strike.__name__.replace("_", "-")
-        return Kind(name, strike, earliest, settings, small_disk, frozenset(by_hand), program)
-
-    return make
+    return lambda strike: Kind(strike.__name__.replace("_", "-"), strike, **needs)
