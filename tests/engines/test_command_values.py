@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import hpc_gpt
 
 FILE = """
 name = "mine"
@@ -46,18 +46,3 @@ def test_rows_set_them_and_the_program_gets_them_quoted(file: Path, tmp_path: Pa
         json.loads(path.read_text())["command"] for path in (tmp_path / "logs").glob("mine-low/*/resolved.json")
     ]
     assert all("values" not in each and "lr 0.0001" in each["run"] and "{run}/ran" in each["run"] for each in resolved)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("run", "command.values has run, which hpc-gpt itself fills in"),
-        ("step", "command.values has step, which hpc-gpt itself fills in"),
-        ("unused", "no text of [command] has {unused}"),
-        ('"a-b"', "which is no name"),
-    ],
-)
-def test_a_name_that_is_taken_or_never_used_is_refused(tmp_path: Path, name: str, words: str) -> None:
-    (path := tmp_path / "mine.toml").write_text(f"{FILE}{name} = 1\n")
-    message, _ = error_of(in_process("render", path, cwd=tmp_path))
-    assert words in message
