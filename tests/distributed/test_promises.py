@@ -332,7 +332,7 @@ def refuse(folder: Path, case: Case) -> dict[str, str]:
     return said | {"lost": complaint(engine, kept)}
 
 
-@each(refuse, [staged(TP2_PP2), sharded(DP2, 1), ours(DP1, FSDP)])
+@each(refuse, [sharded(DP2, 1), ours(DP1, FSDP)])
 def test_a_checkpoint_of_another_model_is_refused(task: Task, found: Found) -> None:
     said, hidden = found(task), task.given[0].resolved.model.hidden
     assert said["same"] == ""
