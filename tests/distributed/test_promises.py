@@ -132,10 +132,7 @@ def resume(folder: Path, case: Case) -> dict[str, Any]:
 
 
 DEEPSPEEDS = [hf(), sharded(DP2, 3, offload="full"), sharded(DP2, 1, "bf16"), sharded(TP2, 3, "bf16")]
-LONG_DEEPSPEEDS = [
-    *(sharded(DP2, stage) for stage in (0, 1, 2, 3)),
-    sharded(DP2, 2, "bf16", offload="optimizer"),
-]
+LONG_DEEPSPEEDS = [*(sharded(DP2, stage) for stage in (0, 1, 2, 3)), sharded(DP2, 2, "bf16", offload="optimizer")]
 RESUMED = [
     *DEEPSPEEDS,
     staged(TP2_PP2, dtype="bf16"),

@@ -125,8 +125,6 @@ ROWS: dict[str, Row] = {
      "HERE is no Megatron-LM checkout: there is no pretrain_gpt.py in it | git clone "
      "https://github.com/NVIDIA/Megatron-LM, and name that folder"),
     # a program of one's own
-    "nothing to start": (program(run=" \n"),
-     'command.run is empty, and engine command starts what it says | set run = "…" in the table [command]'),
     "a name that is misspelt": (program(run="x {gpu}"),
      "command.run has {gpu}, which is not known; did you mean gpus? | known are {gpus}, {nodes}, {tp}, {run}, "
      "{attempt}; for a brace of its own the program gets {{gpu}} as {gpu}"),
@@ -171,10 +169,6 @@ ROWS: dict[str, Row] = {
      "command.run and command.script are given: a script runs as it is | leave one of them out"),
     "arguments of no script": (program(args=("a",)),
      "command.args is given without command.script, whose arguments they are | put them into command.run"),
-    "a link without a copy": (program(link=("data",), snapshot=False),
-     "command.link is given, but command.snapshot is false: the program runs in workdir itself | leave it out"),
-    "a link that is above": (program(link=("../data",)),
-     "command.link has '../data', which is no path in command.workdir | for example link = [\"data\"]"),
     "values that cannot be": (program(values={"run": 1, "step": 2, "unused": 3, "a-b": 4}),
      "command.values has run, which hpc-gpt itself fills in\ncommand.values has step, which hpc-gpt itself fills in\n"
      "command.values has unused, but no text of [command] has {unused}\ncommand.values has 'a-b', which is no name "

@@ -116,15 +116,6 @@ def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
     assert found["findings"][0]["figure"] == 3.0
 
 
-def test_without_a_spare_the_attempt_ends_and_names_the_node(tmp_path, figures):
-    run = new_run(tmp_path, nodes=2)
-    (figures / "a").write_text(json.dumps({"error": "GPU 0000:07:00.0 has fallen off the bus"}))
-    said, found, _ = probe(run, "a b", ranks=WARM, HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
-    assert said.startswith("end node_failure preflight: bad node a: rank 0 on it failed: GPU 0000:07:00.0 has fallen")
-    assert found["ended"] == "node_failure"
-    assert list(listed("site")) == ["a"]
-
-
 def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
     run = new_run(tmp_path, nodes=2, spares=2)
     (figures / "b.sh").write_text("exec sleep 600")
@@ -195,13 +186,6 @@ def test_what_a_rank_leaves_running_does_not_hold_the_judge(tmp_path):
     said, found, _ = probe(new_run(tmp_path), "a b", command=command, HPC_GPT_PREFLIGHT_S="100")
     assert said.startswith("end error preflight: 2 of 2 nodes cannot be probed; a: it did not answer")
     assert found["took_s"] < 15
-
-
-def test_a_command_that_starts_no_ranks_is_the_set_ups_fault(tmp_path):
-    run = new_run(tmp_path, nodes=3)
-    said, _, _ = probe(run, "a b c", command=["bash", "-c", "echo 'srun: error: no such option' >&2; exit 1"])
-    assert said.startswith("end error preflight: 3 of 3 nodes cannot be probed; a: it did not answer")
-    assert listed("site") == {}
 
 
 def test_the_node_with_least_room_decides_on_space(tmp_path):

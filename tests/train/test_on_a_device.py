@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hpc_gpt.trainer.model.attention import last_mask
 from hpc_gpt.trainer.model.documents import Boundaries, masked, packed
@@ -22,23 +20,11 @@ from hpc_gpt.trainer.train.engines.optimizer import whole_norm
 from hpc_gpt.trainer.train.engines.protocol import TrainingEngine
 from hpc_gpt.trainer.train.measurements import MatmulRate
 from tests.model.test_gpt import SMALL
+from tests.model.test_techniques import EachTensor
 from tests.train.launch import settings
 
 META = torch.device("meta")
 TOKENS = torch.zeros(2, SMALL.seq, dtype=torch.int64)
-
-
-class Made(TorchDispatchMode):
-    """Notes where the results of operators are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on: set[str] = set()
-
-    def __torch_dispatch__(self, called: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = called(*args, **(kwargs or {}))
-        self.on |= {one.device.type for one in tree_leaves(results) if isinstance(one, torch.Tensor)}
-        return results
 
 
 def step(**techniques: Any) -> Callable[[], Any]:
@@ -75,22 +61,21 @@ ROWS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_it_is_made_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "seconds_each", lambda device, work: work() is None or 0.5)
-    with Made() as made:
+    made: set[str] = set()
+    with EachTensor(lambda tensor: made.add(tensor.device.type)):
         ROWS[name]()
-    assert made.on == {"meta"}
+    assert made == {"meta"}
 
 
 def test_a_copy_to_the_device_begins_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "seconds_each", lambda device, work: work() is None or 0.5)
-    with Made() as made:
+    made: set[str] = set()
+    with EachTensor(lambda tensor: made.add(tensor.device.type)):
         assert measurements.host_to_device_gb_s(META) == 0.01678  # 8 MiB in half a second
-    assert made.on == {"cpu", "meta"}
+    assert made == {"cpu", "meta"}
 
 
-@pytest.mark.parametrize(
-    ("card", "formats"),
-    [((7, 5), ["fp32", "fp16"]), ((8, 0), ["fp32", "fp16", "bf16", "tf32"])],
-)
+@pytest.mark.parametrize(("card", "formats"), [((7, 5), ["fp32", "fp16"]), ((8, 0), ["fp32", "fp16", "bf16", "tf32"])])
 def test_a_card_is_rated_in_the_formats_that_it_has(monkeypatch, card, formats) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     rated: list[tuple[str, str, int]] = []

@@ -10,12 +10,7 @@ from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.train.checkpoints.training_state import (
-    NAME,
-    check_identity,
-    put_identity,
-    read_identity,
-)
+from hpc_gpt.trainer.train.checkpoints.training_state import NAME, check_identity, put_identity, read_identity
 from tests.train.launch import settings
 
 RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})

@@ -61,14 +61,10 @@ def test_the_choice_ends_with_the_context() -> None:
 @pytest.mark.parametrize(
     ("card", "cudnn", "place"),
     [
-        ((9, 0), 91501, 0),
-        ((9, 0), 91500, 1),
-        ((10, 3), 92600, 0),
-        ((8, 0), 92600, 1),
-        ((12, 0), 92600, 1),
+        ((9, 0), 91501, 0), ((9, 0), 91500, 1), ((10, 3), 92600, 0), ((8, 0), 92600, 1), ((12, 0), 92600, 1),
         ((9, 0), None, 1),
     ],
-)
+)  # fmt: skip
 def test_cudnn_is_first_where_torch_puts_it_first(monkeypatch, card, cudnn, place):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)

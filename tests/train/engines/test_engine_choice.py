@@ -38,14 +38,10 @@ def test_the_oldest_card_has_what_came_with_it(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("found", "profile", "device"),
     [
-        (4, V100, "cuda:3"),
-        (4, LOCAL, "cuda:3"),
-        (1, LOCAL, "cpu"),
-        (0, LOCAL, "cpu"),
-        (0, SITE, "cpu"),
+        (4, V100, "cuda:3"), (4, LOCAL, "cuda:3"), (1, LOCAL, "cpu"), (0, LOCAL, "cpu"), (0, SITE, "cpu"),
         (1, SITE, None),
     ],
-)
+)  # fmt: skip
 def test_a_job_on_gpus_does_not_quietly_train_on_cpus(monkeypatch, found, profile, device):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)

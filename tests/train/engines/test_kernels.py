@@ -42,14 +42,9 @@ def compiled(mode: Any, techniques: Techniques, backend: str = "aot_eager") -> t
 @pytest.mark.parametrize(
     "techniques",
     [
-        Techniques(),
-        Techniques(one_pass_loss=True),
-        Techniques(one_pass_loss=True, loss_chunks=3),
-        Techniques(fused_bias_gradients=True),
-        Techniques(recompute="selective"),
-        Techniques(recompute="full"),
-        Techniques(activation_offload=True),
-        Techniques(loss_chunks=3),
+        Techniques(), Techniques(one_pass_loss=True), Techniques(one_pass_loss=True, loss_chunks=3),
+        Techniques(fused_bias_gradients=True), Techniques(recompute="selective"), Techniques(recompute="full"),
+        Techniques(activation_offload=True), Techniques(loss_chunks=3),
         Techniques(tiles=2, recompute="full", activation_offload=True, loss_chunks=3),
     ],
     ids=[
@@ -63,7 +58,7 @@ def compiled(mode: Any, techniques: Techniques, backend: str = "aot_eager") -> t
         "chunks",
         "together",
     ],
-)
+)  # fmt: skip
 def test_compiled_is_the_same(mode: str, techniques: Techniques) -> None:
     loss, gradients, _ = train(Gpt(SMALL, 1))
     again, found = compiled(mode, techniques)

@@ -131,8 +131,7 @@ def check_backend(backend: str, device: torch.device, instead: str) -> None:
         wanted, names = "a C compiler for a GPU", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(shutil.which(name) for name in names):
         raise ConfigError(
-            f'engine.compile_backend is "inductor", which needs {wanted}, but there is no '
-            f"{' or '.join(names)} on PATH",
+            f'engine.compile_backend is "inductor", which needs {wanted}, but there is no {" or ".join(names)} on PATH',
             f"put one on PATH or load its module, {instead}",
         )
 
