@@ -114,8 +114,6 @@ ROWS: dict[str, Row] = {
     "an option that follows": (megatron(engine={"megatron_args": ("--num-layers=3", "--lr", "1")}),
      "engine.megatron_args holds --lr, --num-layers, which follows from the experiment's other keys | set those "
      "keys (hpc-gpt help keys), so that the record says what ran"),
-    "its words for another": (megatron(engine={"name": "ddp", "megatron_args": ("--foo",)}, layout={"tp": 1}),
-     "engine.megatron_args is ('--foo',), which engine ddp does not have | leave it out, or use --engine megatron-lm"),
     "no checkout": (of(MEGATRON, "check_program", settle(), {}),
      "engine megatron-lm runs a checkout of Megatron-LM, but neither MEGATRON_LM nor profile test names one | "
      'export MEGATRON_LM=/path/to/Megatron-LM, or megatron_lm = "/path/to/Megatron-LM" in the cluster profile'),

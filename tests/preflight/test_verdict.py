@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.trainer.preflight.verdict import (
-    Finding,
     Measure,
     NodeReport,
     choose_nodes,
     judge_devices,
     judge_exchanges,
     judge_space,
+    some_of,
 )
 
 
@@ -170,16 +170,23 @@ def test_the_first_sound_nodes_are_chosen_in_their_order(bad, needed):
     assert chosen == [node for node in nodes if node not in out][:needed]
 
 
+ALL, NEXT = "the checkpoints to come take about 50.00 GiB", "the next checkpoint takes about"
+
+
 @pytest.mark.parametrize(
-    ("free", "one", "every", "ended"),
-    [(100, 10, 50, []), (20, 10, 50, [None]), (5, 10, 50, ["disk_full"]), (None, 10, 50, []), (0, 0, 0, [])],
-)
-def test_space_for_the_next_checkpoint_is_needed_for_all_wished(free, one, every, ended):
-    found = judge_space(free, one, every, "/scratch")
-    assert [finding.ended for finding in found] == ended
-    assert all(isinstance(finding, Finding) and finding.node is None for finding in found)
+    ("free", "one", "every", "ends"),
+    [
+        (100, 10, 50, []), (50, 10, 50, []), (None, 10, 50, []), (0, 0, 0, []),
+        (20, 10, 50, [(None, None, f"20.00 GiB are free in /x, {ALL}")]),
+        (10, 10, 50, [(None, None, f"10.00 GiB are free in /x, {ALL}")]),
+        (9.5, 10, 50, [(None, "disk_full", f"9.50 GiB are free in /x, {NEXT} 10.00 GiB")]),
+        (2**-20, 2**-15, 1, [(None, "disk_full", f"1.00 KiB are free in /x, {NEXT} 32.00 KiB")]),
+    ],
+)  # fmt: skip
+def test_space_for_the_next_checkpoint_is_needed_for_all_wished(free, one, every, ends):
+    assert [(each.node, each.ended, each.words) for each in judge_space(free, one, every, "/x")] == ends
 
 
-def test_a_little_space_is_told_in_a_unit_that_shows_it():
-    (finding,) = judge_space(2**-20, 2**-15, 1.0, "/scratch")
-    assert finding.words == "1.00 KiB are free in /scratch, the next checkpoint takes about 32.00 KiB"
+def test_of_many_nodes_eight_are_named():
+    assert some_of("abcdefgh") == "a, b, c, d, e, f, g, h"
+    assert some_of("abcdefghij") == "a, b, c, d, e, f, g, h and 2 more"

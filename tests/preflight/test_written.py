@@ -12,7 +12,7 @@ from hpc_gpt.core.ends.bad_nodes import listed
 from hpc_gpt.trainer.preflight import measurements
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.transfers import Transfer
-from hpc_gpt.trainer.preflight.verdict import encode, judge_space, some_of
+from hpc_gpt.trainer.preflight.verdict import encode
 from tests.preflight.test_nodes import new_run
 
 FIGURES = {"device": "H100", "devices": 1, "memory_free_gib": 78.125, "matmul_tflops": 600.0, "write_mb_s": 412.0,
@@ -129,19 +129,6 @@ def test_who_breaks_an_exchange_is_named_and_left_out(tmp_path: Path, name: str)
     assert repr(found).replace(str(preflight.run.path), "RUN") == repr((ends, findings))
     preflight.note_bad_nodes()
     assert list(listed("site")) == [node for node, _ in findings if node]
-
-
-def test_room_and_names_have_their_bounds() -> None:
-    words = "{} are free in /x, the {} about {} GiB"
-    assert judge_space(50, 10, 50, "/x") == []
-    for free, ended, said in ((10, None, ("10.00 GiB", "checkpoints to come take", "50.00")),
-                              (9.5, "disk_full", ("9.50 GiB", "next checkpoint takes", "10.00"))):  # fmt: skip
-        (finding,) = judge_space(free, 10, 50, "/x")
-        assert (finding.ended, finding.words) == (ended, words.format(*said))
-    assert (some_of("abcdefgh"), some_of("abcdefghij")) == (
-        "a, b, c, d, e, f, g, h",
-        "a, b, c, d, e, f, g, h and 2 more",
-    )
 
 
 def test_a_rate_is_what_is_moved_by_the_seconds_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,8 +269,6 @@ ROWS: dict[str, Row] = {
      "HERE/in.txt has no text to make tokens from | give a file or folder with some in it"),
     "a place that cannot be written": (blocked(lambda out: build_tokens(out.parents[1], out)),
      "cannot write HERE/file/below/x: Not a directory | give a file name in a folder with room that you can write"),
-    "no folder of text": (lambda at: run_data.ensure_data(streaming(at / "missing")),
-     "no text at HERE/missing | give a text file, a jsonl file or a folder"),
     "a folder without text": (listing(0),
      "HERE has no text to stream | give a folder of text, jsonl, .gz or .zst files"),
     "fewer shards than ranks": (listing(1, dp=2),

@@ -67,9 +67,6 @@ def test_a_relative_tokenizer_is_found_beside_the_experiment(tmp_path: Path, mon
     assert run_data.check_beside(run.data, beside) == beside
     assert run_data.located(run, beside).data.tokenizer == str(beside / "t.json")
     assert run_data.located(run, here) == run
-    (here / "t.json").write_text("{}")
-    with pytest.raises(DataError, match=r"data\.tokenizer t\.json is ambiguous"):
-        run_data.check_beside(run.data, beside)
     named = reading("tokens", tmp_path / "a.tokens")
     assert run_data.check_beside(named.data, beside) is None
     assert run_data.located(named, beside) == named

@@ -104,12 +104,6 @@ def test_a_changed_byte_is_found(tmp_path: Path, suffix: str) -> None:
         documents(path)
 
 
-def test_a_line_without_text_is_named_by_its_place_in_the_text(tmp_path: Path) -> None:
-    (path := tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n\n[1]\n'))
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz:3: no object .* at byte 17 of the text: \[1\]"):
-        documents(path)
-
-
 def test_a_folder_lists_what_is_text(tmp_path: Path) -> None:
     for name in ("b.txt", "a/2.jsonl.gz", "a/1.zst", ".git/x.txt", "a.tar.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -34,6 +34,7 @@ from tests.train.alone import ALONE, CountingEngine
 from tests.train.checkpoints.test_safe_load import Program
 from tests.train.checkpoints.test_universal import saved_states
 from tests.train.engines.test_attention import Breakable, asking
+from tests.train.engines.test_master_weights import Training
 from tests.train.launch import new_run, settings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -51,16 +52,11 @@ GPUS = ClusterProfile(name="jean-zay", device="v100-32g")
 
 
 def on(
-    act: Callable[[], Any],
-    card: tuple[int, int] = (9, 0),
-    name: str = "H100",
-    visible: int = 4,
-    version: str = "2.13.0",
-    hip: str | None = None,
-    triton: bool = True,
-    **environment: str,
+    act: Callable[[], Any], card: tuple[int, int] = (9, 0), name: str = "H100", **node: Any
 ) -> Callable[[Path], Any]:
-    """On a node with such GPUs, and with such a torch."""
+    """On a node with such GPUs, with such a torch and such variables."""
+    visible, version, hip = node.pop("visible", 4), node.pop("version", "2.13.0"), node.pop("hip", None)
+    triton = node.pop("triton", True)
 
     def do(at: Path) -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +68,7 @@ def on(
             patch.setattr("importlib.util.find_spec", lambda name: triton or None)
             for key in ("CC", "CXX"):
                 patch.delenv(key, raising=False)
-            for key, value in environment.items():
+            for key, value in node.items():
                 patch.setenv(key, value)
             return act()
 
@@ -227,9 +223,6 @@ ROWS: dict[str, Row] = {
     "parts of samples on an old torch": (on(compiles(cp=2), version="2.11.0"),
      "layout.cp 2 with engine.compile = block is not tested on torch 2.11.0 | use torch 2.13 or newer, or "
      'engine.compile = "none"'),
-    "Inductor without a C++ compiler": (on(compiles(), PATH="/none"),
-     'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no g++ on PATH | put '
-     f"one on PATH or load its module, {NO_COMPILER}"),
     "Inductor without the compiler that is named": (on(compiles(compile="whole"), PATH="/none", CXX="icpx"),
      'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no icpx on PATH | '
      f"put one on PATH or load its module, {NO_COMPILER}"),
@@ -248,6 +241,9 @@ ROWS: dict[str, Row] = {
     "Inductor without Triton": (on(builds("deepspeed-zero", zero_stage=3, compile="block"), triton=False),
      "engine.compile_backend is \"inductor\", which needs Triton for a GPU, but it is not installed | install torch's "
      f"CUDA wheel, which brings it, {NO_COMPILER}"),
+    "an update without a C++ compiler": (on(lambda: Training("inductor"), PATH="/none"),
+     'engine.compile_backend is "inductor", which needs a C++ compiler for a CPU, but there is no g++ on PATH | put '
+     "one on PATH or load its module, or leave train.optimizer_mode out"),
     # attention
     "a kernel that a CPU lacks": (attends("cudnn"),
      'engine.attention is cudnn, but that kernel cannot run here: ... | use engine.attention = "auto", or flash or '
@@ -282,13 +278,9 @@ ROWS: dict[str, Row] = {
      f"engine.partition is layers there and [1, 1] here; engine.tiles is 1 there and 2 here | {RESUME}"),
     "no json": (cut("model.json", training_state.read_identity),
      f"HERE: model.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
-    "no position": (cut("data-00003.json", training_state.read_positions),
-     f"HERE: data-00003.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
     "no generators": (lambda at: training_state.load_random_state(at, 3, CPU),
      f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
     "a program among tensors": (program("bad.pt", torch.save, load_safely),
-     f"HERE/bad.pt cannot be read as data alone: ... | {A_PROGRAM}"),
-    "a program among mapped tensors": (program("bad.pt", torch.save, lambda path: load_safely(path, mmap=True)),
      f"HERE/bad.pt cannot be read as data alone: ... | {A_PROGRAM}"),
     "a program in the metadata": (program(".metadata", pickled, load_metadata),
      f"HERE/.metadata cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),

@@ -129,8 +129,7 @@ def test_what_two_attempts_print_and_write(tmp_path, tokens, capsys, monkeypatch
         metrics.append(attempt.metrics.read_text())
         (marker,) = run.checkpoints.glob(f"step-0000000{2 + number}/complete.json")
         saved = json.loads(marker.read_text())
-        assert (saved["train_s"], saved["time"], saved["data"]) == ((104.0, 6104.0), (206.0, 7206.0))[number] + (
-            start["data"],
-        )
+        figures = saved["train_s"], saved["time"], saved["data"] == start["data"]
+        assert figures == ((104.0, 6104.0, True), (206.0, 7206.0, True))[number]
         marker.write_text(json.dumps(saved | {"data": "0123456789abcdef"}))
     assert (printed, metrics) == (PRINTED, METRICS)

@@ -183,7 +183,7 @@ def test_no_time_where_nothing_was_compiled() -> None:
     [("2.13.0+cpu", True, "block", 2), ("2.14.0a0+git1234", True, "whole", 1), ("3.0.0", True, "block", 1),
      ("2.11.0", False, "block", 1), ("2.11.0", True, "none", 2)],
 )  # fmt: skip
-def test_what_an_old_torch_computes_wrongly_is_compiled_by_others(monkeypatch, version, sequence_parallel, mode, cp):
+def test_what_an_old_torch_computes_wrongly_others_compile(monkeypatch, version, sequence_parallel, mode, cp):
     monkeypatch.setattr(torch, "__version__", version)
     check_compilers(Engine(compile=mode, compile_backend="aot_eager", sequence_parallel=sequence_parallel), CPU, cp)
 
