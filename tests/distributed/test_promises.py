@@ -132,10 +132,7 @@ def resume(folder: Path, case: Case) -> dict[str, Any]:
 
 
 DEEPSPEEDS = [hf(), sharded(DP2, 3, offload="full"), sharded(DP2, 1, "bf16"), sharded(TP2, 3, "bf16")]
-LONG_DEEPSPEEDS = [
-    *(sharded(DP2, stage) for stage in (0, 1, 2, 3)),
-    sharded(DP2, 2, "bf16", offload="optimizer"),
-]
+LONG_DEEPSPEEDS = [*(sharded(DP2, stage) for stage in (0, 1, 2, 3)), sharded(DP2, 2, "bf16", offload="optimizer")]
 RESUMED = [
     *DEEPSPEEDS,
     staged(TP2_PP2, dtype="bf16"),
@@ -319,8 +316,6 @@ def refuse(folder: Path, case: Case) -> dict[str, str]:
     others = {
         "same": resolved,
         "model": replace(resolved, model=replace(resolved.model, hidden=64)),
-        "dtype": replace(resolved, train=replace(resolved.train, dtype="bf16")),
-        "optimizer": replace(resolved, train=replace(resolved.train, optimizer="sgd")),
     }
     said = {name: complaint(engine, kept, other) for name, other in others.items()}
     said["missing"] = complaint(engine, folder / "nowhere")
@@ -332,13 +327,11 @@ def refuse(folder: Path, case: Case) -> dict[str, str]:
     return said | {"lost": complaint(engine, kept)}
 
 
-@each(refuse, [staged(TP2_PP2), sharded(DP2, 1), ours(DP1, FSDP)])
+@each(refuse, [sharded(DP2, 1), ours(DP1, FSDP)])
 def test_a_checkpoint_of_another_model_is_refused(task: Task, found: Found) -> None:
     said, hidden = found(task), task.given[0].resolved.model.hidden
     assert said["same"] == ""
     assert f"another model: model.hidden is {hidden} there and 64 here" in said["model"]
-    assert "train.dtype is fp32 there and bf16 here" in said["dtype"]
-    assert "train.optimizer is adamw there and sgd here" in said["optimizer"]
     assert "model.json cannot be read" in said["missing"]
     assert "holds no weights" in said["lost"]
 

@@ -55,13 +55,10 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "dtype", "count", "products"),
     [
-        ("ddp", "fp32", 1, 0),
-        ("ddp", "bf16", 1, 0),
-        ("fsdp", "bf16", 1, 0),
-        ("ddp", "fp16", 1, 2),
+        ("ddp", "fp32", 1, 0), ("ddp", "bf16", 1, 0), ("fsdp", "bf16", 1, 0), ("ddp", "fp16", 1, 2),
         ("ddp", "bf16", 2, 4),
     ],
-)
+)  # fmt: skip
 def test_an_engine_multiplies_no_gradient_by_one(alone, monkeypatch, name, dtype, count, products):
     made: list[Tensor] = []
     multiply = vocab_loss._Plain.multiply

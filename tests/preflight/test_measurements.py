@@ -1,5 +1,6 @@
 """Who exchanges with whom: disjoint rounds, every group of the layout, two neighbours a node; and the probe command."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -87,11 +88,11 @@ def test_the_versions_of_a_command_are_laid_over_those_found(tmp_path, named, mo
     [
         ("echo first >&2; echo 'Xid 79' >&2; exit 3", "the probe command failed: Xid 79"),
         ("exit 3", "the probe command failed: exit 3"),
-        ("echo nonsense", "prints no JSON object"),
-        ("echo '[1]'", "prints no JSON object"),
+        ("echo nonsense", "the probe command prints no JSON object: 'nonsense\\n'"),
+        ("echo '[1]'", "the probe command prints no JSON object: '[1]\\n'"),
         ("""echo '{"error": "row remapping failed"}'""", "row remapping failed"),
     ],
 )
 def test_a_command_that_fails_fails_the_probe(command, words):
-    with pytest.raises(ProbeFailed, match=words):
+    with pytest.raises(ProbeFailed, match=f"^{re.escape(words)}$"):
         figures_of_command(command)

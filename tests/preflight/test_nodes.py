@@ -14,7 +14,7 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.trainer.preflight.nodes import Preflight
-from hpc_gpt.trainer.preflight.verdict import NodeReport, decode, encode
+from hpc_gpt.trainer.preflight.verdict import NodeReport, encode
 from tests.conftest import REPOSITORY
 from tests.forked import forked_python
 
@@ -116,15 +116,6 @@ def test_a_slow_node_gives_its_place_to_a_spare(tmp_path, figures):
     assert found["findings"][0]["figure"] == 3.0
 
 
-def test_without_a_spare_the_attempt_ends_and_names_the_node(tmp_path, figures):
-    run = new_run(tmp_path, nodes=2)
-    (figures / "a").write_text(json.dumps({"error": "GPU 0000:07:00.0 has fallen off the bus"}))
-    said, found, _ = probe(run, "a b", ranks=WARM, HPC_GPT_PROBE_COMMAND=COMMAND, FIGURES=str(figures))
-    assert said.startswith("end node_failure preflight: bad node a: rank 0 on it failed: GPU 0000:07:00.0 has fallen")
-    assert found["ended"] == "node_failure"
-    assert list(listed("site")) == ["a"]
-
-
 def test_nodes_that_fall_silent_are_named_within_the_limit(tmp_path, figures):
     run = new_run(tmp_path, nodes=2, spares=2)
     (figures / "b.sh").write_text("exec sleep 600")
@@ -160,76 +151,11 @@ def act(tmp_path, nodes, figures, words):
 
 
 JUDGED = {"judged": True}
-LOST = {
-    # c waits for b in its own pair, while a and b wait in theirs.
-    "a link that swallows all": ("for node in ranks: say(node, rates=[])", "b", "no end within"),
-    "a rank that was killed": ("for node in 'ac':\n    say(node, failed='Connection closed by peer')",
-                               "b", "Connection closed"),
-    "a rank with an error": ("say('a', failed='RuntimeError: Connection reset by peer')\n"
-                             "say('b', failed='AcceleratorError: CUDA error: unspecified launch failure')",
-                             "b", "unspecified launch failure"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("how", LOST)
-def test_who_breaks_an_exchange_is_named(tmp_path, how):
-    run = new_run(tmp_path, nodes=2, spares=1)
-    said, found, log = probe(run, "a b c", command=act(tmp_path, "abc", JUDGED, LOST[how][0]))
-    assert said == "nodes a,c", log
-    (finding,) = (each for each in found["findings"] if each["node"])
-    assert finding["node"] == "b"
-    assert LOST[how][2] in finding["words"]
-
-
-def test_an_exchange_broken_between_two_is_neither_ones_fault(tmp_path):
-    run = new_run(tmp_path, nodes=2)
-    words = "for node in 'ab': say(node, failed='RuntimeError: Connection reset by peer')"
-    said, _, _ = probe(run, "a b", command=act(tmp_path, "ab", JUDGED, words))
-    assert said.startswith("end collective_timeout preflight: an exchange among all nodes broke")
-    assert listed("site") == {}
-
-
-# Two nodes each, b with a and with c: b is the slow one.
-RATES = """
-for node, rates in zip(ranks, ([3.0, 20.0], [3.0, 3.0], [20.0, 3.0], [20.0, 20.0], [20.0, 20.0])):
-    say(node, rates=rates, done=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("figures", "chosen"),
-    [
-        ({"judged": False, "device": "cpu"}, "a,b"),
-        ({"judged": True, "device": "cpu"}, "a,c"),
-        ({"judged": False, "device": "cpu", "pair_gb_s": 20.0}, "a,c"),
-    ],
-)
-def test_a_cpus_rates_between_ranks_are_judged_only_if_given(tmp_path, figures, chosen):
-    command = act(tmp_path, "abcde", figures, RATES)
-    said, found, log = probe(new_run(tmp_path, nodes=2, spares=3), "a b c d e", command=command)
-    assert said == f"nodes {chosen}", log
-    assert len(found["exchanges"]) == 5
-
-
-@pytest.mark.parametrize(("nodes", "warned"), [("ab", True), ("a", False)])
-def test_a_transfer_that_never_came_warns_of_two_asked_nodes(tmp_path, nodes, warned):
-    """One GPU and a spare: the layout has no transfers, the nodes have one."""
-    command = act(tmp_path, nodes, JUDGED, "for node in ranks: say(node, done=True)")
-    said, found, _ = probe(new_run(tmp_path, nodes=1, spares=1), " ".join(nodes), command=command)
-    assert said == "nodes a"
-    assert ["no rank has made its exchanges" in each["words"] for each in found["findings"]] == [True] * warned
-
-
 FOREIGN = [[], "text", 1, None, {}, {"node": "a"}, {"node": "a", "local": 0}]
 
 
 def line_of(fields):
     return f"hpc-gpt-preflight {json.dumps(fields)}\n"
-
-
-@pytest.mark.parametrize("fields", FOREIGN)
-def test_a_line_without_a_ranks_fields_is_foreign(fields):
-    assert decode(line_of(fields)) is None
 
 
 def test_foreign_lines_among_a_ranks_do_not_end_the_preflight(tmp_path):
@@ -255,29 +181,6 @@ def test_what_a_rank_leaves_running_does_not_hold_the_judge(tmp_path):
     said, found, _ = probe(new_run(tmp_path), "a b", command=command, HPC_GPT_PREFLIGHT_S="100")
     assert said.startswith("end error preflight: 2 of 2 nodes cannot be probed; a: it did not answer")
     assert found["took_s"] < 15
-
-
-@pytest.mark.parametrize(
-    ("given", "ended", "words"),
-    [
-        ({"free_gib": 0.0}, "disk_full", "0 bytes are free"),
-        ({"sees_run_folder": False}, "user_error", "the run folder is not shared: 2 of 2 nodes"),
-    ],
-)
-def test_what_is_no_nodes_fault_ends_the_attempt_and_lists_none(tmp_path, given, ended, words):
-    command = act(tmp_path, "ab", JUDGED | WELL | given, "")
-    said, _, log = probe(new_run(tmp_path, nodes=2), "a b", command=command)
-    assert said.startswith(f"end {ended} preflight: ")
-    assert words in said
-    assert f"ends: {words}" in log
-    assert listed("site") == {}
-
-
-def test_a_command_that_starts_no_ranks_is_the_set_ups_fault(tmp_path):
-    run = new_run(tmp_path, nodes=3)
-    said, _, _ = probe(run, "a b c", command=["bash", "-c", "echo 'srun: error: no such option' >&2; exit 1"])
-    assert said.startswith("end error preflight: 3 of 3 nodes cannot be probed; a: it did not answer")
-    assert listed("site") == {}
 
 
 def test_the_node_with_least_room_decides_on_space(tmp_path):

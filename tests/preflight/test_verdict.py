@@ -1,17 +1,19 @@
 """Whose fault it is: the rules by which a node is named, by tables and properties."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.trainer.preflight.verdict import (
-    Finding,
     Measure,
     NodeReport,
     choose_nodes,
     judge_devices,
     judge_exchanges,
     judge_space,
+    some_of,
 )
 
 
@@ -30,80 +32,83 @@ def blamed(findings):
     return {finding.node: finding.words for finding in findings if finding.node}
 
 
-def test_sound_nodes_have_no_findings():
-    assert judge_devices(cluster(a={}, b={}, c={}, d={}), 1) == []
+def beside(own, others=3):
+    """A node `b` with such figures, and sound ones."""
+    return cluster(a={}, b=own, **{name: {} for name in "cdefg"[: others - 1]})
 
 
-@pytest.mark.parametrize(
-    ("own", "words"),
-    [
-        ({"matmul_tflops": 509.0}, "matmul 509 TFLOP/s, median of its peers 600"),
-        ({"memory_free_gib": 40.0}, "40 GiB free, median of its peers 78"),
-        ({"devices": 7}, "7 devices, 8 on other nodes"),
-        ({"clock_skew_s": 75.0}, "its clock is 75.0 s ahead of the others'"),
-        ({"sees_run_folder": False}, "others do not see what it writes in the run folder"),
-        ({"versions": {"torch": "2.12.1"}}, "torch 2.12.1 instead of 2.13.0, as on no other node"),
-    ],
-)
-def test_one_node_that_differs_is_named_with_its_figure(own, words):
-    assert blamed(judge_devices(cluster(a={}, b=own, c={}, d={}), 1)) == {"b": words}
-
-
-@pytest.mark.parametrize("own", [{"matmul_tflops": 511.0}, {"memory_free_gib": 70.0}, {"clock_skew_s": 1.0}])
-def test_within_15_percent_nobody_is_named(own):
-    assert judge_devices(cluster(a={}, b=own, c={}, d={}), 1) == []
-
-
-def test_a_slow_copy_or_disk_and_a_clock_off_are_warnings():
-    (found,) = judge_devices(cluster(a={}, b={"host_to_device_gb_s": 12.0}, c={}), 1)
-    assert (found.node, found.ended, found.words) == (None, None, "b: host to device 12 GB/s, median of its peers 50")
-    (found,) = judge_devices(cluster(a={}, b={"clock_skew_s": -5.0}, c={}), 1)
-    assert (found.node, found.ended, found.words) == (None, None, "b: its clock is 5.0 s behind the others'")
-
-
-def test_a_cpus_rates_are_reported_and_not_judged():
-    slow = {"device": "cpu", "judged": False, "matmul_tflops": 0.01, "memory_free_gib": 1.0}
-    assert judge_devices(cluster(a={"device": "cpu", "judged": False}, b=slow), 1) == []
-
-
-def test_every_rank_of_a_node_counts_and_the_worst_decides():
+def with_ranks(**worst):
+    """Three nodes of two ranks, of which one has such figures."""
     reports = cluster(a={}, b={}, c={})
     for report in reports.values():
         report.sent[1] = {"figures": dict(report.figures[0])}
-    reports["c"].sent[1]["figures"]["matmul_tflops"] = 100.0
-    assert blamed(judge_devices(reports, 2)) == {"c": "matmul 100 TFLOP/s, median of its peers 600"}
+    reports["c"].sent[1]["figures"] |= worst
+    return reports
 
 
-def test_silent_and_failed_nodes_are_named():
-    reports = cluster(a={}, b={}, c={}, d={}, e={}, f={}, g={})
-    reports["b"] = NodeReport()
-    reports["c"] = NodeReport({0: {}})
-    reports["d"] = NodeReport({0: {"failed": "AcceleratorError: CUDA error: out of memory"}})
-    assert blamed(judge_devices(reports, 1)) == {
-        "b": "it did not answer",
-        "c": "1 of its 1 ranks gave no figures in time",
-        "d": "rank 0 on it failed: AcceleratorError: CUDA error: out of memory",
-    }
+def failing(why, nodes="ab"):
+    return {name: NodeReport({0: {"failed": why}}) for name in nodes}
 
 
-def test_what_all_nodes_fail_in_is_the_set_ups_fault():
-    reports = {name: NodeReport({0: {"failed": "ModuleNotFoundError: No module named 'torch'"}}) for name in "ab"}
-    (found,) = judge_devices(reports, 1)
-    assert (found.node, found.ended) == (None, "user_error")
-    assert "2 of 2 nodes cannot be probed; a: rank 0 on it failed: ModuleNotFoundError" in found.words
-    (found,) = judge_devices({name: NodeReport() for name in "abc"}, 1)
-    assert (found.node, found.ended) == (None, "error")
+ON_TIME, SLOW, BLIND = {"clock_skew_s": 0.0}, "median of its peers 600", {"sees_run_folder": False}
+LOST = NodeReport({0: {"failed": "AcceleratorError: CUDA error: out of memory"}})
+NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
+UNSEEN = "others do not see what it writes in the run folder"
+CPU = {"device": "cpu", "judged": False}
+# The reports of nodes, and of each finding the node at fault, how the attempt ends, and its words.
+JUDGED = [
+    (cluster(a={}, b={}, c={}, d={}), []),
+    (beside({"matmul_tflops": 510.0}), []),
+    (beside({"matmul_tflops": 509.0}), [("b", None, f"matmul 509 TFLOP/s, {SLOW}")]),
+    (cluster(a={}, b={}, c={}, d={"matmul_tflops": 500.0}, e={"matmul_tflops": 300.0}),
+     [("d", None, f"matmul 500 TFLOP/s, {SLOW}"), ("e", None, f"matmul 300 TFLOP/s, {SLOW}")]),
+    (with_ranks(matmul_tflops=100.0), [("c", None, f"matmul 100 TFLOP/s, {SLOW}")]),
+    (beside({"memory_free_gib": 70.0}), []),
+    (beside({"memory_free_gib": 40.0}), [("b", None, "40 GiB free, median of its peers 78")]),
+    (beside({"host_to_device_gb_s": 12.0}), [(None, None, "b: host to device 12 GB/s, median of its peers 50")]),
+    (beside({"write_mb_s": 40.0}), [(None, None, "b: shared disk 40 MB/s, median of its peers 400")]),
+    (cluster(a=CPU, b=CPU | {"matmul_tflops": 0.01, "memory_free_gib": 1.0}), []),
+    (beside({"devices": 7}), [("b", None, "7 devices, 8 on other nodes")]),
+    # clocks; of two there is no median
+    (cluster(a=ON_TIME, b={"clock_skew_s": 1.99}, c=ON_TIME), []),
+    (cluster(a=ON_TIME, b={"clock_skew_s": 2.0}, c=ON_TIME),
+     [(None, None, "b: its clock is 2.0 s ahead of the others'")]),
+    (cluster(a=ON_TIME, b={"clock_skew_s": 59.9}, c=ON_TIME),
+     [(None, None, "b: its clock is 59.9 s ahead of the others'")]),
+    (cluster(a=ON_TIME, b={"clock_skew_s": 60.0}, c=ON_TIME),
+     [("b", None, "its clock is 60.0 s ahead of the others'")]),
+    (cluster(a={}, b={"clock_skew_s": 60.0}), [("b", None, "its clock is 60.0 s ahead of the others'")]),
+    (beside({"clock_skew_s": -75.0}), [("b", None, "its clock is 75.0 s behind the others'")]),
+    # the run folder
+    (cluster(a={}, b=BLIND), [("b", None, UNSEEN)]),
+    (cluster(a={}, b=BLIND, c=BLIND),
+     [(None, "user_error", "the run folder is not shared: 2 of 3 nodes and this one see different files")]),
+    (cluster(a={}, b={}) | {"b": replace(cluster(b={})["b"], seen=False)}, [("b", None, UNSEEN)]),
+    # versions
+    (beside({"versions": {"torch": "2.12.1"}}), [("b", None, "torch 2.12.1 instead of 2.13.0, as on no other node")]),
+    (beside({"versions": {}}), [("b", None, "torch missing instead of 2.13.0, as on no other node")]),
+    (beside({"versions": {"torch": "2.13.0", "hf": "5"}}), [("b", None, "hf 5 instead of none, as on no other node")]),
+    (cluster(a={}, b={"versions": {"torch": "2.12.1", "python": "3.12"}}),
+     [(None, "user_error", "the nodes differ in their versions: a: torch 2.13.0; b: python 3.12, torch 2.12.1")]),
+    # nodes without figures
+    (cluster(a={}, b={}, e={}, f={}, g={}) | {"b": NodeReport(), "c": NodeReport({0: {}}), "d": LOST}, [
+        ("b", None, "it did not answer"), ("c", None, "1 of its 1 ranks gave no figures in time"),
+        ("d", None, "rank 0 on it failed: AcceleratorError: CUDA error: out of memory")]),
+    (cluster(a={}, b={}) | {"d": NodeReport(), "e": NodeReport()},
+     [("d", None, "it did not answer"), ("e", None, "it did not answer")]),
+    (cluster(a={}) | {"d": NodeReport(), "e": NodeReport()},
+     [(None, "error", "2 of 3 nodes cannot be probed; d: it did not answer")]),
+    (failing(NO_TORCH),
+     [(None, "user_error", f"2 of 2 nodes cannot be probed; a: rank 0 on it failed: {NO_TORCH}")]),
+    (cluster(c={}) | failing(NO_TORCH, "a"), [("a", None, f"rank 0 on it failed: {NO_TORCH}")]),
+    (failing("AcceleratorError: CUDA error", "a"), [("a", None, "rank 0 on it failed: AcceleratorError: CUDA error")]),
+]  # fmt: skip
 
 
-def test_the_only_node_of_a_job_can_be_bad():
-    (found,) = judge_devices({"a": NodeReport({0: {"failed": "AcceleratorError: CUDA error"}})}, 1)
-    assert (found.node, found.ended) == ("a", None)
-
-
-def test_versions_of_which_no_two_are_usual_are_nobodys_fault():
-    (found,) = judge_devices(cluster(a={}, b={"versions": {"torch": "2.12.1"}}), 1)
-    assert (found.node, found.ended) == (None, "user_error")
-    assert found.words == "the nodes differ in their versions: a: torch 2.13.0; b: torch 2.12.1"
+@pytest.mark.parametrize(("reports", "findings"), JUDGED, ids=range(len(JUDGED)))
+def test_a_node_that_differs_is_named_with_its_figure(reports, findings):
+    found = judge_devices(reports, max(len(report.sent) for report in reports.values()))
+    assert [(each.node, each.ended, each.words) for each in found] == findings
 
 
 def pairs(*rates):
@@ -165,26 +170,23 @@ def test_the_first_sound_nodes_are_chosen_in_their_order(bad, needed):
     assert chosen == [node for node in nodes if node not in out][:needed]
 
 
+ALL, NEXT = "the checkpoints to come take about 50.00 GiB", "the next checkpoint takes about"
+
+
 @pytest.mark.parametrize(
-    ("free", "one", "every", "ended"),
-    [(100, 10, 50, []), (20, 10, 50, [None]), (5, 10, 50, ["disk_full"]), (None, 10, 50, []), (0, 0, 0, [])],
-)
-def test_space_for_the_next_checkpoint_is_needed_for_all_wished(free, one, every, ended):
-    found = judge_space(free, one, every, "/scratch")
-    assert [finding.ended for finding in found] == ended
-    assert all(isinstance(finding, Finding) and finding.node is None for finding in found)
+    ("free", "one", "every", "ends"),
+    [
+        (100, 10, 50, []), (50, 10, 50, []), (None, 10, 50, []), (0, 0, 0, []),
+        (20, 10, 50, [(None, None, f"20.00 GiB are free in /x, {ALL}")]),
+        (10, 10, 50, [(None, None, f"10.00 GiB are free in /x, {ALL}")]),
+        (9.5, 10, 50, [(None, "disk_full", f"9.50 GiB are free in /x, {NEXT} 10.00 GiB")]),
+        (2**-20, 2**-15, 1, [(None, "disk_full", f"1.00 KiB are free in /x, {NEXT} 32.00 KiB")]),
+    ],
+)  # fmt: skip
+def test_space_for_the_next_checkpoint_is_needed_for_all_wished(free, one, every, ends):
+    assert [(each.node, each.ended, each.words) for each in judge_space(free, one, every, "/x")] == ends
 
 
-def test_a_clock_a_minute_behind_is_named_as_one_ahead_is():
-    found = judge_devices(cluster(a={}, b={"clock_skew_s": -75.0}, c={}, d={}), 1)
-    assert blamed(found) == {"b": "its clock is 75.0 s behind the others'"}
-
-
-def test_a_worse_node_does_not_hide_a_bad_one():
-    found = judge_devices(cluster(a={}, b={}, c={}, d={"matmul_tflops": 500.0}, e={"matmul_tflops": 300.0}), 1)
-    assert set(blamed(found)) == {"d", "e"}
-
-
-def test_a_little_space_is_told_in_a_unit_that_shows_it():
-    (finding,) = judge_space(2**-20, 2**-15, 1.0, "/scratch")
-    assert finding.words == "1.00 KiB are free in /scratch, the next checkpoint takes about 32.00 KiB"
+def test_of_many_nodes_eight_are_named():
+    assert some_of("abcdefgh") == "a, b, c, d, e, f, g, h"
+    assert some_of("abcdefghij") == "a, b, c, d, e, f, g, h and 2 more"

@@ -1,18 +1,19 @@
-"""What a preflight writes, to the letter: its table and preflight.json; and on which side of each bound a value is."""
+"""What a preflight writes, to the letter: its table and preflight.json."""
 
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from hpc_gpt.core.ends.bad_nodes import listed
 from hpc_gpt.trainer.preflight import measurements
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.transfers import Transfer
-from hpc_gpt.trainer.preflight.verdict import NodeReport, encode, judge_devices, judge_space, some_of
+from hpc_gpt.trainer.preflight.verdict import encode
 from tests.preflight.test_nodes import new_run
-from tests.preflight.test_verdict import cluster
 
 FIGURES = {"device": "H100", "devices": 1, "memory_free_gib": 78.125, "matmul_tflops": 600.0, "write_mb_s": 412.0,
            "host_to_device_gb_s": 50.25, "free_gib": 900.0, "clock_skew_s": 0.25, "judged": True,
@@ -30,13 +31,13 @@ preflight of 3 nodes x 1, 0.1 s
 """
 
 
-def judged(folder: Path, lines: list[str], nodes: str = "abc", **asked: int) -> Preflight:
+def judged(folder: Path, lines: list[str], names: str = "abc", **asked: int) -> Preflight:
     """A preflight whose ranks have said these lines."""
     run = new_run(folder, **{"nodes": 2, "spares": 1, **asked})
     run.new_attempt()
     (folder / "lines").write_text("".join(lines))
-    preflight = Preflight(run, 1, list(nodes), ["cat", str(folder / "lines")])
-    for name in nodes:
+    preflight = Preflight(run, 1, list(names), ["cat", str(folder / "lines")])
+    for name in names:
         (preflight.attempt.folder / "preflight" / f"node-{name}").touch()
     preflight.judge()
     preflight.took_s = 0.1234
@@ -76,43 +77,58 @@ def test_of_many_nodes_those_with_a_fault_are_shown_first(tmp_path: Path) -> Non
     assert "  … 6 more nodes in preflight.json\n" in out.getvalue()
 
 
-ON_TIME, LATE, SLOW = {"clock_skew_s": 0.0}, {"clock_skew_s": 60.0}, {"matmul_tflops": 510.0}
-BLIND, SILENT = {"sees_run_folder": False}, {"d": NodeReport(), "e": NodeReport()}
+RESET, BROKEN = "RuntimeError: Connection reset by peer", "AcceleratorError: CUDA error: unspecified launch failure"
+SLOW = "exchange of a pair of nodes 3 GB/s, median of its peers 20"
+PLAIN = {"devices": 1, "judged": True}
+# Two nodes each, b with a and with c: b is the slow one.
+RATES = dict(zip("abcde", ([3.0, 20.0], [3.0, 3.0], [20.0, 3.0], [20.0, 20.0], [20.0, 20.0]), strict=True))
+RATES_SAID: dict[str, dict[str, Any]] = {node: {"rates": rates, "done": True} for node, rates in RATES.items()}
+# Nodes, of which one is a spare; what ranks say after their figures; the nodes that run, or how the attempt ends; the
+# node and the words of each finding.
+EXCHANGED = {
+    # c waits for b in its own pair, while a and b wait in theirs.
+    "a link that swallows all": ("abc", {}, {node: {"rates": []} for node in "abc"}, "ac",
+        [("b", "the others do not reach it: no end within 180 s")]),
+    "a rank that was killed": ("abc", {}, {node: {"failed": RESET} for node in "ac"}, "ac",
+        [("b", f"the others do not reach it: {RESET}")]),
+    "a rank with an error": ("abc", {}, {"a": {"failed": RESET}, "b": {"failed": BROKEN}}, "ac",
+        [("b", f"a rank on it failed: {BROKEN}")]),
+    "an exchange among all": ("ab", {}, {node: {"failed": RESET} for node in "ab"},
+        ("collective_timeout", f"preflight: an exchange among all nodes broke: {RESET}"),
+        [(None, f"an exchange among all nodes broke: {RESET}")]),
+    "a network that is not there": ("ab", {}, {"a": {"failed": "ConfigError: no interface ib7 on a"}},
+        ("user_error", "preflight: no interface ib7 on a"), [(None, "no interface ib7 on a")]),
+    "a slow node": ("abcde", {}, RATES_SAID, "ac", [("b", SLOW)]),
+    "a slow node and no spare": ("abcde", {"nodes": 5}, RATES_SAID,
+        ("node_failure", f"preflight: bad node b: {SLOW}"), [("b", SLOW)]),
+    "a spare too few": ("abcde", {"nodes": 4, "missing": "ab"}, {},
+        ("node_failure", "preflight: bad node a: it did not answer; b: it did not answer, and 1 spare"),
+        [("a", "it did not answer"), ("b", "it did not answer")]),
+    "rates of CPUs": ("abcde", {"judged": False, "device": "cpu"}, RATES_SAID, "ab", []),
+    "rates of CPUs that are given": ("abcde", {"judged": False, "pair_gb_s": 20.0}, RATES_SAID, "ac", [("b", SLOW)]),
+    "no exchange of two": ("ab", {"nodes": 1}, {node: {"done": True} for node in "ab"}, "a",
+        [(None, "no rank has made its exchanges, so no rate between them is known")]),
+    "no exchange of one": ("a", {"nodes": 1}, {"a": {"done": True}}, "a", []),
+    "no room": ("ab", {"free_gib": 0.0}, {}, ("disk_full", "preflight: 0 bytes are free in RUN, the next checkpoint "
+        "takes about 0.40 MiB"), [(None, "0 bytes are free in RUN, the next checkpoint takes about 0.40 MiB")]),
+    "a folder that is not shared": ("ab", {"sees_run_folder": False}, {}, ("user_error", "preflight: the run folder is "
+        "not shared: 2 of 2 nodes and this one see different files"),
+        [(None, "the run folder is not shared: 2 of 2 nodes and this one see different files")]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("reports", "found"),
-    [
-        (cluster(a=ON_TIME, b={"clock_skew_s": 1.99}, c=ON_TIME), []),
-        (cluster(a=ON_TIME, b={"clock_skew_s": 2.0}, c=ON_TIME), [(None, None)]),
-        (cluster(a=ON_TIME, b={"clock_skew_s": 59.99}, c=ON_TIME), [(None, None)]),
-        (cluster(a=ON_TIME, b=LATE, c=ON_TIME), [("b", None)]),
-        (cluster(a={}, b=LATE), [("b", None)]),  # of two there is no median
-        (cluster(a={}, b=SLOW, c={}), []),
-        (cluster(a={}, b={"matmul_tflops": 509.9}, c={}), [("b", None)]),
-        (cluster(a={}, b=BLIND), [("b", None)]),
-        (cluster(a={}, b=BLIND, c=BLIND), [(None, "user_error")]),
-        (cluster(a={}, b={}) | SILENT, [("d", None), ("e", None)]),
-        (cluster(a={}) | SILENT, [(None, "error")]),
-        (cluster(a={}, b={}, c={"versions": {}}), [("c", None)]),
-        (cluster(a={}, b={"versions": {}}), [(None, "user_error")]),
-    ],
-)
-def test_on_which_side_of_its_bound_a_node_is(reports: dict[str, NodeReport], found: list[object]) -> None:
-    assert [(each.node, each.ended) for each in judge_devices(reports, 1)] == found
-
-
-def test_room_and_names_have_their_bounds() -> None:
-    words = "{} are free in /x, the {} about {} GiB"
-    assert judge_space(50, 10, 50, "/x") == []
-    for free, ended, said in ((10, None, ("10.00 GiB", "checkpoints to come take", "50.00")),
-                              (9.5, "disk_full", ("9.50 GiB", "next checkpoint takes", "10.00"))):  # fmt: skip
-        (finding,) = judge_space(free, 10, 50, "/x")
-        assert (finding.ended, finding.words) == (ended, words.format(*said))
-    assert (some_of("abcdefgh"), some_of("abcdefghij")) == (
-        "a, b, c, d, e, f, g, h",
-        "a, b, c, d, e, f, g, h and 2 more",
-    )
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_who_breaks_an_exchange_is_named_and_left_out(tmp_path: Path, name: str) -> None:
+    nodes, given, said, ends, findings = EXCHANGED[name]
+    figures = PLAIN | given
+    asked, missing = figures.pop("nodes", 2), figures.pop("missing", "")
+    lines = [encode(node, 0, figures=figures, port=1) for node in nodes if node not in missing]
+    lines += [encode(node, 0, **fields) for node, fields in said.items() if node not in missing]
+    preflight = judged(tmp_path, lines, nodes, nodes=asked, spares=len(nodes) - asked)
+    found = preflight.ended or "".join(preflight.chosen), [(each.node, each.words) for each in preflight.findings]
+    assert repr(found).replace(str(preflight.run.path), "RUN") == repr((ends, findings))
+    preflight.note_bad_nodes()
+    assert list(listed("site")) == [node for node, _ in findings if node]
 
 
 def test_a_rate_is_what_is_moved_by_the_seconds_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,39 +51,6 @@ def test_a_folder_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert build_tokens(source, tmp_path / "2.tokens").path.read_bytes() == first.path.read_bytes()
 
 
-def test_what_cannot_be_built_leaves_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "x.tokens"
-    with pytest.raises(DataError, match="no text at"):
-        build_tokens(tmp_path / "missing", out)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="has no text"):
-        build_tokens(tmp_path / "empty", out)
-    (tmp_path / "t.txt").write_text("x")
-    with pytest.raises(DataError, match="no tokenizer 'bpe'"):
-        build_tokens(tmp_path / "t.txt", out, tokenizer="bpe")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["empty", "t.txt"]
-
-
-def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
-    source, out = tmp_path / "t.txt", tmp_path / "x.tokens"
-    source.write_text("one")
-    build_tokens(source, out)
-    source.write_text("two")
-    with pytest.raises(DataError, match="already exists"):
-        build_tokens(source, out)
-    assert text_of(out) == b"one\0"
-
-
-def test_a_file_where_the_folder_should_be_is_not_the_token_file(tmp_path: Path) -> None:
-    (source := tmp_path / "t.txt").write_text("one")
-    for out in (source / "x.tokens", source / "deeper" / "x.tokens"):
-        with pytest.raises(DataError, match=f"cannot write {out}: Not a directory") as refused:
-            build_tokens(source, out)
-        assert "file name" in refused.value.hint
-    with pytest.raises(DataError, match="Not a directory"):
-        build_stdlib(source / "s.tokens")
-
-
 def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     """A limit on file size refuses like a full disk; a process of its own takes it."""
     (source := tmp_path / "t.txt").write_bytes(b"x" * 300_000)

@@ -10,7 +10,6 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.trainer.tokens import description
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens, stdlib_length
 from hpc_gpt.trainer.tokens.run_data import ensure_data
-from hpc_gpt.trainer.tokens.samples import open_samples
 
 
 def describe_data(resolved):
@@ -19,39 +18,70 @@ def describe_data(resolved):
 
 
 def run_of(**overrides):
-    keys = {name.replace("__", "."): value for name, value in overrides.items()}
-    return resolve(load_experiment("demo", {"layout.tp": 1, "layout.pp": 1, **keys}), load_profile("local"))
+    return resolve(load_experiment("demo", {"layout.tp": 1, "layout.pp": 1, **overrides}), load_profile("local"))
 
 
-@pytest.fixture
-def text(tmp_path):
-    (path := tmp_path / "text.txt").write_text("abcdefgh" * 5000)
-    return path
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """40,000 letters as a text, as tokens, as Megatron's pair and with a table of characters; a folder of shards."""
+    folder = tmp_path_factory.mktemp("data")
+    (text := folder / "text.txt").write_text("abcdefgh" * 5000)
+    build_tokens(text, folder / "made")
+    build_megatron(text, folder / "pair")
+    build_tokens(text, folder / "table", "char")
+    (folder / "shards").mkdir()
+    for name in "abcd":
+        (folder / "shards" / f"{name}.jsonl").write_text('{"text": "abcdefg"}\n' * 100)
+    (folder / "shards" / "README.md").write_text("about them")
+    return folder
+
+
+MADE = "data: HERE/made by tokenizer byte, 38,001 tokens to train on"
+FEW, NO_EVALUATION = {"train.steps": 5}, {"data.eval_fraction": 0.0, "train.eval_every": 0}
+SMALLER = "makes its embedding smaller, and hpc-gpt data makes tokens of other text"
+ONE_RANK = {"data.workers": 0, "layout.gpus": 1}
+# The source, its path, what else is set, and the lines.
+SAID = [
+    ("tokens", "made", {},
+     [f"{MADE}; 16.8 epochs in 50 steps of 128 samples",
+      "note: each token is read 16.8 times: above data.max_epochs = 4 a model learns little from a repetition"]),
+    ("tokens", "made", FEW | {"model.vocab": 2560}, [f"{MADE}; 1.68 epochs in 5 steps of 128 samples"]),
+    ("tokens", "made", FEW | {"model.vocab": 2561},
+     [f"{MADE}; 1.68 epochs in 5 steps of 128 samples",
+      "note: the data have at most 256 different tokens, 10 % of the model's vocabulary of 2,561; --set "
+      f"model.vocab=256 {SMALLER}"]),
+    ("tokens", "made", {"train.steps": 1, "data.mask_documents": True},
+     [f"{MADE}; 0.337 epochs in 1 step of 128 samples; attention within documents, which token 0 ends"]),
+    # Megatron's files do not say which tokenizer made them.
+    ("megatron", "pair", FEW, ["data: HERE/pair, 38,001 tokens to train on; 1.68 epochs in 5 steps of 128 samples"]),
+    ("stream", "shards", ONE_RANK | {"data.eval_fraction": 0.25, "data.max_epochs": 0.0},
+     ["data: HERE/shards by tokenizer byte, 3 shards to train on, about 6,000 bytes of text (left out: 1 file: "
+      "README.md (about the data)); 26.7 epochs in 50 steps of 32 samples"]),
+    ("stream", "text.txt", ONE_RANK | NO_EVALUATION | {"data.tokenizer": "HERE/table.vocab.json"},
+     ["data: HERE/text.txt by tokenizer HERE/table.vocab.json, 1 shard to train on, about 40,000 bytes of text; how "
+      "many tokens these are is known when they are read",
+      "note: the data have at most 9 different tokens, 3.5 % of the model's vocabulary of 256; --set model.vocab=9 "
+      f"{SMALLER}"]),
+    ("random", None, {"data.mask_documents": True, "data.end_token": 7},
+     ["data: random tokens, to measure speed; nothing is learnt from them; attention within documents, which token 7 "
+      "ends"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "path", "more", "lines"), SAID, ids=range(len(SAID)))
+def test_the_lines_on_a_runs_data(files, source, path, more, lines):
+    given = {"data.source": source, "data.path": path and f"HERE/{path}", "model.seq": 100, "train.steps": 50, **more}
+    here = {key: value.replace("HERE", str(files)) if isinstance(value, str) else value for key, value in given.items()}
+    assert [line.replace(str(files), "HERE") for line in describe_data(run_of(**here))] == lines
 
 
 def epochs_of(line):
     return float(re.search(r"; ([\d.,]+) epochs in ", line)[1].replace(",", ""))
 
 
-@pytest.mark.parametrize("source", ["tokens", "megatron"])
-def test_epochs_are_all_steps_samples_over_the_files(text, tmp_path, source):
-    path = tmp_path / "made"
-    (build_tokens if source == "tokens" else build_megatron)(text, path)
-    given = {"data__source": source, "data__path": str(path), "model__seq": 100, "train__steps": 50}
-    resolved = run_of(**given)
-    line, note = describe_data(resolved)
-    samples = open_samples(resolved)
-    assert note.startswith(f"note: each token is read {epochs_of(line):g} times: above data.max_epochs = 4 ")
-    assert len(describe_data(run_of(**{**given, "train__steps": 5}))) == 1
-    assert line.startswith(f"data: {path}")
-    assert f" {int(40001 * 0.95) + 1:,} tokens to train on; " in line
-    assert epochs_of(line) == pytest.approx(50 * resolved.batch.global_batch / samples.train_size, rel=0.01)
-    assert ("by tokenizer byte" in line) is (source == "tokens")  # Megatron's files do not say
-
-
 @pytest.mark.parametrize(("source", "path"), [("stdlib", None), ("megatron", "stdlib"), ("stream", "stdlib")])
 def test_standard_library_data_are_the_same_before_made(source, path):
-    resolved = run_of(data__source=source, data__path=path)
+    resolved = run_of(**{"data.source": source, "data.path": path})
     before = describe_data(resolved)
     ensure_data(resolved)
     after = describe_data(resolved)
@@ -60,35 +90,3 @@ def test_standard_library_data_are_the_same_before_made(source, path):
     if source != "stream":
         assert before == after
         assert f"{stdlib_length() - int(stdlib_length() * 0.05):,} tokens" in before[0]
-
-
-def test_shards_of_another_tokenizer_have_no_number_of_tokens(text):
-    table = text.with_name("made.vocab.json")
-    build_tokens(text, text.with_name("made"), "char")
-    resolved = run_of(data__source="stream", data__path=str(text), data__tokenizer=str(table), data__eval_fraction=0.0,
-                      train__eval_every=0, data__workers=0, layout__gpus=1)  # fmt: skip
-    line, _ = describe_data(resolved)
-    assert ", 1 shard to train on, about 40,000 bytes of text; " in line
-    assert "epochs" not in line
-
-
-@pytest.mark.parametrize(("vocab", "said"), [(2560, False), (2561, True), (50257, True)])
-def test_a_vocabulary_used_by_less_than_a_tenth_is_said(vocab, said):
-    _, *notes = describe_data(run_of(model__vocab=vocab))
-    assert bool(notes) is said
-    if said:
-        assert (
-            f"at most 256 different tokens, {25600 / vocab:.2g} % of the model's vocabulary of {vocab:,}; " in notes[0]
-        )
-
-
-def test_random_tokens_are_said_to_be_random():
-    (line,) = describe_data(run_of(data__source="random"))
-    assert line == "data: random tokens, to measure speed; nothing is learnt from them"
-
-
-def test_the_token_that_ends_a_document_is_said():
-    (line,) = describe_data(run_of(data__mask_documents=True))
-    assert line.endswith("; attention within documents, which token 0 ends")
-    (line,) = describe_data(run_of(data__source="random", data__mask_documents=True, data__end_token=7))
-    assert line.endswith("; attention within documents, which token 7 ends")

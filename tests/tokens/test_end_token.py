@@ -32,10 +32,6 @@ def test_it_is_the_tokenizers_unless_given(monkeypatch: pytest.MonkeyPatch) -> N
     assert end_token(reading("tokens", "a.tokens", mask_documents=True, tokenizer="char")) == 0
     monkeypatch.setattr(module, "open_tokenizer", lambda name: words_of(3))
     assert end_token(masked) == 3
-    monkeypatch.setattr(module, "open_tokenizer", lambda name: words_of(None))
-    with pytest.raises(DataError, match="tokenizer byte has no token that ends a document") as refused:
-        end_token(masked)
-    assert refused.value.hint.startswith("set data.end_token to ")
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [("tokens", ".tokens"), ("stream", "")])

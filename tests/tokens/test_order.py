@@ -52,11 +52,7 @@ def test_the_order_is_this_one_for_good() -> None:
     assert [sample_position(10 + place, 10, 1) for place in range(10)] == ORDER_OF_EPOCH_1
 
 
-@given(
-    dp=st.sampled_from([1, 2, 4, 8]),
-    micro_batch=st.sampled_from([1, 2, 4]),
-    step=st.integers(0, 10**9),
-)
+@given(dp=st.sampled_from([1, 2, 4, 8]), micro_batch=st.sampled_from([1, 2, 4]), step=st.integers(0, 10**9))
 @settings(max_examples=50, deadline=None)
 def test_a_steps_samples_do_not_depend_on_the_layout(dp: int, micro_batch: int, step: int) -> None:
     batch = solve_batch(dp, micro_batch=micro_batch, global_batch=32)

@@ -1,5 +1,6 @@
 """What the data of a run are refused for: each line and hint to the letter."""
 
+import contextlib
 import gzip
 import struct
 from collections.abc import Callable
@@ -7,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import tokenizers
+from pyarrow import parquet
 
 from hpc_gpt.trainer.tokens import megatron, run_data, sources, tokenizer
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
@@ -101,6 +104,32 @@ def blocked(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return of_file(b"", lambda path: make(path / "below" / "x"), "file")
 
 
+def without_packages(act: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def do(folder: Path) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("importlib.util.find_spec", lambda name: None)
+            return act(folder)
+
+    return do
+
+
+def parquet_of(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def act(folder: Path) -> Any:
+        parquet.write_table(pyarrow.table({"id": [7], "content": ["x"]}), folder / "a.parquet")
+        return read(folder / "a.parquet")
+
+    return act
+
+
+def beside_another(folder: Path, name: str) -> Any:
+    """A relative path that is both beside the experiment and here."""
+    for each in ("here", "beside"):
+        (folder / each).mkdir()
+        (folder / each / name).touch()
+    with contextlib.chdir(folder / "here"):
+        return run_data.check_beside(reading("tokens", name).data, folder / "beside")
+
+
 def text_to(make: Callable[[Path, Path], Any], *taken: str, text: str = "text") -> Callable[[Path], Any]:
     def act(folder: Path) -> Any:
         (folder / "in.txt").write_text(text)
@@ -124,15 +153,30 @@ ROWS: dict[str, Row] = {
     "another version": (of_file(head(version=2), open_tokens),
      "HERE/a.tokens is a token file of version 2 with 2 bytes a token; this version reads version 1 with 2 or 4 | "
      f"{REBUILD}"),
+    "a folder": (lambda at: open_tokens(at), "cannot read HERE: Is a directory | give a token file that can be read"),
     "no tokens": (of_file(head(count=0), open_tokens),
      f"HERE/a.tokens holds no tokens | its source had no text; {REBUILD}"),
     "a byte too few": (of_file(head() + bytes(3), open_tokens),
      f"HERE/a.tokens is truncated: 131 bytes, but 2 tokens of 2 bytes and a header of 128 make 132 | {REBUILD}"),
+    "a byte too many": (of_file(head() + bytes(5), open_tokens),
+     f"HERE/a.tokens is too long: 133 bytes, but 2 tokens of 2 bytes and a header of 128 make 132 | {REBUILD}"),
     "a larger vocabulary": (lambda at: open_tokens(tokens_file(at, vocab=257), max_vocab=256),
      "HERE/a.tokens has a vocabulary of 257 (tokenizer byte), but the model's is 256 | set model.vocab = 257, or "
      "give a token file of another tokenizer"),
     "a token outside": (lambda at: write_tokens(at / "a", 100, "byte", [np.array([3, 100])]),
      "token 100 is outside the vocabulary of 100"),
+    "no tokenizer of that name": (lambda at: tokenizer.open_tokenizer("bpe"),
+     "no tokenizer 'bpe'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | use \"byte\""),
+    "no package for it": (without_packages(of_file(b"{}", lambda path: tokenizer.open_tokenizer(str(path)), "t.json")),
+     "tokenizer HERE/t.json needs tokenizers, which is not installed | pip install 'hpc-gpt[tokenizers]'"),
+    "no package for an encoding": (without_packages(lambda at: tokenizer.open_tokenizer("tiktoken:gpt2")),
+     "tokenizer tiktoken:gpt2 needs tiktoken, which is not installed | pip install 'hpc-gpt[tiktoken]'"),
+    "no package for what is packed": (without_packages(of_file(b"", documents, "x.zst")),
+     "HERE/x.zst needs zstandard, which is not installed | pip install 'hpc-gpt[zstd]'"),
+    "a character outside its table": (
+        lambda at: list(tokenizer.CharTokenizer("ab").encode([b"ab", "aü".encode()], "there")),
+     "there has the character 'ü' at byte 3 of its text; table char:fb8e20fc2e4c3f24 has none | make a table from "
+     "all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char"),
     "no token to begin": (lambda at: tokenizer.open_tokenizer("byte", begins=True),
      "tokenizer byte has no token that begins a text | ask for none (--begin-token, data.begin_token), or give a "
      "tokenizer.json with <|begin_of_text|> or <s> or <bos>"),
@@ -146,6 +190,9 @@ ROWS: dict[str, Row] = {
     "no UTF-8": (lambda at: list(tokenizer.texts([b"ab", b"c\xff"], "it")),
      'it is not UTF-8 at byte 3 of its text: invalid start byte | tokenizer "byte" takes any bytes; or convert the'
      ' text, or set data.on_bad_shard = "skip"'),
+    "no table": (lambda at: run_data.open_file(
+        reading("tokens", tokens_file(at, name=tokenizer.CharTokenizer("ab").name), tokenizer="char")),
+     f"cannot read the table of characters HERE/a.tokens.vocab.json: No such file or directory | {AGAIN}"),
     "another's table": (char_file(tokenizer.CharTokenizer("abc").to_json()),
      "HERE/a.tokens.vocab.json is table char:ba7816bf8f01cfea, but HERE/a.tokens was made with "
      f"char:fb8e20fc2e4c3f24: they do not belong together | {AGAIN}"),
@@ -160,10 +207,26 @@ ROWS: dict[str, Row] = {
     "a line without text": (of_file(b'{"text": "a"}\n{"id": 2}\n', documents, "x.jsonl"),
      'HERE/x.jsonl:2: no object with a string under "text" at byte 14 of the text: {"id": 2}; its keys are id | '
      'each line must look like {"text": "…"}'),
+    "no file of text": (lambda at: documents(at / "gone.txt"),
+     "cannot read HERE/gone.txt: No such file or directory | give a text file, a jsonl file or a folder"),
+    "a gzip of other bytes": (of_file(b"no gzip", documents, "x.txt.gz"),
+     "HERE/x.txt.gz is damaged at byte 0 or up to 7 after it: Error -3 while decompressing data: incorrect header "
+     f"check | {SOUND}"),
+    "a gzip that was changed": (of_file(gzip.compress(b"x", mtime=0)[:-8] + bytes(8), documents, "x.txt.gz"),
+     "HERE/x.txt.gz is damaged at byte 0 or up to 21 after it: Error -3 while decompressing data: incorrect data "
+     f"check | {SOUND}"),
+    "a column that is none": (parquet_of(lambda path: documents(path)),
+     'HERE/a.parquet has no column "text": id, content | give one of them as --text-key'),
+    "a column of numbers": (parquet_of(lambda path: list(sources.file_pieces(path, key="id"))),
+     'HERE/a.parquet, row 1: "id" is no text | give another column as --text-key'),
     "a gzip cut off": (of_file(gzip.compress(b"x", mtime=0)[:-1], documents, "x.txt.gz"),
      f"HERE/x.txt.gz is truncated: it ends at byte 20, within its compressed data | {SOUND}"),
     "no index": (lambda at: megatron.open_megatron(at / "p", 256),
      "cannot read HERE/p.idx: No such file or directory | data.path is the prefix that Megatron's .bin and .idx "
+     "share"),
+    "no tokens of Megatron's": (lambda at: [pair(index([2], [0], [0, 1]), 4)(at), (at / "p.bin").unlink(),
+                                            megatron.open_megatron(at / "p", 256)],
+     "cannot read HERE/p.bin: No such file or directory | data.path is the prefix that Megatron's .bin and .idx "
      "share"),
     "no index of Megatron's": (pair(b"hello"),
      f"HERE/p.idx is not an index of Megatron-LM: it starts with b'hello' at byte 0 | {PAIR}"),
@@ -171,6 +234,11 @@ ROWS: dict[str, Row] = {
      f"HERE/p.idx is truncated at byte 33, in its header of 34 | {PAIR}"),
     "an index of version 2": (pair(index([2], [0], [0, 1], version=2)),
      f"HERE/p.idx has version 2 at byte 9 and type 8 at byte 17; this reads version 1, types 1 to 8 | {PAIR}"),
+    "a type that is none": (pair(index([2], [0], [0, 1], code=9)),
+     f"HERE/p.idx has version 1 at byte 9 and type 9 at byte 17; this reads version 1, types 1 to 8 | {PAIR}"),
+    "documents that do not rise": (pair(index([2, 3], [0, 4], [0, 2, 1, 2]), 10),
+     "HERE/p.idx is damaged: its document index, from byte 58 on, does not rise from 0 to 2, its sequences: 2 comes "
+     f"before 1 | {PAIR}"),
     "an index cut off": (pair(index([2], [0], [0, 1])[:-1]),
      f"HERE/p.idx is truncated: it ends at byte 61, but 1 sequences and 2 document entries make 62 | {PAIR}"),
     "a sequence that does not follow": (pair(index([2, 3], [0, 5], [0, 1, 2])),
@@ -189,6 +257,12 @@ ROWS: dict[str, Row] = {
      " give token files of another tokenizer"),
     "a table that is there": (text_to(lambda source, out: build_tokens(source, out, "char"), "out.vocab.json"),
      "HERE/out.vocab.json already exists | give another name, or remove it first"),
+    "a pair that is there": (text_to(build_megatron, "out.bin"),
+     "HERE/out.bin already exists | give another name, or remove it first"),
+    "a token file that is there": (text_to(build_tokens, "out"),
+     "HERE/out already exists | give another name, or remove it first"),
+    "no text there": (lambda at: build_tokens(at / "missing", at / "out"),
+     "no text at HERE/missing | give a text file, a jsonl file or a folder"),
     "nothing to make tokens from": (text_to(lambda source, out: build_tokens(source, out), text=""),
      "HERE/in.txt has no text to make tokens from | give a file or folder with some in it"),
     "nothing to make a pair from": (text_to(lambda source, out: build_megatron(source, out), text=""),
@@ -257,6 +331,9 @@ ROWS: dict[str, Row] = {
         lambda at: run_data.open_shards(reading("stream", shards(1)(at), vocab=255)),
      "tokenizer byte has a vocabulary of 256, but the model's is 255 | set model.vocab = 256, or another "
      "data.tokenizer"),
+    "a path of two files": (lambda at: beside_another(at, "a.tokens"),
+     "data.path a.tokens is ambiguous: HERE/beside/a.tokens, beside the file with the key, and HERE/here/a.tokens | "
+     "remove one, or give an absolute path: --set data.path=PATH"),
     "one token too few": (lambda at: run_data.ensure_data(reading("tokens", tokens_file(at, SEQ))),
      "HERE/a.tokens has 4 tokens to train on (4 less 0 for evaluation), but one sample needs seq + 1 = 5 | give "
      "more text, or a shorter model.seq"),

@@ -1,8 +1,6 @@
 """Streams: every sample of an epoch once in any layout, and a resume in any layout that repeats and skips none."""
 
-import gzip
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import DataError
 from hpc_gpt.trainer.tokens import content, shard_stream
 from hpc_gpt.trainer.tokens.reader_process import BLOCK, Chunk, ReaderTask, read_chunks
-from hpc_gpt.trainer.tokens.run_data import ensure_data, open_shards
+from hpc_gpt.trainer.tokens.run_data import open_shards
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, ShardStream, evaluation_samples, fraction_for, list_shards
 from tests.tokens.shard_folders import SEQ, streaming, write_shard, write_shards
 
@@ -240,13 +238,6 @@ def test_a_resumption_reads_every_file_as_before_or_is_refused(tmp_path: Path) -
             Rank(folder, 1, 0, 0, {0: {**each, "places": {**before["places"], "README.md": [0, 0]}}})
 
 
-def test_shards_too_small_for_a_sample_are_named(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "small", (0, 0))
-    (folder / "00.txt").write_text("abc")
-    with pytest.raises(DataError, match=r"no shard of data-parallel rank 0 .*seq \+ 1 = 5"):
-        Rank(folder, 1, 0, 0, {}).take()
-
-
 def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
     resolved = streaming(folder, eval_fraction=0.3, train={"eval_every": 1})
@@ -257,33 +248,6 @@ def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> 
     assert texts == {number: f"3{number % 5:03x}" for number in range(0, 12, 2)}
     rank = Rank(folder, 1, 0, 0, {}, eval_fraction=0.3)
     assert {rank.take()[1][0] for _ in range(30)} == {"0", "1", "2"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message", "hint"),
-    [
-        ({"dp": 5}, "4 shards to train on, but dp 5 x data.workers 1 = 5 readers", "use dp 4 or less"),
-        ({"dp": 2, "workers": 3}, "4 shards .*dp 2 x data.workers 3 = 6 readers", "set data.workers = 2"),
-        ({"workers": 4, "eval_fraction": 0.25}, r"3 shards to train on \(4 less 1 for", "data.workers = 3, .* 5 files"),
-        ({"train": {"eval_every": 5}}, "eval_fraction = 0.0 leaves none", "0.25 or more"),
-        ({"tokenizer": "bpe"}, "no tokenizer 'bpe'", "byte"),
-        ({"tokenizer": "char"}, "char needs its table", "vocab.json"),
-    ],
-)
-def test_what_cannot_run_is_refused_with_the_nearest(tmp_path, settings, message, hint):
-    folder = write_shards(tmp_path / "shards", (5, 5, 5, 5))
-    with pytest.raises(DataError, match=message) as refused:
-        ensure_data(streaming(folder, **settings))
-    assert re.search(hint, refused.value.hint)
-
-
-def test_folders_without_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no text at"):
-        ensure_data(streaming(tmp_path / "missing"))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "archive.tar.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(DataError, match="has no text to stream"):
-        ensure_data(streaming(tmp_path / "empty"))
 
 
 def test_the_largest_are_dealt_first_to_the_reader_with_least() -> None:

@@ -48,53 +48,6 @@ def test_any_cut_is_named(tmp_path_factory: Any, cut: int) -> None:
     assert fault.value.hint
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no token file .*missing\.tokens"):
-        open_tokens(tmp_path / "missing.tokens")
-    (text := tmp_path / "text.txt").write_text("hello")
-    with pytest.raises(DataError, match="starts with b'hello', not b'HPCGPTTK'"):
-        open_tokens(text)
-    with pytest.raises(DataError, match="Is a directory"):
-        open_tokens(tmp_path)
-    path = tmp_path / "x.tokens"
-    write(path, [1])
-    other = bytearray(path.read_bytes())
-    other[8] = 9
-    path.write_bytes(other)
-    with pytest.raises(DataError, match="version 9"):
-        open_tokens(path)
-
-
-def test_no_tokens_and_too_many_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "none.tokens"
-    write(path, [])
-    assert not path.exists()
-    write(path, [1])
-    path.write_bytes(HEADER.pack(b"HPCGPTTK", 1, 2, 256, 0, b"byte", b""))
-    with pytest.raises(DataError, match="holds no tokens"):
-        open_tokens(path)
-    path = tmp_path / "more.tokens"
-    write(path, [1, 2])
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(DataError, match="too long: 133 bytes, but 2 tokens of 2 bytes and a header of 128 make 132"):
-        open_tokens(path)
-
-
-def test_a_vocabulary_larger_than_the_models(tmp_path: Path) -> None:
-    path = tmp_path / "x.tokens"
-    write(path, [1, 2], vocab=50257)
-    assert open_tokens(path, max_vocab=50257).vocab == 50257
-    with pytest.raises(DataError, match=r"vocabulary of 50257 .* but the model's is 256"):
-        open_tokens(path, max_vocab=256)
-
-
-def test_a_token_outside_the_vocabulary_is_our_mistake(tmp_path: Path) -> None:
-    path = tmp_path / "x.tokens"
-    with pytest.raises(ValueError, match="token 256 is outside the vocabulary of 256"):
-        write(path, [256])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")

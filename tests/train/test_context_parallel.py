@@ -29,11 +29,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(
-    folder: Path,
-    shards: Path,
-    layout: dict[str, int],
-    resumed: RunFolder | None = None,
-    exchange: CpExchange = "heads",
+    folder: Path, shards: Path, layout: dict[str, int], resumed: RunFolder | None = None, exchange: CpExchange = "heads"
 ) -> RunFolder:
     """A run to its end; from a checkpoint of another run's, with other layouts, after SAVED steps."""
     steps = {"eval_every": SAVED, "eval_batches": 1, "save_every": SAVED, "deterministic": True}

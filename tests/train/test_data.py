@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
@@ -86,20 +85,6 @@ def test_documents_go_along_with_their_micro_batch(tokens: Path) -> None:
                 [max([0, *(at + 1 for at in range(place) if row[at] == ord("e"))]) for place in range(len(row))]
                 for row in own.tolist()
             ]
-
-
-def test_a_file_too_short_is_named(tmp_path: Path) -> None:
-    from hpc_gpt.trainer.tokens.build import build_tokens
-
-    (source := tmp_path / "t.txt").write_text("x" * 39)
-    path = build_tokens(source, tmp_path / "t.tokens").path
-    with pytest.raises(DataError, match=r"0 tokens for evaluation|2 tokens for evaluation .*seq \+ 1 = 33"):
-        ensure_data(settings(path, {"tp": 1, "pp": 1, "dp": 1}, eval_every=1))
-    assert ensure_data(settings(path, {"tp": 1, "pp": 1, "dp": 1})) == path
-    source.write_text("x" * 10)
-    short = build_tokens(source, tmp_path / "s.tokens").path
-    with pytest.raises(DataError, match=r"11 tokens to train on .*seq \+ 1 = 33"):
-        ensure_data(settings(short, {"tp": 1, "pp": 1, "dp": 1}))
 
 
 def test_the_standard_library_is_built_when_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

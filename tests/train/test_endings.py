@@ -92,20 +92,16 @@ def test_a_training_that_runs_off_keeps_its_last_good_checkpoint(tmp_path: Path,
 def test_a_checkpoint_of_other_arithmetic_is_refused(tmp_path: Path, tokens: Path) -> None:
     run = new_run(tmp_path / "one", settings(tokens, DP2, steps=2))
     assert train(run, 2).ended == ("done", 2, False)
-    for train_settings, words in (
-        ({"dtype": "bf16"}, "train.dtype is fp32 there and bf16 here"),
-        ({"optimizer": "sgd"}, "train.optimizer is adamw there and sgd here"),
-    ):
-        other = new_run(tmp_path / "other", settings(tokens, DP2, steps=4, **train_settings))
-        shutil.copytree(run.checkpoints, other.checkpoints)
-        launch = Launch(other, 2)
-        assert launch.wait() == [2, 2], launch.log
-        assert launch.ended[0] == "user_error"
-        assert words in str(launch.attempt.ended()["cause"])
-        assert "hint: " in launch.log
-        assert "Traceback" not in launch.log
-        assert checkpoints(other) == ["step-00000002"]
-        assert lines(other) == []
+    other = new_run(tmp_path / "other", settings(tokens, DP2, steps=4, dtype="bf16"))
+    shutil.copytree(run.checkpoints, other.checkpoints)
+    launch = Launch(other, 2)
+    assert launch.wait() == [2, 2], launch.log
+    assert launch.ended[0] == "user_error"
+    assert "train.dtype is fp32 there and bf16 here" in str(launch.attempt.ended()["cause"])
+    assert "hint: " in launch.log
+    assert "Traceback" not in launch.log
+    assert checkpoints(other) == ["step-00000002"]
+    assert lines(other) == []
     split = new_run(tmp_path / "split", settings(tokens, TP2, steps=4))
     shutil.copytree(run.checkpoints, split.checkpoints)
     assert "resumed after step 2 of 4" in train(split, 2).log
@@ -162,13 +158,11 @@ def test_a_compilation_that_fails_is_one_line_and_what_to_set(tmp_path: Path, to
 @pytest.mark.parametrize(
     "engine",
     [
-        Engine("ddp"),
-        pytest.param(Engine("deepspeed-zero", 1), marks=pytest.mark.long),
-        pytest.param(Engine("deepspeed-zero", 3), marks=pytest.mark.long),
-        Engine("deepspeed-3d"),
+        Engine("ddp"), pytest.param(Engine("deepspeed-zero", 1), marks=pytest.mark.long),
+        pytest.param(Engine("deepspeed-zero", 3), marks=pytest.mark.long), Engine("deepspeed-3d"),
     ],
     ids=["ddp", "zero-1", "zero-3", "3d"],
-)
+)  # fmt: skip
 def test_a_rank_that_compiles_nothing_imports_no_compiler(tmp_path: Path, tokens: Path, engine: Engine) -> None:
     """It is half of a rank's start. Nor does one that masks documents, on a CPU."""
     resolved = settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, engine, steps=2, dtype="bf16")

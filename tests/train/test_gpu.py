@@ -63,11 +63,7 @@ IN_EACH_DTYPE = [
     Engine("fsdp", one_pass_loss=True),
     Engine(zero_stage=1),
 ]
-COMPILED = [
-    DDP,
-    Engine("ddp", compile="edges"),
-    EVERY_LEVER,
-]
+COMPILED = [DDP, Engine("ddp", compile="edges"), EVERY_LEVER]
 CASES = [
     *(Case(ONE, engine, dtype, clip=0.25) for engine in IN_EACH_DTYPE for dtype in ("fp32", "bf16", "fp16")),
     *(Case(ONE, engine, "bf16", clip=0.25, optimizer_mode="compiled") for engine in COMPILED),
@@ -239,22 +235,16 @@ def pair_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("engine", "mode"),
     [
-        (DDP, None),
-        (Engine("ddp", compile="block"), "compiled"),
-        (Engine("ddp", compile="edges"), "compiled"),
-        (Engine("ddp", compile="whole"), "compiled"),
-        (Engine("ddp", compile="block", loss_chunks=4), "compiled"),
-        (Engine("ddp", compile="block", one_pass_loss=True), "compiled"),
-        (FSDP, None),
-        (Engine("deepspeed-zero", 1), None),
-        (Engine(zero_stage=1), None),
-        (Engine("hf-deepspeed", 1), None),
+        (DDP, None), (Engine("ddp", compile="block"), "compiled"), (Engine("ddp", compile="edges"), "compiled"),
+        (Engine("ddp", compile="whole"), "compiled"), (Engine("ddp", compile="block", loss_chunks=4), "compiled"),
+        (Engine("ddp", compile="block", one_pass_loss=True), "compiled"), (FSDP, None),
+        (Engine("deepspeed-zero", 1), None), (Engine(zero_stage=1), None), (Engine("hf-deepspeed", 1), None),
     ],
     ids=[
         *("ddp", "ddp compiled", "ddp edges", "ddp whole", "ddp chunks", "ddp one pass", "fsdp", "zero1", "3d"),
         "transformers",
     ],
-)
+)  # fmt: skip
 def test_predicted_memory_is_within_a_tenth(engine: Engine, mode: Any, device: torch.device) -> None:
     """The allocated peaks of three steps and of an evaluation, less what other tests have left."""
     skip_unless_installed(engine)

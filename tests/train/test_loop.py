@@ -195,19 +195,6 @@ def test_a_profile_of_two_steps_is_in_the_attempts_folder(tmp_path: Path, capsys
     assert "profiled steps 2 to 3: " in capsys.readouterr().out
 
 
-def test_no_steps_time_holds_an_evaluation_or_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    begun = Begun(tmp_path, progress=Progress(1, 30.0), steps=9, save_every=3, eval_every=4, log_every=2)
-    clock.drive(begun)
-    begun.loop.run()
-    assert (begun.lines("step_s"), begun.lines("tokens_per_s")) == ([2.0] * 8, [4 * 32 / 2.0] * 8)
-    # The last step is evaluated whatever the interval, and saved.
-    assert [step for step, loss in zip(begun.lines(), begun.lines("loss_eval"), strict=True) if loss] == [4, 8, 9]
-    assert begun.lines("save_s") == [None, 1000.0, None, None, 1000.0, None, None, 1000.0]
-    # The time of the attempts before, eight steps, three evaluations, two saves; the last is not over when it is said.
-    assert Checkpoints(begun.checkpoints, ALONE).resume(begun.engine).train_s == 30.0 + 8 * 2 + 3 * 100 + 2 * 1000
-
-
 def test_minutes_count_over_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     begun = Begun(tmp_path, progress=Progress(10, 80.0), steps=1000, minutes=1.5)

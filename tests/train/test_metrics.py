@@ -120,18 +120,6 @@ def test_a_look_back_sees_bad_steps_that_have_arrived(tmp_path, monkeypatch) -> 
     assert [json.loads(line)["step"] for line in (tmp_path / "m").read_text().splitlines()] == [1, 2, 3, 4, 5]
 
 
-def test_on_a_cpu_there_is_no_memory_to_tell(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "m", RESOLVED, torch.device("cpu"))
-    metrics.begin_clock()
-    metrics.add(1, result(1.0))
-    metrics.memory = (0, 0), (0, 0)
-    metrics.fetch()
-    assert "memory_gib" not in metrics.log_line()
-    metrics.write()
-    line = json.loads((tmp_path / "m").read_text())
-    assert line["memory_allocated_gib"] is line["memory_reserved_gib"] is None
-
-
 def test_a_disk_that_refuses_for_another_reason_is_named(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "nowhere" / "metrics.jsonl", RESOLVED, torch.device("cpu"))
     metrics.begin_clock()

@@ -115,13 +115,11 @@ def test_another_layout_reads_the_same_samples(unbroken: RunFolder, folder: Path
 @pytest.mark.parametrize(
     ("engine", "layout", "zero"),
     [
-        ("deepspeed-3d", {"tp": 1, "pp": 2, "dp": 1}, 0),
-        ("deepspeed-3d", {"tp": 2, "pp": 2, "dp": 1}, 1),
-        ("fsdp", {"tp": 1, "pp": 1, "dp": 2}, None),
-        ("deepspeed-zero", {"tp": 2, "pp": 1, "dp": 2}, 2),
+        ("deepspeed-3d", {"tp": 1, "pp": 2, "dp": 1}, 0), ("deepspeed-3d", {"tp": 2, "pp": 2, "dp": 1}, 1),
+        ("fsdp", {"tp": 1, "pp": 1, "dp": 2}, None), ("deepspeed-zero", {"tp": 2, "pp": 1, "dp": 2}, 2),
         ("hf-deepspeed", {"tp": 1, "pp": 1, "dp": 2}, 3),
     ],
-)
+)  # fmt: skip
 def test_every_engine_trains_and_evaluates_on_it(unbroken, folder, tmp_path, engine, layout, zero):
     """The same seeds, the same samples: the same losses, but of transformers' own model."""
     run = new_run(tmp_path, mixing(folder, layout, engine, zero))

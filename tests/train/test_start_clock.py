@@ -52,13 +52,11 @@ def test_the_scripts_staging_is_a_part_of_its_own(attempt):
 @pytest.mark.parametrize(
     "environment",
     [
-        {},
-        {"HPC_GPT_STAGING": "soon"},
-        {"SLURM_JOB_START_TIME": "1000", "SLURM_JOB_ID": "46"},
+        {}, {"HPC_GPT_STAGING": "soon"}, {"SLURM_JOB_START_TIME": "1000", "SLURM_JOB_ID": "46"},
         {"SLURM_JOB_START_TIME": "soon", "SLURM_JOB_ID": "47"},
     ],
     ids=["no Slurm", "no seconds", "another job's", "no number"],
-)
+)  # fmt: skip
 def test_without_slurms_time_the_attempts_counts(attempt, environment):
     started(attempt, "47", time.time() - process_start() + 10)
     clock = StartClock(attempt, environment)

@@ -22,7 +22,7 @@ from hpc_gpt.core.runs.provenance import init_config_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.model_shape import architecture_of
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.weights.tensors import PIECE_BYTES, check_export, write_hf
+from hpc_gpt.core.weights.tensors import check_export, write_hf
 from hpc_gpt.trainer.tokens.tokenizer import TABLE_SUFFIX
 from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints
 from hpc_gpt.trainer.train.engines.protocol import module_of
@@ -44,9 +44,7 @@ class ExportedWeights:
     size_bytes: int
 
 
-def export_hf(
-    run: RunFolder, folder: Path, step: int | None = None, piece_bytes: int = PIECE_BYTES, dtype: str = "fp32"
-) -> ExportedWeights:
+def export_hf(run: RunFolder, folder: Path, step: int | None = None, dtype: str = "fp32") -> ExportedWeights:
     """Writes the newest sound checkpoint, or that of `step`, as safetensors and config.json of transformers' class.
 
     The folder is made as a whole or not at all, and replaces no other. Weights are fp32, or rounded to bf16. The files
@@ -65,7 +63,7 @@ def export_hf(
     tokenizer = _tokenizer_files(resolved, run.data_beside)
     begun, note = init_config_of(one.path for one in (run, *find_ancestors(run)))
     print(f"note: {note}\n" if note else "", end="")
-    files = write_hf(resolved.model, weights, folder, piece_bytes, dtype, tokenizer, begun)
+    files = write_hf(resolved.model, weights, folder, dtype=dtype, others=tokenizer, begun=begun)
     return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))
 
 

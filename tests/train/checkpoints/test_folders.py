@@ -28,13 +28,11 @@ def kept(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("retention", "stay"),
     [
-        (Retention(), [10, 20, 30, 40, 50]),
-        (Retention(keep_every=30), [10, 20, 30, 40, 50]),
-        (Retention(keep_last=2), [40, 50]),
-        (Retention(keep_last=1, keep_every=20), [20, 40, 50]),
+        (Retention(), [10, 20, 30, 40, 50]), (Retention(keep_every=30), [10, 20, 30, 40, 50]),
+        (Retention(keep_last=2), [40, 50]), (Retention(keep_last=1, keep_every=20), [20, 40, 50]),
         (Retention(keep_last=9), [10, 20, 30, 40, 50]),
     ],
-)
+)  # fmt: skip
 def test_the_last_and_every_nth_stay(tmp_path: Path, retention: Retention, stay: list[int]) -> None:
     save(tmp_path, [10, 20, 30, 40, 50], retention)
     assert kept(tmp_path) == [f"step-{step:08d}" for step in stay]

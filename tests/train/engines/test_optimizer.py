@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.train.engines.optimizer import (
-    LossScaler,
-    Update,
-    build_optimizer,
-    gradients_of,
-    norms_of,
-)
+from hpc_gpt.trainer.train.engines.optimizer import LossScaler, Update, build_optimizer, gradients_of, norms_of
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
 TRAIN = Train(steps=100, lr=1e-3, min_lr=1e-4, warmup_steps=10)

@@ -102,14 +102,10 @@ def test_a_newer_version_takes_the_plain_path_and_says_so(monkeypatch, capsys, u
 @pytest.mark.parametrize(
     ("version", "newer"),
     [
-        ("2.13.0+cu130", False),
-        ("2.11.0", False),
-        ("2.13.1", False),
-        ("2.14.0a0+git1", True),
-        ("3.0", True),
+        ("2.13.0+cu130", False), ("2.11.0", False), ("2.13.1", False), ("2.14.0a0+git1", True), ("3.0", True),
         ("2.9.1", False),
     ],
-)
+)  # fmt: skip
 def test_versions_are_compared_by_their_numbers(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setitem(NEWEST, "torch", "2.13")
@@ -197,22 +193,10 @@ EVERY_CASE: dict[str, tuple[Engine, str, tuple[Use, ...]]] = {
     ),
     "zero 1": (Engine("deepspeed-zero", 1), "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_12)),
     "zero 2 bf16": (Engine("deepspeed-zero", 2), "bf16", (parts.STEP_WITHOUT_HOST_12,)),
-    "zero 3": (
-        _ZERO,
-        "fp32",
-        (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS),
-    ),
-    "zero 3 bf16": (
-        _ZERO,
-        "bf16",
-        (parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS),
-    ),
+    "zero 3": (_ZERO, "fp32", (*_TORCH_TOO, parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
+    "zero 3 bf16": (_ZERO, "bf16", (parts.STEP_WITHOUT_HOST_3, parts.ZERO_3_SUMS, parts.BUILT_IN_PARTS)),
     "zero 3 offloaded": (Engine("deepspeed-zero", 3, offload="optimizer"), "fp32", (parts.ZERO_3_SUMS,)),
-    "3d": (
-        Engine("deepspeed-3d", 1),
-        "bf16",
-        (parts.LOGITS, parts.NO_REDUCTION, parts.STEP_WITHOUT_HOST_BF16),
-    ),
+    "3d": (Engine("deepspeed-3d", 1), "bf16", (parts.LOGITS, parts.NO_REDUCTION, parts.STEP_WITHOUT_HOST_BF16)),
 }
 # Each use at least once in every run of the tests.
 TOO_LONG = ("ddp bf16", "zero 0", "zero 1", "zero 3 bf16", "zero 3 offloaded")

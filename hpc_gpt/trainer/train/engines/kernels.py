@@ -125,14 +125,13 @@ def check_backend(backend: str, device: torch.device, instead: str) -> None:
     if backend != "inductor":
         return
     if device.type == "cpu":
-        wanted, names = "a C++ compiler", [os.environ.get("CXX", "g++")]
+        wanted, names = "a C++ compiler for a CPU", [os.environ.get("CXX", "g++")]
     else:
         check_triton('engine.compile_backend is "inductor"', device, instead)
-        wanted, names = "a C compiler", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        wanted, names = "a C compiler for a GPU", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(shutil.which(name) for name in names):
         raise ConfigError(
-            f'engine.compile_backend is "inductor", which needs {wanted} for a {device.type.upper()}, but there '
-            f"is no {' or '.join(names)} on PATH",
+            f'engine.compile_backend is "inductor", which needs {wanted}, but there is no {" or ".join(names)} on PATH',
             f"put one on PATH or load its module, {instead}",
         )
 
