@@ -200,8 +200,9 @@ def said_record(read: RunRead, said: set[str]) -> Iterator[str]:
     settings = [f"{key}={plain(value)}" for key, value in flat({**read.record.settings, **read.record.versions})]
     if unsaid := [each for each in settings if each not in said]:
         yield "settings: " + " ".join(unsaid)
-    inferred = {key: source for key, source in read.record.sources.items() if source.startswith("inferred")}
-    stated = (f"{key} {part}" for key, of in read.record.sources.items() if key not in inferred for part in of.split("; "))
+    sources = read.record.sources
+    inferred = {key: source for key, source in sources.items() if source.startswith("inferred")}
+    stated = (f"{key} {part}" for key, of in sources.items() if key not in inferred for part in of.split("; "))
     words = {each: PLACE.sub("", each) for each in stated}
     if unsaid := [each for each in words if words[each] not in said]:
         yield "from: " + "; ".join(unsaid)
