@@ -4,12 +4,20 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.readers.runs.discovery import discover, notes
+from hpc_gpt.reader.readers.runs.discovery import (
+    discover,
+    distinguishing_folders,
+    is_general,
+    is_rank_number,
+    log_name,
+    notes,
+)
 from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from tests.made_runs import add_attempt, make_run
 from tests.readers.made_logs import dump, iterations, write_log
@@ -142,6 +150,62 @@ def test_names_are_in_the_order_of_their_numbers(lab):
     for number in (10, 9, 1):
         write_log(lab / f"rank_{number}.log", iterations(1, 2))
     assert names(discover([lab]).logs) == ["rank_1.log", "rank_9.log", "rank_10.log", "a.log"]
+
+
+def said_name(path):
+    """What a log's name says; of the folder W, which every log is in, nothing."""
+    name = log_name(Path("/W") / path)
+    said = [f"rank {name.rank}"] * (name.rank is not None) + ["labelled"] * name.labelled
+    said += [f"job {name.job_id}"] * bool(name.job_id) + [f"rotated {name.rotation}"] * (name.rotation is not None)
+    said += ["errors"] * name.is_errors + ["general"] * is_general(name.stem)
+    family, shape = (each.removeprefix("//W/") for each in (name.family, name.shape))
+    folders = "/".join(distinguishing_folders(name.path)[1:])
+    return f"{name.stem}{''.join(f', {each}' for each in said)}; {family}; {shape} {name.numbers}; {folders}"
+
+
+def test_what_the_name_of_a_log_says():
+    text = Path(__file__).with_name("log_names.txt").read_text(encoding="utf-8")
+    paths = [line.partition(": ")[0] for line in text.splitlines()]
+    assert [f"{path}: {said_name(path)}" for path in paths] == text.splitlines()
+    general = "log logs main main_log job run slurm nohup screen console console_output rank train training trainer"
+    general += " train_log training_log output out stdout stderr std debug info err error Train"
+    assert [word for word in general.split() if not is_general(word)] == []
+
+
+@pytest.mark.parametrize(
+    ("stems", "is_rank"),
+    [
+        ("a0 a1", True),
+        ("a2 a1 a3", True),
+        ("a1", False),
+        ("a2 a3", False),
+        ("a0 a2", False),
+        ("a1 a1", False),
+        ("4711_0 4711_1", False),  # tasks of an array
+        ("x-12_0 x-12_1", True),
+        *((f"x-{word}0 x-{word}1", False) for word in "run exp experiment trial seed test bench config cfg".split()),
+        *((f"{word}_0 {word}_1", False) for word in "rep try v lr bs n tp pp dp mbs gbs Seed".split()),
+        ("xrun0 xrun1", True),
+    ],
+)
+def test_which_number_may_be_a_ranks(stems, is_rank):
+    names = [log_name(Path(f"{stem}.log")) for stem in stems.split()]
+    assert is_rank_number(names, len(names[0].numbers) - 1) is is_rank
+
+
+def test_notes_name_the_first_eight_that_were_named_or_failed():
+    found = discover([])
+    for number in range(10):
+        found.skip("binary", f"b{number}")
+        found.skip("its reader failed: odd", f"f{number}")
+    found.add_skipped({"binary": ["c"]}, {"binary": 3})
+    found.skip("empty file", "-")
+    assert (found.counts["binary"], found.skipped["binary"]) == (13, [f"b{number}" for number in range(8)])
+    assert notes(found, ["b1", "b2"]) == [
+        "skipped b1, b2 and 11 more: binary",
+        "skipped standard input: empty file",
+        "skipped f0, f1, f2, f3, f4, f5, f6, f7 and 2 more: its reader failed: odd",
+    ]
 
 
 @settings(max_examples=40)
