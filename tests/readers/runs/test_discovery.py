@@ -172,6 +172,9 @@ def test_what_the_name_of_a_log_says():
     assert [word for word in general.split() if not is_general(word)] == []
 
 
+OF_RUNS = "run exp experiment trial seed test bench config cfg rep try v lr bs n tp pp dp mbs gbs Seed"
+
+
 @pytest.mark.parametrize(
     ("stems", "is_rank"),
     [
@@ -183,8 +186,7 @@ def test_what_the_name_of_a_log_says():
         ("a1 a1", False),
         ("4711_0 4711_1", False),  # tasks of an array
         ("x-12_0 x-12_1", True),
-        *((f"x-{word}0 x-{word}1", False) for word in "run exp experiment trial seed test bench config cfg".split()),
-        *((f"{word}_0 {word}_1", False) for word in "rep try v lr bs n tp pp dp mbs gbs Seed".split()),
+        *((f"x-{word}0 x-{word}1", False) for word in OF_RUNS.split()),
         ("xrun0 xrun1", True),
     ],
 )

@@ -69,15 +69,13 @@ def test_what_a_script_says(script):
         "device": ("v100-32g", "5 (--constraint)"),
     }
     # What only a shell would know is unknown: SEQ is never set, and MICRO_BATCH_SIZE twice, in the branches of an if.
-    assert read.variables == {
-        **{
-            "NNODES": ("16", 8),
-            "GPUS_PER_NODE": ("4", 9),
-            "TP_SIZE": ("4", 10),
-            "PP_SIZE": ("16", 11),
-            "DP": ("1", 12),
-        },
-        **{"HOSTS": ("$(scontrol", 18), "GPT_ARGS": (read.variables["GPT_ARGS"][0], 19)},
+    assert {name: value for name, value in read.variables.items() if name != "GPT_ARGS"} == {
+        "NNODES": ("16", 8),
+        "GPUS_PER_NODE": ("4", 9),
+        "TP_SIZE": ("4", 10),
+        "PP_SIZE": ("16", 11),
+        "DP": ("1", 12),
+        "HOSTS": ("$(scontrol", 18),
     }
     assert not list(script.parent.glob("executed*"))
 
