@@ -197,7 +197,7 @@ def said_record(read: RunRead, said: set[str]) -> Iterator[str]:
         yield f"{len(read.steps)} lines of steps{reached}, of which {counted} count and {steady} are steady"
     for attempt in read.record.attempts[:-1]:
         yield "an attempt before: " + pairs({key: value for key, value in attempt.items() if value is not None})
-    settings = [f"{key}={plain(value)}" for key, value in flat({**read.record.settings, **read.record.versions})]
+    settings = [pairs({key: value}) for key, value in flat({**read.record.settings, **read.record.versions})]
     if unsaid := [each for each in settings if each not in said]:
         yield "settings: " + " ".join(unsaid)
     sources = read.record.sources
@@ -291,7 +291,7 @@ def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={plain(value)}" for name, value in values.items())
+    return " ".join(f"{name}={plain(value)}" for name, value in flat(values))
 
 
 def plain(value: Any) -> str:

@@ -47,11 +47,12 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
     lines = "".join(f"{line}\n" for line in [*dump(), *iterations(1, 9, loss=3)])
     attempt.log.write_text(lines)
     (lab / "linked-1.out").hardlink_to(attempt.log)
-    for name, text in (("copied", lines), ("copying", lines[:-99]), ("next", lines * 2), ("other", lines[1:])):
+    copies = {"copied": lines, "copying": lines[:-99], "next": lines * 2, "other": lines[1:], "begun": lines[:256]}
+    for name, text in (copies | {"later": lines[:300] + "x" * 99, "few": lines[:255]}).items():
         (lab / f"{name}-1.out").write_text(text)
     found = discover([lab])
-    assert names(found.logs) == ["other-1.out", "a.log"]
-    assert found.counts["the output file of a run that is listed"] == 3, "a link of ours is not worth a note"
+    assert names(found.logs) == ["few-1.out", "later-1.out", "other-1.out", "a.log"]
+    assert found.counts["the output file of a run that is listed"] == 4, "a link of ours is not worth a note"
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
@@ -123,6 +124,24 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
         "binary": 20,
     }
     assert f"skipped {lab / '0.bin.log'} and 19 more: binary" in notes(found)
+
+
+NO_LOGS = (
+    "py pyi ipynb md rst tex htm html css js ts c cc cpp cu cuh h hpp rs go java toml yml yaml ini cfg patch diff svg"
+)
+NO_LOGS += " bib lock pyc pt pth ckpt safetensors npy npz bin idx distcp tfevents.1.n2 PY"
+SCRIPTS = "sh bash slurm sbatch sub job batch SH"
+
+
+def test_names_that_no_log_has(tmp_path):
+    for end in f"{NO_LOGS} {SCRIPTS} sh2 md.log".split():
+        (tmp_path / f"a.{end}").write_text("x")
+    found = discover([tmp_path])
+    assert names(found.logs) == ["a.md.log", "a.sh2"]
+    assert {why for why in found.counts if "(" in why} == {
+        f"no log by its name (*.{end.lower()})" for end in NO_LOGS.split()
+    }
+    assert found.counts["a shell script without #SBATCH"] == len(SCRIPTS.split())
 
 
 def test_a_log_with_nuls_in_it_is_read(lab):
