@@ -48,7 +48,7 @@ class Experts:
     used: int
     layers: int
     ffn: int
-    shared_ffn: int = 0
+    shared_ffn: int
 
 
 @dataclass(frozen=True)
