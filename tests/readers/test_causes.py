@@ -14,6 +14,15 @@ from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.reader.readers.causes import first_cause
 from hpc_gpt.reader.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
 from hpc_gpt.reader.readers.logs import Fact, Failure, Part, Place
+from hpc_gpt.reader.readers.part_failures import (
+    found_in,
+    join_blocks,
+    last_line,
+    last_setting,
+    last_step_at,
+    prints_steps,
+    without_ignored,
+)
 from hpc_gpt.reader.readers.steps import StepTable
 from tests.readers.made_logs import timeout
 
@@ -167,6 +176,94 @@ def test_a_missing_gpu_is_the_nodes_if_its_job_asked_for_one() -> None:
         assert (cause.ended, cause.failed_node, cause.ordered[0].to_do) == ("node_failure", "n1", GPU_MISSING_ON_NODE)
     part.facts = {}
     assert first_cause([part], False).ended == "user_error"
+
+
+def _blocks(text: str) -> list[str]:
+    """The failures of lines that are joined, each as it is said: `line words`; ` | ` separates the lines."""
+    failures = [_failure(f"error a:{each.replace(' ', ' echo ', 1)}") for each in text.split(" | ")]
+    failures = [replace(each, rank=7, node="n7") if re.match("rank|host", each.message) else each for each in failures]
+    joined = join_blocks(failures)
+    return [f"{each.place.line} {each.message} {each.rank or '-'} {each.node or '-'}" for each in joined]
+
+
+@pytest.mark.parametrize(
+    ("lines", "joined"),
+    [
+        (
+            "1 host : n7 | 2 rank : 7 (local_rank: 3) | 3 exitcode : 1 (pid: 2)",
+            ["3 rank 7 ended with exit code 1 7 n7"],
+        ),
+        ("1 rank : 7 (local_rank: 3) | 3 exitcode : -9 (", ["3 rank 7 was ended by signal 9 (SIGKILL) 7 -"]),
+        ("1 rank : 7 (local_rank: 3) | 3 exitcode : -99 (", ["3 rank 7 was ended by signal 99 7 -"]),
+        ("1 rank : 7 (local_rank: 3) | 3 exitcode : 0 (", ["3 rank 7 ended with exit code 0 7 -"]),
+        (
+            "1 Root Cause (first | 2 rank : 7 (local_rank: 3) | 9 exitcode : 1",
+            ["9 rank 7 ended with exit code 1, the first that its launcher saw fail 7 -"],
+        ),
+        (
+            "1 Root Cause (first | 2 rank : 7 (local_rank: 3) | 10 exitcode : 1",
+            ["1 Root Cause (first - -", "2 rank : 7 (local_rank: 3) 7 n7", "10 exitcode : 1 - -"],
+        ),
+        ("1 host : n7 | 3 exitcode : 1", ["1 host : n7 7 n7", "3 exitcode : 1 - -"]),
+        (
+            "1 host : n7 | 2 host : n7 | 3 rank : 7 (local_rank: 3) | 4 exitcode : 1",
+            ["1 host : n7 7 n7", "4 rank 7 ended with exit code 1 7 n7"],
+        ),
+        ("5 exitcode : 1 | 6 gone", ["5 exitcode : 1 - -", "6 gone - -"]),
+    ],
+)
+def test_torchelastics_blocks(lines: str, joined: list[str]) -> None:
+    assert _blocks(lines.replace("(pid: 2)", "")) == joined
+
+
+IGNORES, THREAD, ATEXIT = "echo Exception ignored in: x", "echo Exception in thread T", "echo Error in atexit._run"
+# Failures of a log whose program is done in line 50 -> the lines of those that count.
+IGNORED = {
+    f"error a:1 {IGNORES} | error a:41 {KEY}": "",
+    f"error a:1 {IGNORES} | error a:42 {KEY}": "42",
+    f"error a:1 {IGNORES} | error a:2 {KEY} | error a:3 {KEY}": "3",
+    f"error a:1 r1 {IGNORES} | error a:2 r2 {KEY} | error a:3 r1 {KEY}": "2",
+    f"error a:1 r1 {IGNORES} | error a:2 {KEY}": "",
+    f"error a:1 {IGNORES} | error a:2 r2 {KEY}": "",
+    f"error a:49 {THREAD} | error a:50 {KEY}": "50",
+    f"error a:50 {THREAD} | error a:51 {KEY}": "51",
+    f"error a:51 {THREAD} | error a:52 {KEY}": "",
+    f"error a:51 {ATEXIT} | error a:52 {KEY}": "",
+    f"error a:51 Exception in thread T | error a:52 {KEY}": "51 52",
+    "error a:51 Fatal Python error: PyGILState_Release | error a:52 Fatal Python error: Segmentation fault": "52",
+    "error a:50 Fatal Python error: PyGILState_Release | error a:51 Fatal Python error: Bus error": "50 51",
+    "error a:51 Fatal Python error: Floating point | error a:52 Fatal Python error: Illegal instruction": "51 52",
+    f"error a:51 {KEY}": "51",
+}
+
+
+@pytest.mark.parametrize("failures", IGNORED)
+def test_what_an_interpreter_ignores_or_says_at_its_end(failures: str) -> None:
+    kept = without_ignored([_failure(each) for each in failures.split(" | ")], 50)
+    assert " ".join(str(each.place.line) for each in kept) == IGNORED[failures]
+
+
+def test_what_comes_after_a_failure() -> None:
+    """The line of the step before the last that counts, of the bar and of the end; what says what is trained."""
+    (part,) = _parts(f"error a:1 {KEY}", [("a", 10, 5.0), ("a", 20, 6.0), ("a", 30, 4.0)])
+    assert (last_line(part, 1), last_line(part, 2), last_line(part, 3), last_line(part, 4)) == (30, 20, 10, 0)
+    assert (last_step_at(part), prints_steps(part), last_setting(part)) == (4.0, True, 0)
+    part.steps["nanogpt"].stride = 2
+    assert last_line(part, 2) == 30
+    part.steps.clear()
+    assert (last_line(part, 1), last_step_at(part), prints_steps(part)) == (0, None, False)
+    part.progress = [(1.0, None, 3), (2.0, None, 4), (2.0, None, 9)]  # drawn again as it is closed
+    assert (last_line(part, 1), last_line(part, 2), last_line(part, 3), prints_steps(part)) == (4, 3, 0, True)
+    part.totals = {"runtime_s": Fact(9.0, Place("b", 90), "x"), "loss": Fact(9.0, Place("a", 12), "x")}
+    part.ends = [("walltime", Place("a", 99)), ("done", Place("a", 11))]
+    assert last_line(part, 1) == 12
+    part.ends.append(("done", Place("a", 13)))
+    assert last_line(part, 1) == 13
+    part.arguments, part.facts = {"lr": ("1", Place("a", 5))}, {"seq": [Fact(1, Place("a", 4), "x")]}
+    assert last_setting(part) == 5
+    part.facts = {"hidden": [Fact(1, Place("a", 7), "x")], "device": [Fact(1, Place("a", 8), "x")]}
+    assert last_setting(part) == 7
+    assert [failure.message for failure in found_in(part)] == [KEY, "the log says that it ended: walltime"]
 
 
 _FAILURES = st.builds(
