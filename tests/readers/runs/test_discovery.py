@@ -105,6 +105,7 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
     (lab / "README.md").write_text("\n".join(iterations(1, 5)))
     (lab / "train.py").write_text("print('x')\n")
     (lab / "empty.log").touch()
+    (lab / ".hidden.log").write_text("\n".join(iterations(1, 5)))
     (lab / ".git").mkdir()
     (lab / "run.sh").write_text("#!/bin/sh\necho\n")
     for number in range(20):
@@ -120,6 +121,7 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
         "no log by its name (*.py)": 1,
         "empty file": 1,
         "hidden folder": 1,
+        "hidden file": 1,
         "a shell script without #SBATCH": 1,
         "binary": 20,
     }
@@ -168,7 +170,10 @@ def test_a_file_named_by_the_user_is_read_whatever_its_name(lab):
 def test_names_are_in_the_order_of_their_numbers(lab):
     for number in (10, 9, 1):
         write_log(lab / f"rank_{number}.log", iterations(1, 2))
-    assert names(discover([lab]).logs) == ["rank_1.log", "rank_9.log", "rank_10.log", "a.log"]
+    for folder in ("x10", "x9"):
+        write_log(lab / "deep" / folder / f"{folder}.log", iterations(1, 2))
+    assert names(discover([lab]).logs) == ["rank_1.log", "rank_9.log", "rank_10.log", "a.log", "x9.log", "x10.log"]
+    assert names(discover(["-", lab / "deep", "-"]).logs) == ["-", "a.log", "x9.log", "x10.log"]
 
 
 def said_name(path):

@@ -180,6 +180,31 @@ def test_which_script_a_log_is_of(tmp_path):
     assert script_beside(tmp_path / "other" / "deep" / "a-1.out", None, {tmp_path: scripts}) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("A=; b", ("A", "", True)),
+        ("A= b", ("A", "", True)),
+        ("A=b#c d", ("A", "b", True)),
+        ('export A="b \\"c\\" $D" e', ("A", 'b \\"c\\" $D', True)),
+        ("local A='$b c'", ("A", "$b c", False)),
+        ("declare -r A=''", ("A", "", False)),
+        ("A=$((1 + (B * 2))) c", ("A", "$((1 + (B * 2)))", True)),
+        ("A=$((1", None),
+        ("A+=b", None),
+        ("1A=b", None),
+        ("a b=c", None),
+    ],
+)
+def test_assignments(line, found):
+    assert assignment(line) == found
+
+
+def test_lines_that_go_on():
+    text = 'a \\\nb\n# c \\\nd "e\nf" g\n\nh \\'
+    assert [*logical_lines(text)] == [(1, "a  b"), (3, "# c \\"), (4, 'd "e f" g'), (6, ""), (7, "h  ")]
+
+
 @given(st.text(alphabet="$(){}+-*/%A1b \"'`\\\n=#;", max_size=300))
 def test_no_text_is_too_odd(text):
     for _, line in logical_lines(text):
