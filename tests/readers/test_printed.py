@@ -189,12 +189,12 @@ def said_record(read: RunRead, said: set[str]) -> Iterator[str]:
     of its file has in these words."""
     tables = read.record.to_tables()
     known = {key: value for key, value in tables.items() if value not in (None, [], {}) and key not in APART}
-    yield f"{read.record.run}: " + pairs(known)
-    if len(read.steps):
-        steady, counted = int(read.steps.steady.sum()), int(read.steps.counts.sum())
-        last = read.record.attempts[-1].get("last_step")
-        reached = "" if last is None else f" to step {last}"
-        yield f"{len(read.steps)} lines of steps{reached}, of which {counted} count and {steady} are steady"
+    steady, counted = int(read.steps.steady.sum()), int(read.steps.counts.sum())
+    reached = (
+        f" to step {last}" if (last := read.record.attempts[-1:] and read.record.attempts[-1]["last_step"]) else ""
+    )
+    of_lines = f"; {len(read.steps)} lines of steps{reached}, of which {counted} count and {steady} are steady"
+    yield f"{read.record.run}: {pairs(known)}" + of_lines * bool(len(read.steps))
     for attempt in read.record.attempts[:-1]:
         yield "an attempt before: " + pairs({key: value for key, value in attempt.items() if value is not None})
     settings = [pairs({key: value}) for key, value in flat({**read.record.settings, **read.record.versions})]
@@ -207,7 +207,9 @@ def said_record(read: RunRead, said: set[str]) -> Iterator[str]:
     if unsaid := [each for each in words if words[each] not in said]:
         yield "from: " + "; ".join(unsaid)
     said |= {*settings, *words.values()}
-    yield from (f"{key} is {source}" for key, source in inferred.items() if key not in ("name", "gpu_hours"))
+    how = [f"{key}: {each[len('inferred: ') :]}" for key, each in inferred.items() if key not in ("name", "gpu_hours")]
+    if how:
+        yield "inferred: " + "; ".join(how)
     for flag, kind in read.record.all_flags:
         yield f"flag: {flag}" if kind in ("", "program") else f"flag, {kind}: {flag}"
 

@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.reader.report.gather import gather_paths
-from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
+from tests.made_runs import add_attempt, make_run, metrics_line
 
 
 def slurm_run(logs, **more):
@@ -27,13 +27,6 @@ def test_the_source_run_on_its_own_device(logs):
     assert record.hfu == pytest.approx(record.tflops_hardware / 125)
     assert (record.memory_allocated_gib, record.gpu_hours) == ([20.0, 18.5], 64)
     assert record.node_list == "r6i4n[0-15]"
-
-
-def test_a_dtype_without_a_unit_has_no_mfu_but_a_flag(logs):
-    run = with_attempt(make_run(logs, "jean-zay-v100-32g", "gpt2-meg-ds-3d", train__dtype="bf16"), 10)
-    record = read_run(run)
-    assert record.mfu is None
-    assert any("no dense bf16 peak known for device v100-32g" in flag for flag in record.flags)
 
 
 # --- the hash

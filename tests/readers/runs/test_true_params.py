@@ -74,12 +74,6 @@ def test_ranks_hold_the_embedding_twice_and_norms_tp_times():
     assert found.get("params_printed") == sum(each.values())
 
 
-def test_without_a_shape_the_programs_count_is_taken_and_said():
-    found = settled(draft(hidden=None), printed=[124.44e6])
-    assert found.get("params") == 124_440_000
-    assert "the program's own count" in found.sources["params"]
-
-
 def test_what_may_not_be_gpt2_is_not_counted_as_if_it_were():
     assert settled(draft("torchtitan")).get("params") is None
     assert size_by_shape(draft(experts=8), {})[0] is None
