@@ -157,8 +157,13 @@ def test_a_log_with_nuls_in_it_is_read(lab):
 def test_a_script_for_sbatch_is_evidence_and_no_log(lab):
     for name in ("job.slurm", "job.sh", "job"):
         (lab / name).write_text("#!/bin/bash\n#SBATCH -N 4\n")
+    for name, size in (("late", 5_000), ("last", 69_500), ("below", 69_700)):
+        (lab / f"{name}.sh").write_text(f"#!/bin/sh\n{'#' * (size - 11)}\n#SBATCH -N 1\n")
+    (lab / "large.sh").write_text("#!/bin/sh\n#SBATCH -N 1\n" + "#" * (1 << 20))
     found = discover([lab])
-    assert (names(found.scripts), names(found.logs)) == (["job", "job.sh", "job.slurm"], ["a.log"])
+    assert names(found.logs) == ["a.log"]
+    assert names(found.scripts) == ["job", "job.sh", "job.slurm", "last.sh", "late.sh"]
+    assert found.counts == {"a shell script without #SBATCH": 2}
 
 
 def test_a_file_named_by_the_user_is_read_whatever_its_name(lab):

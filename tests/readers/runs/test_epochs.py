@@ -50,6 +50,7 @@ FALLS, GOES_ON, BEGINS = {"loss": (9, 5)}, {"loss": (5.5, 4)}, {"loss": (8, 4)}
         (part(epoch=(1, 1), **FALLS), part(epoch=(1, 1), **GOES_ON), False),
         (part(epoch=(1, 1), **FALLS), part(**GOES_ON), True),
         (part(**FALLS), part(**GOES_ON), True),
+        (part(**FALLS), part(epoch=(2, 2), **GOES_ON), True),
         (part(**FALLS, **PLAN), part(**BEGINS), False),
         (part(**FALLS), part(loss=(7, 4)), False),  # as near to the begin as to the end
         (part("1..2", loss=(9, 5)), part("1..2", **GOES_ON), True),

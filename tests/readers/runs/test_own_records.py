@@ -43,6 +43,12 @@ SIX = [metrics_line(step) for step in range(1, 7)]
 LOCAL = {"scheduler": "local", "job_id": str(os.getpid()), "host": platform.node(), "pid": os.getpid()}
 
 
+def ran(
+    logs: Path, lines: Any = SIX, ended: str | None = "done", cluster: str = "local", submit: bool = True, **more: Any
+) -> RunFolder:
+    return with_attempt(make_run(logs, cluster, submit=submit), lines, ended, **more)
+
+
 def aged(run: RunFolder, seconds: float) -> RunFolder:
     """The run, of whose attempts nothing was written for so long."""
     for attempt in run.attempts():
@@ -110,15 +116,8 @@ def measured(logs: Path) -> RunFolder:
     again[2].update(loss_eval=2.5, loss_eval_by={"web": 2.4, "code": 2.6}, memory_allocated_gib=[19.0, 18.75])
     add_attempt(run, [*again, '{"step": 13, "lo\n'], cause="no error", started=STARTED + 7200, node_list="r6i4n[0-15]")
     failed = {"cudnn": "no kernel; token=hf_abcdefghijklmnopqrstu"}
-    put(
-        run,
-        trainer={
-            "device": "Tesla V100-SXM2-16GB",
-            "resumed_step": 8,
-            "attention_used": "flash",
-            "attention_failed": failed,
-        },
-    )
+    found = {"device": "Tesla V100-SXM2-16GB", "resumed_step": 8}
+    put(run, trainer={**found, "attention_used": "flash", "attention_failed": failed})
     figures = {"gpu_util_spread": 22.0, "sm_clock_mhz": 1380, "compile_s": 3.5, "tenth_step_s": 0.75}
     rates = {"matmul": "bf16", "matmul_tflops_before": 101.5, "matmul_tflops_after": 99.5}
     put(run, measured={"attention_used": "math", "skipped_shards": 4, **figures, **rates})
@@ -137,82 +136,61 @@ def verdict(**more: Any) -> dict[str, Any]:
 
 RUNS: dict[str, Callable[[Path], RunFolder]] = {
     "submitted": make_run,
-    "neither submitted nor started": lambda logs: make_run(logs, submit=False),
+    "neither submitted nor started": lambda at: make_run(at, submit=False),
     "refused by sbatch": refused,
-    "refused, and then taken": lambda logs: with_job(refused(logs), "4711", time=STARTED),
-    "cancelled before it started": lambda logs: cancelled(make_run(logs), user="ada", time=STARTED),
-    "it writes": lambda logs: with_attempt(make_run(logs), SIX, None, node_list="n[1-4]"),
-    "it is silent": lambda logs: aged(with_attempt(make_run(logs), SIX, None), 3600),
+    "refused, and then taken": lambda at: with_job(refused(at), "4711", time=STARTED),
+    "cancelled before it started": lambda at: cancelled(make_run(at), user="ada", time=STARTED),
+    "it writes": lambda at: ran(at, SIX, None, node_list="n[1-4]"),
+    "it is silent": lambda at: aged(ran(at, SIX, None), 3600),
     "a process that runs": of_process,
-    "a process that is gone": lambda logs: of_process(logs, pid_start="another"),
-    "a process elsewhere": lambda logs: of_process(logs, pid_start="another", host="elsewhere"),
-    "done": lambda logs: with_attempt(make_run(logs), 100),
-    "failed": lambda logs: with_attempt(make_run(logs), SIX, "error", cause="exit code 137 of rank 3"),
-    "cancelled and killed": lambda logs: cancelled(with_attempt(make_run(logs), SIX, None)),
-    "in the queue again": lambda logs: with_attempt(make_run(logs), SIX, "walltime", requeue=True),
-    "cancelled in the queue": lambda logs: cancelled(with_attempt(make_run(logs), SIX, "walltime", requeue=True)),
-    "to be tried again": lambda logs: put(with_attempt(make_run(logs), SIX, None), next=verdict(go_on=True)),
-    "given up": lambda logs: put(
-        with_attempt(make_run(logs), SIX, None), next=verdict(go_on=False, ended="no_progress", why="3 in a row")
-    ),
-    "submitted again": lambda logs: with_job(with_attempt(make_run(logs), SIX, "stopped", cause="Ctrl-C"), "4712"),
-    "submitted again, and cancelled": lambda logs: cancelled(
-        with_job(with_attempt(make_run(logs), SIX, "stopped"), "4712"), "4712"
-    ),
-    "of its third job": lambda logs: with_attempt(
-        with_job(with_attempt(make_run(logs), SIX, None), "4712"), [metrics_line(2)], job_id="4712"
-    ),
+    "a process that is gone": lambda at: of_process(at, pid_start="another"),
+    "a process elsewhere": lambda at: of_process(at, pid_start="another", host="elsewhere"),
+    "done": lambda at: ran(at, 100),
+    "failed": lambda at: ran(at, SIX, "error", cause="exit code 137 of rank 3"),
+    "cancelled and killed": lambda at: cancelled(ran(at, SIX, None)),
+    "in the queue again": lambda at: ran(at, SIX, "walltime", requeue=True),
+    "cancelled in the queue": lambda at: cancelled(ran(at, SIX, "walltime", requeue=True)),
+    "to be tried again": lambda at: put(ran(at, SIX, None), next=verdict(go_on=True)),
+    "given up": lambda at: put(ran(at, SIX, None), next=verdict(go_on=False, ended="no_progress", why="3 in a row")),
+    "submitted again": lambda at: with_job(ran(at, SIX, "stopped", cause="Ctrl-C"), "4712"),
+    "submitted again, and cancelled": lambda at: cancelled(with_job(ran(at, SIX, "stopped"), "4712"), "4712"),
+    "of its third job": lambda at: with_attempt(with_job(ran(at, SIX, None), "4712"), [metrics_line(2)], job_id="4712"),
     "a chain that waits": chain,
-    "a chain's first job": lambda logs: chain(logs, ("71", None)),
-    "a chain's second job": lambda logs: chain(logs, ("71", None), ("72", "done")),
-    "requeued without a word": lambda logs: with_attempt(
-        with_attempt(with_attempt(make_run(logs), SIX, None), [metrics_line(2)], None, job_id="4712"),
-        [metrics_line(3)],
-        job_id="4712",
+    "a chain's first job": lambda at: chain(at, ("71", None)),
+    "a chain's second job": lambda at: chain(at, ("71", None), ("72", "done")),
+    "requeued without a word": lambda at: with_attempt(
+        with_attempt(ran(at, SIX, None), [metrics_line(2)], None, job_id="4712"), [metrics_line(3)], job_id="4712"
     ),
-    "requeued by SIGTERM": lambda logs: with_attempt(
-        with_attempt(
-            with_attempt(make_run(logs), SIX, "cancelled", cause="SIGTERM"), SIX, "cancelled", cause="SIGTERM"
-        ),
-        SIX,
-        job_id="4712",
+    "requeued by SIGTERM": lambda at: with_attempt(
+        with_attempt(ran(at, SIX, "cancelled", cause="SIGTERM"), SIX, "cancelled", cause="SIGTERM"), SIX, job_id="4712"
     ),
-    "a job waits after an attempt without a word": lambda logs: with_job(
-        with_attempt(make_run(logs), SIX, None), "4712"
+    "a job waits after an attempt without a word": lambda at: with_job(ran(at, SIX, None), "4712"),
+    "submitted, then plain sbatch": lambda at: with_job(
+        ran(at, ended="stopped", submit=False, job_id="99"), "4712", time=STARTED - 9
     ),
-    "submitted, then plain sbatch": lambda logs: with_job(
-        with_attempt(make_run(logs, submit=False), SIX, "stopped", job_id="99"), "4712", time=STARTED - 9
+    "plain sbatch, then submitted": lambda at: with_job(
+        ran(at, ended="stopped", submit=False, job_id="99"), "4712", time=STARTED + 9
     ),
-    "plain sbatch, then submitted": lambda logs: with_job(
-        with_attempt(make_run(logs, submit=False), SIX, "stopped", job_id="99"), "4712", time=STARTED + 9
+    "a resume threw steps away": lambda at: with_attempt(
+        ran(at, 30, None), [], "error", resumed_step=20, cause="exit code 1"
     ),
-    "a resume threw steps away": lambda logs: with_attempt(
-        with_attempt(make_run(logs), 30, None), [], "error", resumed_step=20, cause="exit code 1"
+    "skipped and NaN steps": lambda at: ran(at, skipped_and_nan(), "nan", cause="loss is NaN"),
+    "all steps skipped": lambda at: ran(at, [metrics_line(step, skipped=True) for step in range(1, 11)]),
+    "a loss that rises": lambda at: ran(at, [metrics_line(1, loss=3.0), metrics_line(2, loss=3.5)]),
+    "damaged lines": lambda at: ran(
+        at, [metrics_line(1), '{"step": 2, "lo\n', "\x00\x00\n", "[]\n", "\n", metrics_line(3)]
     ),
-    "skipped and NaN steps": lambda logs: with_attempt(make_run(logs), skipped_and_nan(), "nan", cause="loss is NaN"),
-    "all steps skipped": lambda logs: with_attempt(
-        make_run(logs), [metrics_line(step, skipped=True) for step in range(1, 11)]
+    "lines that lack keys": lambda at: ran(
+        at, [{"step": 1}, {"step": 2, "loss": None, "step_s": None}, {"step": 3, "loss": 3.0, "step_s": 0.5}]
     ),
-    "a loss that rises": lambda logs: with_attempt(
-        make_run(logs), [metrics_line(1, loss=3.0), metrics_line(2, loss=3.5)]
+    "evaluations between steps": lambda at: ran(
+        at, [metrics_line(step, loss_eval=3.5, save_s=1.5) for step in range(1, 21)]
     ),
-    "damaged lines": lambda logs: with_attempt(
-        make_run(logs), [metrics_line(1), '{"step": 2, "lo\n', "\x00\x00\n", "[]\n", "\n", metrics_line(3)]
-    ),
-    "lines that lack keys": lambda logs: with_attempt(
-        make_run(logs),
-        [{"step": 1}, {"step": 2, "loss": None, "step_s": None}, {"step": 3, "loss": 3.0, "step_s": 0.5}],
-    ),
-    "evaluations between steps": lambda logs: with_attempt(
-        make_run(logs), [metrics_line(step, loss_eval=3.5, save_s=1.5) for step in range(1, 21)]
-    ),
-    "another ZeRO stage": lambda logs: make_run(logs, engine__zero_stage=0, train__dtype="bf16"),
-    "of a sweep": lambda logs: make_run(
-        logs, experiment="memory-ladder", row=find_sweep("memory-ladder").possible[0].name
-    ),
-    "on CPUs": lambda logs: with_attempt(make_run(logs), SIX, device="cpu", node_list="host"),
-    "on CPUs of a node with GPUs": lambda logs: with_attempt(make_run(logs, "jean-zay-v100-32g"), SIX, device="cpu"),
-    "on other GPUs": lambda logs: with_attempt(make_run(logs, "jean-zay-v100-32g"), SIX, device="NVIDIA Nobody 9"),
+    "another ZeRO stage": lambda at: make_run(at, engine__zero_stage=0, train__dtype="bf16"),
+    "of a sweep": lambda at: make_run(at, experiment="memory-ladder", row=find_sweep("memory-ladder").possible[0].name),
+    "on CPUs": lambda at: ran(at, SIX, device="cpu", node_list="host"),
+    "on CPUs of a node with GPUs": lambda at: ran(at, cluster="jean-zay-v100-32g", device="cpu"),
+    "on other GPUs": lambda at: ran(at, cluster="jean-zay-v100-32g", device="NVIDIA Nobody 9"),
     "another program's": other_program,
     "all that is measured": measured,
 }
