@@ -67,21 +67,6 @@ def test_a_signal_is_the_cause_if_all_that_failed_is_after_it(signal, errors, fi
         assert (first_cause(order, False).ended == "cancelled") == first
 
 
-@pytest.mark.parametrize(
-    ("words", "line", "ended"),
-    [
-        ("SignalException: Process 7 got signal: 15", 9, "cancelled"),  # torchrun says so last of all
-        ("received SIGTERM", 9, "error"),
-        ("received SIGTERM", 2, "cancelled"),
-    ],
-)
-def test_of_consequences_alone_a_signal_that_came_first_is_cause(words: str, line: int, ended: str) -> None:
-    others = [_at("error", "exits with return code = 1", "a", 5, None, echo=True)]
-    told = _at("cancelled", words, "a", line, None, echo=True)
-    failures = sorted([*others, told], key=lambda each: each.place.line)
-    assert first_cause([Part("a", failures=failures)], False).ended == ended
-
-
 def _failure(text: str) -> Failure:
     """`CLASS FILE:LINE words`, before the words also `@SECONDS`, `rRANK`, `on=NODE` and `echo`."""
     found = re.fullmatch(r"(\w+) ([\w.]+):(\d+)(?: @([\d.]+))?(?: r(\d+))?(?: on=(\w+))?( echo)? (.+)", text)
@@ -122,6 +107,7 @@ SURVIVED = [
     (f"error a:5 r3 {KEY}", [("a", 4, 0), ("a", 6, 0)], False, "a:5"),
     (f"error a:5 r3 {KEY}", [("a", 6, 0), ("a", 7, 0)], False, ""),
     (f"error a:5 r3 {KEY}", [("a", 4, 0), ("a", 6, 0)], True, ""),
+    ("disk_full a:9 full", [("a", 4, 0), ("a", 5, 0)], True, "a:9"),
     (f"error b:5 @97 {KEY}", [("a", 4, 99), ("a", 6, 100)], False, ""),
     (f"error b:5 @98 {KEY}", [("a", 4, 99), ("a", 6, 100)], False, "b:5"),
     (f"error b:5 {KEY}", [("a", 4, 99), ("a", 6, 100)], True, "b:5"),
