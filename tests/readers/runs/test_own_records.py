@@ -32,6 +32,7 @@ from tests.readers.test_printed import pairs, said_record
 TABLE = Path(__file__).with_name("own_records.txt")
 # What every run has, or what another test holds.
 APART = ("engine", "train", "data")
+BARE = {"schema", "run", "dialect", "settings", "flags", "flag_kinds", "sources"}
 # What differs each time.
 CHANGES = (
     (r"\d+ s ago", "N s ago"),
@@ -198,6 +199,8 @@ RUNS: dict[str, Callable[[Path], RunFolder]] = {
 
 def said_run(run: RunFolder, first: Record, said: set[str]) -> Iterator[str]:
     read = read_own(run)
+    there = {key for key, value in read.record.to_tables().items() if value not in (None, [], {})}
+    assert there - set(read.record.sources) <= BARE, "every figure says where it is from"
     settings = {key: value for key, value in read.record.settings.items() if key not in APART}
     versions = {key: value for key, value in read.record.versions.items() if key != "hpc-gpt"}
     known = {key: None for key in RECORD_KEYS if said and getattr(read.record, key) == getattr(first, key) is not None}

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.formulas import tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.reader.readers.runs.own_run import read_run
@@ -24,27 +23,6 @@ def test_a_run_of_ours_has_its_cp_and_an_earlier_one_has_1(logs):
     plain = make_run(logs, experiment="llama-tiny")
     assert "cp" not in json.loads((plain.path / "resolved.json").read_text())["layout"]
     assert (read_run(plain).cp, read_run(plain).dp) == (1, 2)
-
-
-def test_every_flops_figure_can_be_worked_out_from_the_record(run):
-    add_attempt(run, 10)
-    record = read_run(run)
-    sizes = {"seq": record.seq, "global_batch": record.global_batch, "gpus": record.gpus, "step_s": record.step_s}
-    shape = {"layers": record.layers, "hidden": record.hidden}
-    assert record.tflops_seed == tflops_seed(params=record.params, recompute=record.recompute, **sizes)
-    weights = 12 * record.layers * record.hidden**2 + record.vocab * record.hidden
-    assert record.tflops_model == tflops_model(params=weights, **shape, **sizes)
-    assert record.tflops_hardware == tflops_hardware(vocab=record.vocab, recompute=record.recompute, **shape, **sizes)
-
-
-def test_every_figure_that_is_there_says_where_it_is_from(run):
-    memory = {"memory_allocated_gib": [1.0, 2.0], "memory_reserved_gib": [2.0, 3.0]}
-    lines = [metrics_line(step, loss_eval=3.0 if step == 5 else None, **memory) for step in range(1, 11)]
-    add_attempt(run, lines, node_list="n[1-4]")
-    record = read_run(run)
-    bare = {"schema", "run", "dialect", "settings", "flags", "sources"}
-    without = {key for key, value in record.to_tables().items() if value not in (None, [], {})} - set(record.sources)
-    assert without <= bare
 
 
 def test_the_zero_stage_is_the_one_that_ran(logs):
@@ -94,11 +72,6 @@ def test_a_damaged_resolved_json_is_an_error(run):
     (run.path / "resolved.json").write_text("{")
     with pytest.raises(ConfigError):
         read_run(run)
-
-
-def test_a_run_of_no_files_but_its_settings_has_a_record(run):
-    (run.path / "submissions.jsonl").unlink()
-    assert set(json.loads(read_run(run).to_json())) == set(Record().to_tables())
 
 
 def test_the_hash_is_of_what_decides_weights_and_speed(logs):
