@@ -247,9 +247,10 @@ def test_what_comes_after_a_failure() -> None:
     assert last_line(part, 1) == 13
     part.arguments, part.facts = {"lr": ("1", Place("a", 5))}, {"seq": [Fact(1, Place("a", 4), "x")]}
     assert last_setting(part) == 5
+    part.failures = [_failure("error a:120 later"), *part.failures]
     part.facts = {"hidden": [Fact(1, Place("a", 7), "x")], "device": [Fact(1, Place("a", 8), "x")]}
     assert last_setting(part) == 7
-    assert [failure.message for failure in found_in(part)] == [KEY, "the log says that it ended: walltime"]
+    assert [failure.message for failure in found_in(part)] == [KEY, "the log says that it ended: walltime", "later"]
 
 
 _FAILURES = st.builds(
