@@ -1,9 +1,7 @@
-"""Whole records of runs of ours in each state, with where each figure is from: `own_records.txt`, read in review.
+"""Whole records of runs of ours in each state, with where each figure is from: `own_records.txt`.
 
 A block has the name of a run of RUNS and what is read of it, but for the settings that any run has, and what the first
-block has as well. A source in words that an earlier block has is not said again.
-
-pytest tests/readers/runs/test_own_records.py --force-regen       after a change that is meant
+block has as well. A source in words that an earlier block has is not said again. Changed by hand.
 """
 
 import json
@@ -16,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import start_time
@@ -214,7 +210,7 @@ def said_run(run: RunFolder, first: Record, said: set[str]) -> Iterator[str]:
         yield "the last attempt: " + pairs({key: value for key, value in attempt.items() if value is not None})
 
 
-def test_the_whole_record_in_each_state(logs: Path, request: pytest.FixtureRequest) -> None:
+def test_the_whole_record_in_each_state(logs: Path) -> None:
     first, said = read_run(make_run(logs / "first")), set()
     blocks = ""
     for name, make in RUNS.items():
@@ -223,6 +219,4 @@ def test_the_whole_record_in_each_state(logs: Path, request: pytest.FixtureReque
         for words, instead in (*CHANGES, (re.escape(str(logs)), "LOGS")):
             text = re.sub(words, instead, text)
         blocks += f"{text}\n"
-    if request.config.getoption("force_regen"):
-        TABLE.write_text(blocks, encoding="utf-8")
     assert blocks.split("\n# ") == TABLE.read_text(encoding="utf-8").split("\n# ")
