@@ -69,6 +69,7 @@ def test_a_rate_is_held_against_sizes_and_step_time(factor: float, says: str, ki
         ({"tokens_per_s": 3000.0}, 8, False),  # too few of the later half
         ({"tokens_per_s": [3000.0] * 5 + [2048.0] * 5}, 10, False),  # a running mean comes near its figure
         ({"tokens_per_s": 0.0}, 10, False),
+        ({"tokens_per_s": 3000.0}, 10, True),
     ],
 )
 def test_which_printed_rate_is_held_against_it(columns: dict[str, Any], count: int, is_wrong: bool) -> None:
@@ -113,18 +114,22 @@ def test_a_step_time_is_held_against_the_clock(
     at = at + 0.001 if clock_s != 0.25 else np.floor(at)
     steps = lines(41, step=np.arange(41.0), at=at, step_s=printed_s)
     steps.after_pause = np.full(41, paused)
-    draft = Draft({"step_s": printed_s, "steps_used": 40, "seq": 1}, {"step_s": "x", "seq": "y"})
+    of_time = dict.fromkeys(("step_s_p10", "step_s_p90", "step_s_mean", "steps_used", "warmup_steps"), 1.0)
+    draft = Draft({"step_s": printed_s, **of_time, "seq": 1}, {"step_s": "x", "seq": "y"})
     doubt_step_time(draft, steps)
     words = f"the program prints {says} s: left out".replace(
         " 1.00 ", " 1.00 s a step, but the lines' times of day give "
     )
     words = words.replace(" 1000 ", " 1000 s a step, but the lines' times of day give ")
     assert [(flag, getattr(flag, "kind", "")) for flag in draft.flags] == ([(words, kind)] if says else [])
-    left = {"seq": 1} if says else {"step_s": printed_s, "steps_used": 40, "seq": 1}
+    left = {"seq": 1} if says else {"step_s": printed_s, **of_time, "seq": 1}
     assert (draft.values, "step_s" in draft.sources) == (left, not says)
-    few = steps.take(np.arange(41) < 5)
     kept = Draft({"step_s": printed_s})
-    doubt_step_time(kept, few)  # type: ignore[arg-type]
+    doubt_step_time(kept, lines(5, step=np.arange(5.0), at=at[:5], step_s=printed_s))
+    doubt_step_time(kept, lines(41, step=np.arange(41.0) // 10, at=at, step_s=printed_s))  # four of another step
     steps.numbered = False
     doubt_step_time(kept, steps)
     assert not kept.flags
+    if clock_s != 0.25 and not paused:
+        doubt_step_time(kept, lines(6, step=np.arange(6.0), at=at[:6], step_s=printed_s))
+        assert len(kept.flags) == bool(says)
