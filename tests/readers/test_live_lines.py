@@ -116,3 +116,39 @@ def test_a_loss_without_a_step_is_no_row_and_is_known(lines: list[str], loss: fl
     live = LiveLines()
     assert [live.take(line) for line in lines] == [None] * len(lines)
     assert live.loss == loss
+
+
+TRAINS = [f"step {number} loss 1.0" for number in (1, 2, 3)]
+KEY, EXIT = "KeyError: 'x'", "srun: error: n1: task 3: Exited with exit code 1"
+SCRIPT, RESET = ["job ends"] * 24, "RuntimeError: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([*TRAINS, KEY], KEY),
+        ([*TRAINS, EXIT, KEY], KEY),
+        ([*TRAINS, KEY, OOM := "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"], KEY),
+        ([*TRAINS, OOM, KEY], OOM),
+        ([KEY, *TRAINS], None),
+        ([KEY, *TRAINS, EXIT], EXIT),
+        ([*TRAINS, RESET], None),  # a consequence that does not say that a process failed
+        ([*TRAINS, *SCRIPT, KEY, *SCRIPT, *SCRIPT], KEY),
+        ([*TRAINS, "bash: line 3: nvidia: command not found"], None),
+        (["bash: line 3: nvidia: command not found"], "nvidia: command not found"),
+        ([KEY, *SCRIPT], KEY),
+        ([KEY, *SCRIPT, "and one line more"], None),
+        ([*TRAINS, "Exception ignored in: <function x>", KEY], None),
+        ([*TRAINS, KEY, "  7%|▋         | 7/100 [00:01<00:13,  7.00it/s]"], None),
+        (
+            ["  7%|▋         | 7/100 [00:01<00:13,  7.00it/s]", KEY, "  7%|▋         | 7/100 [00:02<00:13,  7.00it/s]"],
+            KEY,
+        ),
+    ],
+)
+def test_why_a_program_ended(lines: list[str], why: str | None) -> None:
+    """What went wrong after its last step; a script may print some lines after its program."""
+    live = LiveLines()
+    for line in lines:
+        live.take(line)
+    assert (live.end_failure and live.end_failure.message) == why

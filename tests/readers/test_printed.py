@@ -42,6 +42,8 @@ ESCAPED = {r"\e": "\x1b", r"\r": "\r", r"\a": "\a", r"\x85": "\x85"}
 MANY = re.compile(r">(\d+)\.\.(\d+) .*")
 GROWING = re.compile(r"\{([\d.*(+-]*n\b[^{}:]*)(?::([^{}]*))?\}")
 CONTROL = re.compile("|".join(map(re.escape, ESCAPED)))
+# A place in a log: `a.out:21 to 40`.
+PLACE = re.compile(r"[\w./-]+:\d+(?: to \d+)?")
 # Of a record: what is shown on lines of its own, or is another module's.
 APART = ("schema", "run", "name", "settings", "sources", "flags", "flag_kinds", "versions", "attempts")
 # Of an attempt among several.
@@ -63,7 +65,8 @@ def test_all_that_is_read(file: Path) -> None:
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.stem in MADE], ids=lambda file: file.stem)
 def test_what_is_made_of_it(file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    said = {"causes": causes, "records": records, "grouping": partial(grouped, tmp_path)}[MADE[file.stem]]
+    of_kind = {"causes": causes, "records": partial(records, set()), "grouping": partial(grouped, tmp_path)}
+    said = of_kind[MADE[file.stem]]
     text = read_anew(file, said)
     if request.config.getoption("force_regen"):
         file.write_text(text, encoding="utf-8")
@@ -176,26 +179,37 @@ def facts_and_figures(given: list[str]) -> list[str]:
     return [line for at, lines in enumerate(said) for line in ([f"part {at + 1}:"] if len(said) > 1 else []) + lines]
 
 
-def records(given: list[str]) -> list[str]:
+def records(said: set[str], given: list[str]) -> list[str]:
     runs = group_logs([(Path(name), read_lines(name, lines)) for name, lines in logs_of(given).items()])
-    return [line for at, run in enumerate(runs) for line in said_record(read_foreign(run, f"run {at + 1}"))]
+    return [line for at, run in enumerate(runs) for line in said_record(read_foreign(run, f"run {at + 1}"), said)]
 
 
-def said_record(read: RunRead) -> Iterator[str]:
-    """What a record has but for its settings, and where it is from if no line says it."""
+def said_record(read: RunRead, said: set[str]) -> Iterator[str]:
+    """What a record has, and where it is from; of the settings and the places in the log, what no record before `said`
+    of its file has in these words."""
     tables = read.record.to_tables()
     known = {key: value for key, value in tables.items() if value not in (None, [], {}) and key not in APART}
-    yield f"{read.record.run}: " + pairs(known)
-    if len(read.steps):
-        steady, counted = int(read.steps.steady.sum()), int(read.steps.counts.sum())
-        last = read.record.attempts[-1].get("last_step")
-        reached = "" if last is None else f" to step {last}"
-        yield f"{len(read.steps)} lines of steps{reached}, of which {counted} count and {steady} are steady"
+    steady, counted = int(read.steps.steady.sum()), int(read.steps.counts.sum())
+    reached = (
+        f" to step {last}" if (last := read.record.attempts[-1:] and read.record.attempts[-1]["last_step"]) else ""
+    )
+    of_lines = f"; {len(read.steps)} lines of steps{reached}, of which {counted} count and {steady} are steady"
+    yield f"{read.record.run}: {pairs(known)}" + of_lines * bool(len(read.steps))
     for attempt in read.record.attempts[:-1]:
         yield "an attempt before: " + pairs({key: value for key, value in attempt.items() if value is not None})
-    for key, source in read.record.sources.items():
-        if key in ("step_s", "gpus") or (source.startswith("inferred") and key not in ("name", "gpu_hours")):
-            yield f"{key} is {source}" if source.startswith("inferred") else f"{key} is from {source}"
+    settings = [pairs({key: value}) for key, value in flat({**read.record.settings, **read.record.versions})]
+    if unsaid := [each for each in settings if each not in said]:
+        yield "settings: " + " ".join(unsaid)
+    sources = read.record.sources
+    inferred = {key: source for key, source in sources.items() if source.startswith("inferred")}
+    stated = (f"{key} {part}" for key, of in sources.items() if key not in inferred for part in of.split("; "))
+    words = {each: PLACE.sub("", each) for each in stated}
+    if unsaid := [each for each in words if words[each] not in said]:
+        yield "from: " + "; ".join(unsaid)
+    said |= {*settings, *words.values()}
+    how = [f"{key}: {each[len('inferred: ') :]}" for key, each in inferred.items() if key not in ("name", "gpu_hours")]
+    if how:
+        yield "inferred: " + "; ".join(how)
     for flag, kind in read.record.all_flags:
         yield f"flag: {flag}" if kind in ("", "program") else f"flag, {kind}: {flag}"
 
@@ -272,8 +286,14 @@ def named(fact: Fact) -> str:
     return plain(fact.value) + (f" ({device})" if device else "")
 
 
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of a table and of the tables in it, by its path."""
+    for key, value in values.items():
+        yield from flat(value, f"{before}{key}.") if isinstance(value, dict) else [(f"{before}{key}", value)]
+
+
 def pairs(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={plain(value)}" for name, value in values.items())
+    return " ".join(f"{name}={plain(value)}" for name, value in flat(values))
 
 
 def plain(value: Any) -> str:

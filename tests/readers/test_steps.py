@@ -14,21 +14,10 @@ def measured(*seconds, apart=(), attempts=None):
     return measure_steps(np.array(seconds, float), marks, of)
 
 
-def test_the_first_step_is_always_warm_up():
-    times = measured(*[1.0] * 20)
-    assert (times.warmup, times.used, times.step_s) == (1, 19, 1.0)
-    assert times.steady.tolist() == [False] + [True] * 19
-
-
 def test_slow_first_steps_are_warm_up_until_one_settled():
     times = measured(60.0, 4.0, 2.0, 1.1, 3.0, *[1.0] * 15)
     assert (times.warmup, times.used) == (3, 17)
     assert not [flag for flag in times.flags if "settled" in flag]
-
-
-def test_a_log_of_the_source_kind():
-    # log-formats.md: 5.8 s at first, then 2.74.
-    assert measured(5.8, 2.74, 2.75, 2.74, 2.73).step_s == pytest.approx(2.74)
 
 
 def test_the_mean_is_of_the_steps_that_the_median_is_of():
@@ -51,11 +40,6 @@ def test_every_attempt_warms_up_again():
 def test_steps_with_an_evaluation_or_a_save_are_set_apart():
     times = measured(1.0, *[1.0] * 8, 50.0, apart=(10,))
     assert (times.used, times.apart, times.p90) == (8, 1, 1.0)
-
-
-def test_a_step_set_apart_does_not_end_the_warm_up():
-    seconds = np.array([9.0, 0.1, 9.0, *[1.0] * 9])
-    assert warmup_count(seconds, np.arange(12) == 1) == (3, True)
 
 
 def test_where_every_step_is_apart_they_are_used_and_it_says_so():

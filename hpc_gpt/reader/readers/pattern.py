@@ -309,7 +309,7 @@ TEXT_FIELDS = frozenset(
     )
 )
 SIZES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-_FIGURE = re.compile(r"[-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
+_FIGURE = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(?!\d{3}(?!\d))(?=\d+(?:[eE]|$))")
 # 1h 22m 38s, of which any unit may be missing.
 _SPELT = re.compile(r"(?=\d)(?:(\d{1,6})d ?)?(?:(\d{1,4})h ?)?(?:(\d{1,4})m ?)?(?:(\d{1,4})s)?")
@@ -353,7 +353,7 @@ def figure(text: str) -> float | None:
     if rest not in SIZES:
         return None
     try:
-        plain = _DECIMAL_COMMA.sub(r"\1.", found[0]).replace(",", "").replace("_", "")
+        plain = _DECIMAL_COMMA.sub(r"\1.", found[0]).replace(",", "")
         return _in_range(float(plain) * SIZES[rest], text)
     except ValueError:
         return None

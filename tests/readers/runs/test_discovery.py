@@ -4,12 +4,20 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.readers.runs.discovery import discover, notes
+from hpc_gpt.reader.readers.runs.discovery import (
+    discover,
+    distinguishing_folders,
+    is_general,
+    is_rank_number,
+    log_name,
+    notes,
+)
 from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from tests.made_runs import add_attempt, make_run
 from tests.readers.made_logs import dump, iterations, write_log
@@ -39,11 +47,12 @@ def test_the_output_file_of_a_job_script_is_no_second_run(lab):
     lines = "".join(f"{line}\n" for line in [*dump(), *iterations(1, 9, loss=3)])
     attempt.log.write_text(lines)
     (lab / "linked-1.out").hardlink_to(attempt.log)
-    for name, text in (("copied", lines), ("copying", lines[:-99]), ("next", lines * 2), ("other", lines[1:])):
+    copies = {"copied": lines, "copying": lines[:-99], "next": lines * 2, "other": lines[1:], "begun": lines[:256]}
+    for name, text in (copies | {"later": lines[:300] + "x" * 99, "few": lines[:255]}).items():
         (lab / f"{name}-1.out").write_text(text)
     found = discover([lab])
-    assert names(found.logs) == ["other-1.out", "a.log"]
-    assert found.counts["the output file of a run that is listed"] == 3, "a link of ours is not worth a note"
+    assert names(found.logs) == ["few-1.out", "later-1.out", "other-1.out", "a.log"]
+    assert found.counts["the output file of a run that is listed"] == 4, "a link of ours is not worth a note"
     assert names(discover([lab / "linked-1.out"]).logs) == ["linked-1.out"], "alone it is a log as any other"
 
 
@@ -96,6 +105,7 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
     (lab / "README.md").write_text("\n".join(iterations(1, 5)))
     (lab / "train.py").write_text("print('x')\n")
     (lab / "empty.log").touch()
+    (lab / ".hidden.log").write_text("\n".join(iterations(1, 5)))
     (lab / ".git").mkdir()
     (lab / "run.sh").write_text("#!/bin/sh\necho\n")
     for number in range(20):
@@ -111,10 +121,29 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
         "no log by its name (*.py)": 1,
         "empty file": 1,
         "hidden folder": 1,
+        "hidden file": 1,
         "a shell script without #SBATCH": 1,
         "binary": 20,
     }
     assert f"skipped {lab / '0.bin.log'} and 19 more: binary" in notes(found)
+
+
+NO_LOGS = (
+    "py pyi ipynb md rst tex htm html css js ts c cc cpp cu cuh h hpp rs go java toml yml yaml ini cfg patch diff svg"
+)
+NO_LOGS += " bib lock pyc pt pth ckpt safetensors npy npz bin idx distcp tfevents.1.n2 PY"
+SCRIPTS = "sh bash slurm sbatch sub job batch SH"
+
+
+def test_names_that_no_log_has(tmp_path):
+    for end in f"{NO_LOGS} {SCRIPTS} sh2 md.log".split():
+        (tmp_path / f"a.{end}").write_text("x")
+    found = discover([tmp_path])
+    assert names(found.logs) == ["a.md.log", "a.sh2"]
+    assert {why for why in found.counts if "(" in why} == {
+        f"no log by its name (*.{end.lower()})" for end in NO_LOGS.split()
+    }
+    assert found.counts["a shell script without #SBATCH"] == len(SCRIPTS.split())
 
 
 def test_a_log_with_nuls_in_it_is_read(lab):
@@ -128,8 +157,13 @@ def test_a_log_with_nuls_in_it_is_read(lab):
 def test_a_script_for_sbatch_is_evidence_and_no_log(lab):
     for name in ("job.slurm", "job.sh", "job"):
         (lab / name).write_text("#!/bin/bash\n#SBATCH -N 4\n")
+    for name, size in (("late", 5_000), ("last", 69_500), ("below", 69_700)):
+        (lab / f"{name}.sh").write_text(f"#!/bin/sh\n{'#' * (size - 11)}\n#SBATCH -N 1\n")
+    (lab / "large.sh").write_text("#!/bin/sh\n#SBATCH -N 1\n" + "#" * (1 << 20))
     found = discover([lab])
-    assert (names(found.scripts), names(found.logs)) == (["job", "job.sh", "job.slurm"], ["a.log"])
+    assert names(found.logs) == ["a.log"]
+    assert names(found.scripts) == ["job", "job.sh", "job.slurm", "last.sh", "late.sh"]
+    assert found.counts == {"a shell script without #SBATCH": 2}
 
 
 def test_a_file_named_by_the_user_is_read_whatever_its_name(lab):
@@ -141,7 +175,68 @@ def test_a_file_named_by_the_user_is_read_whatever_its_name(lab):
 def test_names_are_in_the_order_of_their_numbers(lab):
     for number in (10, 9, 1):
         write_log(lab / f"rank_{number}.log", iterations(1, 2))
-    assert names(discover([lab]).logs) == ["rank_1.log", "rank_9.log", "rank_10.log", "a.log"]
+    for folder in ("x10", "x9"):
+        write_log(lab / "deep" / folder / f"{folder}.log", iterations(1, 2))
+    assert names(discover([lab]).logs) == ["rank_1.log", "rank_9.log", "rank_10.log", "a.log", "x9.log", "x10.log"]
+    assert names(discover(["-", lab / "deep", "-"]).logs) == ["-", "a.log", "x9.log", "x10.log"]
+
+
+def said_name(path):
+    """What a log's name says; of the folder W, which every log is in, nothing."""
+    name = log_name(Path("/W") / path)
+    said = [f"rank {name.rank}"] * (name.rank is not None) + ["labelled"] * name.labelled
+    said += [f"job {name.job_id}"] * bool(name.job_id) + [f"rotated {name.rotation}"] * (name.rotation is not None)
+    said += ["errors"] * name.is_errors + ["general"] * is_general(name.stem)
+    family, shape = (each.removeprefix("//W/") for each in (name.family, name.shape))
+    folders = "/".join(distinguishing_folders(name.path)[1:])
+    return f"{name.stem}{''.join(f', {each}' for each in said)}; {family}; {shape} {name.numbers}; {folders}"
+
+
+def test_what_the_name_of_a_log_says():
+    text = Path(__file__).with_name("log_names.txt").read_text(encoding="utf-8")
+    paths = [line.partition(": ")[0] for line in text.splitlines()]
+    assert [f"{path}: {said_name(path)}" for path in paths] == text.splitlines()
+    general = "log logs main main_log job run slurm nohup screen console console_output rank train training trainer"
+    general += " train_log training_log output out stdout stderr std debug info err error Train"
+    assert [word for word in general.split() if not is_general(word)] == []
+
+
+OF_RUNS = "run exp experiment trial seed test bench config cfg rep try v lr bs n tp pp dp mbs gbs Seed"
+
+
+@pytest.mark.parametrize(
+    ("stems", "is_rank"),
+    [
+        ("a0 a1", True),
+        ("a2 a1 a3", True),
+        ("a1", False),
+        ("a2 a3", False),
+        ("a0 a2", False),
+        ("a1 a1", False),
+        ("4711_0 4711_1", False),  # tasks of an array
+        ("x-12_0 x-12_1", True),
+        *((f"x-{word}0 x-{word}1", False) for word in OF_RUNS.split()),
+        ("xrun0 xrun1", True),
+    ],
+)
+def test_which_number_may_be_a_ranks(stems, is_rank):
+    names = [log_name(Path(f"{stem}.log")) for stem in stems.split()]
+    assert is_rank_number(names, len(names[0].numbers) - 1) is is_rank
+
+
+def test_notes_name_the_first_eight_that_were_named_or_failed():
+    found = discover([])
+    for number in range(10):
+        found.skip("binary", f"b{number}")
+        found.skip("its reader failed: odd", f"f{number}")
+    found.add_skipped({"binary": ["c"]}, {"binary": 3})
+    found.skip("empty file", "-")
+    assert (found.counts["binary"], found.skipped["binary"]) == (13, [f"b{number}" for number in range(8)])
+    assert notes(found, ["b1", "b2"]) == [
+        "skipped b1, b2 and 11 more: binary",
+        "skipped standard input: empty file",
+        "skipped f0, f1, f2, f3, f4, f5, f6, f7 and 2 more: its reader failed: odd",
+    ]
 
 
 @settings(max_examples=40)

@@ -116,11 +116,6 @@ def test_report_writes_nothing_beside_a_foreign_log(tmp_path):
     assert sorted(path.name for path in (tmp_path / "lab").rglob("*")) == before
 
 
-def test_a_record_of_a_log_is_json(tmp_path):
-    record = run_of(dump(), iterations(1, 5)).record
-    assert json.loads(record.to_json())["dialect"] == "megatron"
-
-
 @pytest.mark.parametrize(("every", "each_s"), [(1, 20.0), (1, 0.25), (10, 0.5)])
 def test_times_of_day_give_a_step_time_where_nothing_else_does(every, each_s):
     lines = []

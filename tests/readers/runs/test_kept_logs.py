@@ -123,3 +123,14 @@ def test_what_is_kept_may_be_damaged_or_of_another_version(lab: Path, read: list
 def test_a_page_has_their_steps(lab: Path) -> None:
     report(lab)
     assert all(len(run.steps) for run in gather_paths([str(lab)], lab.parent / "logs").runs)
+
+
+def test_logs_named_in_two_ways_are_read_each_time(
+    lab: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths beside absolute ones have no common folder, whose file could keep them."""
+    monkeypatch.chdir(lab)
+    paths = ["run-0", *(str(lab / f"run-{number}") for number in range(1, COUNT - 1)), str(lab / "notes.txt")]
+    for _ in range(2):
+        assert len(gather_paths(paths, lab.parent / "logs", records_only=True).records) == COUNT - 1
+    assert len(read) == 2 * COUNT

@@ -1,12 +1,15 @@
 """Parameters from the shape, against counts that are known, and why a program's own count differs."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import params_of_stages
 from hpc_gpt.reader.readers.logs import Fact, Part, Place
 from hpc_gpt.reader.readers.runs.draft import Draft
-from hpc_gpt.reader.readers.runs.param_counts import add_params, size_by_shape
+from hpc_gpt.reader.readers.runs.param_counts import add_params
 
 
 def draft(engine="megatron-lm", **sizes):
@@ -28,35 +31,22 @@ def settled(found, arguments=None, printed=(), ranks=None):
 TRUE = 51_970_064_384
 
 
-@pytest.mark.parametrize(
-    ("value", "tp", "reason"),
-    [
-        (
-            48 * 2**30,
-            1,
-            "prints a size of 48B (a.log:9), the shape gives 51,970,064,384 parameters: it divides by 2^30",
-        ),
-        (48e9, 1, "counts 48,000,000,000 parameters (a.log:9), the shape gives 51,970,064,384: it divides by 2^30"),
-        (52.005e9, 4, "what each of 4 tensor-parallel ranks holds counts 4 times"),
-        (0, 1, "sharded by ZeRO-3 count as none"),
-    ],
-)
-def test_the_shape_goes_before_the_programs_count_both_are_told(value, tp, reason):
-    found = settled(draft(tp=tp), printed=[value])
-    assert found.get("params") == TRUE
-    assert [flag for flag in found.flags if reason in flag], found.flags
+def said_params(given):
+    """The parameters and how they are known, what a token uses, why that is not known, and what is flagged."""
+    counted, ranks, arguments = (given.get(name) for name in ("printed", "ranks", "arguments"))
+    sizes = {name: value for name, value in given.items() if name not in ("printed", "ranks", "arguments")}
+    counts = {f"0, {number}": count for number, count in enumerate(ranks or ())}
+    found = settled(draft(**sizes), arguments, () if counted is None else [counted], counts)
+    how = found.sources.get("params", "").replace("inferred: from the shape ", "")
+    active = ", ".join(f"{name} {value:.0f}" for name, value in (found.get("active") or {}).items())
+    return "; ".join(map(str, (found.get("params"), how, active, found.sources.get("active"), *found.flags)))
 
 
-@pytest.mark.parametrize("value", [30e9, 80e9])
-def test_a_rounded_count_of_another_model_is_left_out(value):
-    found = settled(draft(), printed=[value])
-    assert found.get("params") is None
-    assert [flag for flag in found.flags if f"counts {value:,.0f} parameters (a.log:9), the shape gives 51,970" in flag]
-
-
-@pytest.mark.parametrize("value", [TRUE, 51.97e9, 52e9, 51_970_064_384.0])
-def test_a_count_that_agrees_to_its_digits_is_not_told_of(value):
-    assert not settled(draft(), printed=[value]).flags
+def test_counts_and_shapes_of_a_model():
+    """Of 64 layers of width 8192 unless a line says otherwise."""
+    lines = Path(__file__).with_name("param_counts.txt").read_text().splitlines()
+    given = [line.partition(" -> ")[0] for line in lines]
+    assert [f"{each} -> {said_params(json.loads(each))}" for each in given] == lines
 
 
 def test_ranks_hold_the_embedding_twice_and_norms_tp_times():
@@ -72,27 +62,6 @@ def test_ranks_hold_the_embedding_twice_and_norms_tp_times():
     found = settled(draft(tp=4, pp=16), ranks=each)
     assert (found.get("params"), found.flags) == (TRUE, [])
     assert found.get("params_printed") == sum(each.values())
-
-
-def test_without_a_shape_the_programs_count_is_taken_and_said():
-    found = settled(draft(hidden=None), printed=[124.44e6])
-    assert found.get("params") == 124_440_000
-    assert "the program's own count" in found.sources["params"]
-
-
-def test_what_may_not_be_gpt2_is_not_counted_as_if_it_were():
-    assert settled(draft("torchtitan")).get("params") is None
-    assert size_by_shape(draft(experts=8), {})[0] is None
-    # A Trainer's model is GPT-2's where its configuration says n_embd.
-    assert settled(draft("hf-deepspeed")).get("params") is None
-    assert settled(draft("hf-deepspeed"), {"n_embd=": "8192"}).get("params") == TRUE
-
-
-def test_switches_of_the_dump_change_the_count():
-    rope = settled(draft(position_embedding="rope")).get("params")
-    assert rope == TRUE - 1024 * 8192
-    untied = settled(draft(untied_embeddings=True)).get("params")
-    assert untied == TRUE + 50688 * 8192
 
 
 def test_an_exact_count_of_the_whole_model_goes_before_the_shape():

@@ -39,13 +39,19 @@ def test_every_field_has_its_ways_by_preference():
     }
 
 
+# What is said of each way, in their order.
+HOW = "nodes 12 x gpus_per_node 8 | global_batch_tokens 49152 / seq 1024 | gpus 96 / (tp x pp x cp) | "
+HOW += "gpus 96 / (tp x dp x cp) | global_batch 48 / (micro_batch 2 x micro_batches 6) | tp x pp x cp x dp | "
+HOW += "micro_batch 2 x micro_batches 6 x dp 4 | global_batch 48 / (micro_batch 2 x dp 4) | "
+HOW += "global_batch 48 / (micro_batches 6 x dp 4) | gpus 96 / gpus_per_node 8"
+
+
 @pytest.mark.parametrize(
-    "way", [way for way in INFERENCES if way.of], ids=lambda way: f"{way.field} of {'-'.join((*way.of, *way.over))}"
+    ("way", "how"), zip([way for way in INFERENCES if way.of], HOW.split(" | "), strict=True), ids=HOW.split(" | ")
 )
-def test_each_way_gives_what_is_true(way):
+def test_each_way_gives_what_is_true(way, how):
     found = drafted((*way.of, *way.over))
-    assert found.get(way.field) == TRUE[way.field]
-    assert found.sources[way.field].startswith("inferred: ")
+    assert (found.get(way.field), found.sources[way.field]) == (TRUE[way.field], f"inferred: {how}")
     assert all(found.get(name) in (None, value) for name, value in TRUE.items()), found.values
 
 

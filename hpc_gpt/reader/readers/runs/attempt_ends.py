@@ -55,7 +55,7 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     asked = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
     ends = [_end(number, parts, steps, planned, asked) for number, parts in enumerate(run.attempts, 1)]
     ids = [name.job_id for name in run.names if name.job_id]
-    if "job_id" not in draft and ids:
+    if ids:
         draft.infer("job_id", ids[-1], "the log's name")
     over = [each.message for attempt in run.attempts[:-1] for part in attempt for each in part.failures]
     of_last = any(part.fact("job_id") for part in run.attempts[-1])

@@ -32,7 +32,7 @@ def doubt_step_time(draft: Draft, steps: LogSteps) -> None:
     clock_s, exact_s = _by_clock(steps)
     if clock_s is None:
         return
-    paused = bool(steps.after_pause.any() or np.isfinite(steps["loss_eval"]).any())
+    paused = steps.after_pause.any() or np.isfinite(steps["loss_eval"]).any()
     short = clock_s * (1 + _ALIKE) + exact_s < step_s
     if not short and (paused or clock_s <= _LONG * step_s + exact_s):
         return
@@ -135,8 +135,8 @@ def _arithmetic(record: Record, ratio: float) -> str:
         (record.cp, "context-parallel ranks"),
         (record.gpus, "GPUs"),
     ):
-        if count and count > 1 and abs(ratio * count - 1) <= _ALIKE:
+        if count and abs(ratio * count - 1) <= _ALIKE:
             return f"it counts one of {count} {what}"
-        if count and count > 1 and abs(ratio / count - 1) <= _ALIKE:
+        if count and abs(ratio / count - 1) <= _ALIKE:
             return f"each of {count} {what} counts the whole"
     return ""
