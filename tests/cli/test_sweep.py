@@ -86,13 +86,6 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
     assert "\nnot lost: no token file no.tokens\n" in f"\n{done.stderr}"
 
 
-def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
-    done = in_process("submit", table, "--sweep", "--dry-run", environment=without_slurm(tmp_path))
-    assert done.stdout == "array of 2, 1 GPU: bad good\njob, 2 GPUs: two\n"
-    assert "nothing was written" in done.stderr
-    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
-
-
 def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):
     scripts = [in_process("render", table, "--row", row).stdout for row in ("bad", "good")]
     (path := tmp_path / "array.sh").write_text(array_script("table", scripts))

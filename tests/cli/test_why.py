@@ -374,10 +374,3 @@ def test_lines_of_nothing(tmp_path: Path, text: bytes) -> None:
 
 
 # --- the table of classes
-
-
-def test_help_lists_every_class() -> None:
-    listed = json.loads(in_process("help", "causes", "--json").stdout)
-    assert [row["ended"] for row in listed["causes"]] == ENDED
-    shown = in_process("help", "causes").stdout
-    assert all(f"{name}: " in shown for name in ENDED)
