@@ -16,7 +16,7 @@ from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
 from hpc_gpt.trainer.supervision.signals import Inbox
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
-from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
 
 
@@ -86,23 +86,6 @@ def test_a_local_run_goes_back_to_the_queue_of_this_machine(running):
         f"{running.run_id}: asked to save after this step and go back to the queue\n",
     )
     assert list(running.attempts()[0].asked.iterdir())
-
-
-def test_megatron_lm_saves_in_its_own_time_nvme_offload_never(own_folders):
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine__name="megatron-lm"))], "save")
-    assert asked.refused
-    assert "train.save_every" in asked.message
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", **NVME))], "requeue")
-    assert asked.refused
-    assert "NVMe" in asked.message
-
-
-@pytest.mark.parametrize("verb", ["stop", "requeue"])
-def test_a_run_without_its_last_save_ends_unsaved_in_words_too(own_folders, verb):
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", train__save_last=False))], verb)
-    assert not asked.refused
-    assert "unsaved: train.save_last is false" in asked.message
-    assert "asked to save" not in asked.message
 
 
 def _open(run: RunFolder) -> RunFolder:
