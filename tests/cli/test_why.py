@@ -374,3 +374,12 @@ def test_lines_of_nothing(tmp_path: Path, text: bytes) -> None:
 
 
 # --- the table of classes
+
+
+def test_help_lists_every_class() -> None:
+    listed = json.loads(in_process("help", "causes", "--json").stdout)
+    assert [row["ended"] for row in listed["causes"]] == ENDED
+    assert (
+        "\nnan: the loss or the gradients became NaN or infinite\n    retry: no; a chain stops; resume an earlier "
+        in (in_process("help", "causes").stdout)
+    )

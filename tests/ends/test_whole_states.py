@@ -173,15 +173,12 @@ def test_what_a_run_waits_for_is_when_without_what_and_how_often(base, tmp_path,
     assert retry_note(attempt, NOW) is None
 
 
-@pytest.mark.parametrize(
-    ("state", "facts", "words"),
-    [
-        ("pending", {}, "its folder was moved from /old, where its job will look for it"),
-        ("running", {"began": True}, "its folder was moved from /old, where its ranks write"),
-        ("user_error", {"began": True}, "its folder was moved from /old while it ran"),
-        ("user_error", {"began": False}, "its folder was moved from /old before it began"),
-    ],
-)
+@pytest.mark.parametrize(("state", "facts", "words"), [
+    ("pending", {}, "its folder was moved from /old, where its job will look for it"),
+    ("running", {"began": True}, "its folder was moved from /old, where its ranks write"),
+    ("user_error", {"began": True}, "its folder was moved from /old while it ran"),
+    ("user_error", {"began": False}, "its folder was moved from /old before it began"),
+])  # fmt: skip
 def test_a_moved_folder_is_said_with_what_follows(state: str, facts: dict[str, bool], words: str) -> None:
     found = RunState(State(state, ""), Facts(**facts), {}, None, False, None, None, Path("/old"))
     assert moved_note(found) == words

@@ -42,18 +42,15 @@ def write(path, text):
 # --- defaults
 
 
-@pytest.mark.parametrize(
-    ("asked", "hint"),
-    [
-        ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
-        ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
-        (
-            {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
-            "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
-        ),
-        ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "hint"), [
+    ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+    ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+    (
+        {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
+        "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
+    ),
+    ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
+])  # fmt: skip
 def test_the_hint_at_a_tp_that_spans_nodes_runs(asked, hint):
     profile = dataclasses.replace(NODE_OF_4, gpus_per_node=8)
     overrides = {f"layout__{axis}": size for axis, size in asked.items()}

@@ -44,14 +44,11 @@ def test_nothing_is_said_if_no_limit_is_met(narrow_launcher: Launcher) -> None:
         assert "allowed" not in said
 
 
-@pytest.mark.parametrize(
-    ("where", "name"),
-    [
-        ("account research where cluster=narrow GrpSubmitJobs", "GrpSubmitJobs of account research"),
-        ("qos normal MaxSubmitJobsPerUser", "MaxSubmitJobsPerUser of QOS normal"),
-        ("qos normal GrpSubmitJobs", "GrpSubmitJobs of QOS normal"),
-    ],
-)
+@pytest.mark.parametrize(("where", "name"), [
+    ("account research where cluster=narrow GrpSubmitJobs", "GrpSubmitJobs of account research"),
+    ("qos normal MaxSubmitJobsPerUser", "MaxSubmitJobsPerUser of QOS normal"),
+    ("qos normal GrpSubmitJobs", "GrpSubmitJobs of QOS normal"),
+])  # fmt: skip
 def test_a_limit_on_queued_jobs_is_named(narrow_launcher: Launcher, where: str, name: str) -> None:
     with limited(narrow_launcher, *where.split()):
         said = "".join(narrow_launcher.run("submit", "--dry-run", *SIX, code=1))

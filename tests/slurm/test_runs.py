@@ -224,13 +224,10 @@ def test_plain_sbatch_trains_the_same(launcher: Launcher, told: Teller) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("interrupted", "reference"),
-    [
-        pytest.param(preempted, single, id="at once"),
-        pytest.param(preempted_late, pair, id="late", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("interrupted", "reference"), [
+    pytest.param(preempted, single, id="at once"),
+    pytest.param(preempted_late, pair, id="late", marks=pytest.mark.long),
+])  # fmt: skip
 def test_preemption_saves_requeues_once_and_resumes(told, small, interrupted, reference):
     """Slurm calls the job SIGNALING, not RUNNING, as long as one of its nodes has not answered."""
     job, preemptor = told(interrupted)
