@@ -36,12 +36,8 @@ CAUSE = (
 )
 LOGGED = "RuntimeError: " + "the program's own line stays whole, " * 3 + "to its end"
 TABLES = (
-    "status",
-    "status --sizes",
-    "report",
-    "report gpt2-meg",
-    "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g",
-)
+    "status", "status --sizes", "report", "report gpt2-meg", "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g",
+)  # fmt: skip
 SENTENCES = (
     "why FAILED", "compare GOOD FAILED", "verify GOOD", "doctor demo --cluster local",
     "doctor gpt2-meg-ds-3d --row 48b --cluster jean-zay-v100-32g", "submit demo --cluster local --dry-run",

@@ -229,18 +229,14 @@ def test_an_event_has_each_key_from_its_place(base, tmp_path, event, verdict, mo
 
 # Of each trait of a class, and of each colour, the classes that have it: the table the other way round.
 TRAITS = {
-    "green": "done stopped budget",
-    "cyan": "pending running",
-    "vague": "error unknown",
-    "yellow": "walltime preempted requeued cancelled unknown",
-    "of_node": "collective_timeout hang node_failure",
+    "green": "done stopped budget", "cyan": "pending running", "vague": "error unknown",
+    "yellow": "walltime preempted requeued cancelled unknown", "of_node": "collective_timeout hang node_failure",
     "waits": "collective_timeout hang",
     "in_log": "port_taken gpu_memory host_memory collective_timeout hang node_failure nan data disk_full user_error",
-    "no_signal": "gpu_memory host_memory node_failure nan disk_full",
-    "hurry": "cancelled budget",
+    "no_signal": "gpu_memory host_memory node_failure nan disk_full", "hurry": "cancelled budget",
     "exit_code": "nan disk_full error",
     "lost": "walltime preempted requeued cancelled host_memory node_failure error unknown",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("trait", TRAITS)

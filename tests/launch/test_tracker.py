@@ -127,12 +127,8 @@ def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     for name, text in (("srun", SRUN), ("program", PROGRAM)):
         put(tmp_path / name, text)
     lines = [
-        *functions,
-        "container=(--container-image=image.sqsh)",
-        f"python=(env {tmp_path / 'program'})",
-        what,
-        "wait",
-    ]
+        *functions, "container=(--container-image=image.sqsh)", f"python=(env {tmp_path / 'program'})", what, "wait",
+    ]  # fmt: skip
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "attempt": str(tmp_path), "n": "1"}
     with subprocess.Popen(["bash", "-c", "\n".join(lines)], env={**environment, "HPC_GPT_RUN": "/run"}) as job:
         until = time.monotonic() + 120

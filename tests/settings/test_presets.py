@@ -15,13 +15,9 @@ PARAMS = {
     "qwen3-32b": 32_762_123_264, "mistral-7b": 7_248_023_552, "smollm2-135m": 134_515_008, "smollm3-3b": 3_075_098_624,
 }  # fmt: skip
 CLASSES = {
-    "llama": "Llama",
-    "smollm2": "Llama",
-    "mistral": "Mistral",
-    "smollm3": "SmolLM3",
-    "qwen2": "Qwen2",
+    "llama": "Llama", "smollm2": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3", "qwen2": "Qwen2",
     "qwen3": "Qwen3",
-}
+}  # fmt: skip
 
 
 def class_of(name: str) -> str:

@@ -1,6 +1,8 @@
 """What a run that is asked to stop, save or requeue answers, and what is said while it is waited for, whole."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,3 +114,36 @@ def test_a_sweeps_line_has_the_sums_of_its_runs() -> None:
     assert fold(rows) == [line, rows[1]]
     (bare,) = fold([RunStatus("r", "demo", state, None, "local", None, 0, sweep_id="s") for state in ("error", "done")])
     assert bare == RunStatus("s", "-", "1 done, 1 error", None, "local", None, 0, 0, 0, layout="2 runs", sweep_id="s")
+
+
+@pytest.mark.parametrize(("scheduler", "states", "looks"), [
+    ("slurm", ["running", "done"], 2), ("slurm", ["unknown"] * 9, 8), ("local", ["unknown"] * 70, 62),
+    ("slurm", ["unknown"] * 7 + ["pending"] + ["unknown"] * 9, 16), ("slurm", ["unknown", "nan"], 2),
+])  # fmt: skip
+def test_unknown_for_half_a_minute_is_over(scheduler: str, states: list[str], looks: int, monkeypatch) -> None:
+    """Slurm is asked every 5 s, and a local run looked at every half a second."""
+    clock, left = [100.0], iter([replace(AT_WORK, state=state, scheduler=scheduler) for state in states])
+    sleep = lambda seconds: clock.append(clock[-1] + seconds)  # noqa: E731
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[-1], sleep=sleep))
+    monkeypatch.setattr(control, "read_status", lambda _: [next(left)])
+    assert len(list(control.until_over([]))) == looks
+
+
+def test_a_line_of_progress_is_ended_by_the_third_ctrl_c(monkeypatch) -> None:
+    seen: list[str] = []
+    line = SimpleNamespace(show=seen.append, end=lambda: seen.append("END"))
+    monkeypatch.setattr(control, "ProgressLine", lambda: line)
+    monkeypatch.setattr(control, "_interrupt", lambda runs, count, _: seen.append(f"Ctrl-C {count}"))
+
+    def looks(_: object) -> Iterator[list[RunStatus]]:
+        yield [AT_WORK]
+        yield [AT_WORK]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "until_over", looks)
+    with pytest.raises(KeyboardInterrupt):
+        control.follow([], lambda rows: rows[0].state, 0)
+    assert seen == ["running", "Ctrl-C 1", "Ctrl-C 2", "END"]
+    monkeypatch.setattr(control, "until_over", lambda _: [[AT_WORK], [replace(AT_WORK, state="done")]])
+    assert control.follow([], lambda rows: rows[0].state, 0)[0].state == "done"
+    assert seen[4:] == ["running", "done", "END"]
