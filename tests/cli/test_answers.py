@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 
 FILES = sorted((Path(__file__).parent / "answers").glob("*.txt"))
 # What differs from one machine or day to the next, beside the space for checkpoints.
-VARIES = {r"[\d.,]+ [GT]iB free": "N GiB free", r"done by [\d-]+ [\d:]+ UTC": "done by DATE"}
+VARIES = {r"[\d.,]+ [GT]iB free": "N GiB free", r"done by [\d-]+ [\d:]+ [A-Z]+": "done by DATE"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
