@@ -55,10 +55,17 @@ def test_nothing_given_shows_the_help_not_an_error(group):
     assert done.stderr == in_process(*group, "--help").stdout
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
-    ("submit demo --cluster local --dry-run", 1, "Error: the current folder was deleted\n\nhint: cd to a folder that"),
-    ("data stdlib -o x", 2, "hint: the current folder was deleted: cd to a folder that is there\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (
+            "submit demo --cluster local --dry-run",
+            1,
+            "Error: the current folder was deleted\n\nhint: cd to a folder that",
+        ),
+        ("data stdlib -o x", 2, "hint: the current folder was deleted: cd to a folder that is there\n"),
+    ],
+)
 def test_a_current_folder_that_was_deleted_is_named(tmp_path, words, code, said):
     (gone := tmp_path / "gone").mkdir()
     script = f"unset HPC_GPT_LOGS; rmdir '{gone}' && exec '{sys.executable}' -P -m hpc_gpt {words}"

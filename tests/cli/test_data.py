@@ -48,12 +48,17 @@ def test_the_next_command_takes_the_data(tmp_path, monkeypatch, text, vocab):
     ensure_data(resolved)
 
 
-@pytest.mark.parametrize(("harm", "message"), [
-    (lambda path: path.unlink(), "no token file"), (lambda path: path.write_bytes(b""), "is empty: 0 bytes"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-100]), "truncated"),
-    (lambda path: path.write_text("text, not tokens" * 10), "is not a token file"),
-    (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
-], ids=["missing", "empty", "truncated", "text", "folder"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: path.unlink(), "no token file"),
+        (lambda path: path.write_bytes(b""), "is empty: 0 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "truncated"),
+        (lambda path: path.write_text("text, not tokens" * 10), "is not a token file"),
+        (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+    ],
+    ids=["missing", "empty", "truncated", "text", "folder"],
+)
 def test_a_bad_token_file_is_refused_before_anything_is_written(tmp_path, tokens, harm, message):
     harm(tokens)
     settings = ("--set", "data.source=tokens", "--set", f"data.path={tokens}")

@@ -72,12 +72,16 @@ def test_sizes_are_a_model_and_gpus_are_no_longer_the_source():
     assert resolved_of(in_process("render", "--set", "model.hidden=4096"))["gpus"] == 64
 
 
-@pytest.mark.parametrize(("profile", "given", "dtype"), [
-    ('extends = "jean-zay-v100-32g"', (), "fp16"),
-    ('extends = "jean-zay-v100-32g"', ("--set", "train.dtype=fp32"), "fp32"), ('extends = "a100-80g-8"', (), "bf16"),
-    ('extends = "generic-slurm"', (), "bf16"),
-    ('device = "mine"\n[machine]\npeak_tflops = { fp32 = 10.0, fp16 = 80.0 }', (), "fp16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "given", "dtype"),
+    [
+        ('extends = "jean-zay-v100-32g"', (), "fp16"),
+        ('extends = "jean-zay-v100-32g"', ("--set", "train.dtype=fp32"), "fp32"),
+        ('extends = "a100-80g-8"', (), "bf16"),
+        ('extends = "generic-slurm"', (), "bf16"),
+        ('device = "mine"\n[machine]\npeak_tflops = { fp32 = 10.0, fp16 = 80.0 }', (), "fp16"),
+    ],
+)
 def test_fp16_is_taken_if_the_device_is_known_to_have_no_bf16(profile, given, dtype):
     profile_of("mine", profile)
     done = in_process("render", "--model", "gpt2", "--gpus", "1", "--cluster", "mine", *given)

@@ -115,13 +115,19 @@ def test_without_experiment_and_size_it_is_demo():
     assert "takes demo" not in sized.stderr
 
 
-@pytest.mark.parametrize(("gpus_per_node", "gpus", "sizes"), [
-    (4, None, {}), (2, None, {}), (8, 8, {}), (1, None, {"layout.gpus": 4, "layout.tp": 1, "layout.pp": 2}),
-    (1, 3, {"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2}),
-    (2, 2, {"layout.gpus": 2, "layout.tp": 2, "layout.pp": 1}),
-    (3, 6, {"layout.gpus": 2, "layout.tp": 2, "layout.pp": 1}),
-    (1, 1, {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus_per_node", "gpus", "sizes"),
+    [
+        (4, None, {}),
+        (2, None, {}),
+        (8, 8, {}),
+        (1, None, {"layout.gpus": 4, "layout.tp": 1, "layout.pp": 2}),
+        (1, 3, {"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2}),
+        (2, 2, {"layout.gpus": 2, "layout.tp": 2, "layout.pp": 1}),
+        (3, 6, {"layout.gpus": 2, "layout.tp": 2, "layout.pp": 1}),
+        (1, 1, {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1}),
+    ],
+)
 def test_it_is_as_large_as_the_profile_holds(tmp_path, gpus_per_node, gpus, sizes):
     (tmp_path / "mine.toml").write_text(f"gpus_per_node = {gpus_per_node}\n")
     profile = load_profile(str(tmp_path / "mine.toml"))

@@ -28,14 +28,18 @@ def both(*arguments: object, **environment: str) -> tuple[Done, Done]:
     return dry, in_process("submit", *arguments, environment=environment)
 
 
-@pytest.mark.parametrize(("asked", "words"), [
-    (TOKENS, "no token file no.tokens"), (("--set", "data.source=megatron", "--set", "data.path=no"), "no.idx"),
-    (("--set", "data.tokenizer=tiktoken:gpt2"), "sources use tokenizer byte"),
-    (("--set", "train.eval_every=1", "--set", "data.eval_fraction=0"), "has 0 tokens for evaluation"),
-    ((*STREAM, "--set", "data.workers=41"), "has 38 shards to train on (40 less 2 for evaluation)"),
-    (("--engine", "megatron-lm", "--set", "data.source=random"), "MEGATRON_LM"),
-    (("--set", "data.source=stream", "--set", "data.path=no"), "no text at no"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (TOKENS, "no token file no.tokens"),
+        (("--set", "data.source=megatron", "--set", "data.path=no"), "no.idx"),
+        (("--set", "data.tokenizer=tiktoken:gpt2"), "sources use tokenizer byte"),
+        (("--set", "train.eval_every=1", "--set", "data.eval_fraction=0"), "has 0 tokens for evaluation"),
+        ((*STREAM, "--set", "data.workers=41"), "has 38 shards to train on (40 less 2 for evaluation)"),
+        (("--engine", "megatron-lm", "--set", "data.source=random"), "MEGATRON_LM"),
+        (("--set", "data.source=stream", "--set", "data.path=no"), "no text at no"),
+    ],
+)
 def test_what_submit_refuses_a_dry_run_refuses_in_the_same_words(bare, tmp_path, asked, words):
     dry, real = both("demo", "--cluster", "local", *asked)
     assert dry == real

@@ -85,15 +85,21 @@ def in_submits_words(command):
     return words[2:]
 
 
-@pytest.mark.parametrize("arguments", [
-    PUBLISHED_RUN, ("demo", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16"),
-    ("--model", "gpt2-xl", "--gpus", "8", "--engine", "fsdp", *JEAN_ZAY), ("--model", "7.5b", "--gpus", "4", *JEAN_ZAY),
-    ("--model", "gpt2", "--gpus", "2", "--engine", "ddp", "--seq", "512", *JEAN_ZAY),
-    ("--hidden", "2048", "--layers", "24", "--heads", "16", "--vocab", "32000", "--gpus", "16", *JEAN_ZAY),
-    ("--model", "7.5b", "--nodes", "2", "--gas", "8", "--recompute", "selective", *JEAN_ZAY),
-    ("gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY),
-    ("gpt2-meg", "--gpus", "16", "--model", "18b", "--pp", "4", *JEAN_ZAY),
-], ids=["seed", "demo", "fsdp", "offload", "ddp", "sizes", "nodes", "row", "megatron"])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        PUBLISHED_RUN,
+        ("demo", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16"),
+        ("--model", "gpt2-xl", "--gpus", "8", "--engine", "fsdp", *JEAN_ZAY),
+        ("--model", "7.5b", "--gpus", "4", *JEAN_ZAY),
+        ("--model", "gpt2", "--gpus", "2", "--engine", "ddp", "--seq", "512", *JEAN_ZAY),
+        ("--hidden", "2048", "--layers", "24", "--heads", "16", "--vocab", "32000", "--gpus", "16", *JEAN_ZAY),
+        ("--model", "7.5b", "--nodes", "2", "--gas", "8", "--recompute", "selective", *JEAN_ZAY),
+        ("gpt2-meg-ds-zero", "--row", "full-48b", *JEAN_ZAY),
+        ("gpt2-meg", "--gpus", "16", "--model", "18b", "--pp", "4", *JEAN_ZAY),
+    ],
+    ids=["seed", "demo", "fsdp", "offload", "ddp", "sizes", "nodes", "row", "megatron"],
+)
 def test_the_next_command_runs_what_was_planned(arguments, tmp_path):
     page = planned(*arguments)
     best = page["candidates"][0]

@@ -57,12 +57,16 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     assert 146 / 1.6 < float(found[2]) < 146 * 1.4
 
 
-@pytest.mark.parametrize(("profile", "reason"), [
-    ("", "profile site names no device"), ('device = "a100-80g"\n', "profile site names no fabric"),
-    ('device = "h999"\nfabric = "nvlink"\n', "profile site: device 'h999' is not known"),
-    ('device = "a100-80g"\nfabric = "infiniband"\n', "fabric 'infiniband' has no rate"),
-    ('device = "a100-80g"\nfabric = "nvlink"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "reason"),
+    [
+        ("", "profile site names no device"),
+        ('device = "a100-80g"\n', "profile site names no fabric"),
+        ('device = "h999"\nfabric = "nvlink"\n', "profile site: device 'h999' is not known"),
+        ('device = "a100-80g"\nfabric = "infiniband"\n', "fabric 'infiniband' has no rate"),
+        ('device = "a100-80g"\nfabric = "nvlink"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node"),
+    ],
+)
 def test_a_profile_that_does_not_tell_enough_is_gone_on_with(profile, reason):
     done = in_process("render", "demo", "--cluster", profile_of("site", profile), code=0)
     assert done.stderr.startswith(f"not predicted: {reason}")
@@ -349,11 +353,15 @@ def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
     assert "is predicted faster" not in again.stderr
 
 
-@pytest.mark.parametrize(("words", "searches"), [
-    (("submit", "--dry-run", "--pp", "16"), 1),
-    (("submit", "--dry-run", "--tp", "1", "--pp", "16", "--set", "engine.recompute=none"), 1),
-    (("submit", "--dry-run", "--smoke"), 0),
-], ids=["other layouts", "what is open", "smoke"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "searches"),
+    [
+        (("submit", "--dry-run", "--pp", "16"), 1),
+        (("submit", "--dry-run", "--tp", "1", "--pp", "16", "--set", "engine.recompute=none"), 1),
+        (("submit", "--dry-run", "--smoke"), 0),
+    ],
+    ids=["other layouts", "what is open", "smoke"],
+)
 def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches):
     asked = []
 
@@ -388,10 +396,15 @@ COMPILED = "engine.compile=block"
 
 
 @pytest.mark.parametrize("verb", [("submit", "--dry-run", "--yes"), ("doctor",), ("plan",)], ids=lambda verb: verb[0])
-@pytest.mark.parametrize(("words", "named"), [
-    (("--cluster", "a100-80g-8"), True), (("--cluster", "a100-80g-8", "--set", COMPILED), False),
-    (("--cluster", "jean-zay-v100-32g", "--set", "train.dtype=fp16"), False),
-], ids=["eager", "compiled", "V100"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--cluster", "a100-80g-8"), True),
+        (("--cluster", "a100-80g-8", "--set", COMPILED), False),
+        (("--cluster", "jean-zay-v100-32g", "--set", "train.dtype=fp16"), False),
+    ],
+    ids=["eager", "compiled", "V100"],
+)
 def test_an_experiment_silent_on_compiling_is_told_its_gain(tmp_path, verb, words, named):
     file = tmp_path / "own.toml"
     file.write_text('[model]\npreset = "gpt2-xl"\n[data]\nsource = "random"\n[layout]\nmicro_batch = 1\n')
@@ -411,19 +424,25 @@ PLAIN = {"compile": "none", "one_pass_loss": False, "keep_residuals": False, "fu
 BLOCK = PLAIN | {"compile": "block"}
 
 
-@pytest.mark.parametrize(("cluster", "more", "wanted"), [
-    ("h100-80g-8", (), FAST | {"compile": "block"}), ("h100-80g-8", ("--engine", "ddp"), FAST),
-    ("h100-80g-8", ("--engine", "ddp", "--model", "qwen2.5-0.5b"), FAST | {"fused_bias_gradients": False}),
-    ("h100-80g-8", ("--engine", "deepspeed-zero", "--zero-stage", "3"), FAST | {"compile": "block"}),
-    ("h100-80g-8", ("--engine", "hf-deepspeed"), BLOCK), ("h100-80g-8", ("--engine", "megatron-lm"), PLAIN),
-    ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=none"), PLAIN),
-    ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=block"), BLOCK),
-    ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile_backend=aot_eager"), BLOCK),
-    ("h100-80g-8", ("--engine", "ddp", "--set", "train.deterministic=true"), BLOCK),
-    ("h100-80g-8", ("--engine", "ddp", "--set", "engine.loss_chunks=4"), BLOCK),
-    ("h100-80g-8", ("--engine", "ddp", "--set", "engine.keep_residuals=false"), FAST | {"keep_residuals": False}),
-    ("jean-zay-v100-32g", ("--engine", "ddp"), PLAIN), ("generic-slurm", ("--engine", "ddp"), PLAIN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cluster", "more", "wanted"),
+    [
+        ("h100-80g-8", (), FAST | {"compile": "block"}),
+        ("h100-80g-8", ("--engine", "ddp"), FAST),
+        ("h100-80g-8", ("--engine", "ddp", "--model", "qwen2.5-0.5b"), FAST | {"fused_bias_gradients": False}),
+        ("h100-80g-8", ("--engine", "deepspeed-zero", "--zero-stage", "3"), FAST | {"compile": "block"}),
+        ("h100-80g-8", ("--engine", "hf-deepspeed"), BLOCK),
+        ("h100-80g-8", ("--engine", "megatron-lm"), PLAIN),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=none"), PLAIN),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=block"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile_backend=aot_eager"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "train.deterministic=true"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.loss_chunks=4"), BLOCK),
+        ("h100-80g-8", ("--engine", "ddp", "--set", "engine.keep_residuals=false"), FAST | {"keep_residuals": False}),
+        ("jean-zay-v100-32g", ("--engine", "ddp"), PLAIN),
+        ("generic-slurm", ("--engine", "ddp"), PLAIN),
+    ],
+)
 def test_without_an_experiment_a_gpu_has_the_fast_settings(tmp_path, cluster, more, wanted):
     """As `render` has them and names them, and as `init` writes them, of the engine that is given."""
     words = ("--model", "gpt2", "--gpus", "8", "--cluster", cluster, *more)
@@ -461,11 +480,16 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
     assert all(step > steps[""] for off, step in steps.items() if off), steps
 
 
-@pytest.mark.parametrize(("words", "limit_s"), [
-    (("submit", "--dry-run", *XL, "--tp", "1", "--pp", "16"), 60), (("render", *XL, "--pp", "16"), 60),
-    (("submit", "--dry-run", *XL, "--pp", "16"), 0),
-    (("submit", "--dry-run", *XL, "--pp", "16", "--cluster", "generic-slurm"), 60),
-], ids=["tp and pp given", "render", "no time", "no device"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "limit_s"),
+    [
+        (("submit", "--dry-run", *XL, "--tp", "1", "--pp", "16"), 60),
+        (("render", *XL, "--pp", "16"), 60),
+        (("submit", "--dry-run", *XL, "--pp", "16"), 0),
+        (("submit", "--dry-run", *XL, "--pp", "16", "--cluster", "generic-slurm"), 60),
+    ],
+    ids=["tp and pp given", "render", "no time", "no device"],
+)
 def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
     monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", limit_s)
     assert "is predicted faster" not in in_process(*words, environment=without_slurm(tmp_path), code=0).stderr

@@ -76,13 +76,22 @@ def test_a_users_profile_wins_over_the_shipped_one_of_its_name():
     assert resolved_of(in_process("render", "demo"))["job"]["account"] == "mine"
 
 
-@pytest.mark.parametrize(("flags", "key", "value"), [
-    (["-A", "a@v100"], "account", "a@v100"), (["-p", "gpu"], "partition", "gpu"), (["-q", "dev"], "qos", "dev"),
-    (["-C", "v100-32g"], "constraint", "v100-32g"), (["-x", "n[1-3]"], "exclude", "n[1-3]"),
-    (["-w", "n7"], "nodelist", "n7"), (["-d", "afterok:5"], "dependency", "afterok:5"),
-    (["-J", "it's"], "name", "it's"), (["-c", "6"], "cpus_per_task", 6), (["--exclusive"], "exclusive", True),
-    (["--reservation", "r"], "reservation", "r"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (["-A", "a@v100"], "account", "a@v100"),
+        (["-p", "gpu"], "partition", "gpu"),
+        (["-q", "dev"], "qos", "dev"),
+        (["-C", "v100-32g"], "constraint", "v100-32g"),
+        (["-x", "n[1-3]"], "exclude", "n[1-3]"),
+        (["-w", "n7"], "nodelist", "n7"),
+        (["-d", "afterok:5"], "dependency", "afterok:5"),
+        (["-J", "it's"], "name", "it's"),
+        (["-c", "6"], "cpus_per_task", 6),
+        (["--exclusive"], "exclusive", True),
+        (["--reservation", "r"], "reservation", "r"),
+    ],
+)
 def test_sbatchs_letters(flags, key, value):
     assert resolved_of(in_process("render", "demo", *flags))["job"][key] == value
 

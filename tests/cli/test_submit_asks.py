@@ -88,11 +88,25 @@ def taken(monkeypatch):
     return lambda done: "Error: it would be submitted\n" in done.stderr
 
 
-@pytest.mark.parametrize("given", [
-    ("--yes",), ("--gpus", "64", "--pp", "16"), ("-G", "64"), ("-N", "16"), ("--tp", "4"), ("--pp", "16"),
-    ("--dp", "1"), ("--model", "gpt2"), ("--row", "48b"), ("--smoke",), ("--set", "layout.micro_batch=2"),
-    ("--set", "model.seq=512"), ("demo",),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--yes",),
+        ("--gpus", "64", "--pp", "16"),
+        ("-G", "64"),
+        ("-N", "16"),
+        ("--tp", "4"),
+        ("--pp", "16"),
+        ("--dp", "1"),
+        ("--model", "gpt2"),
+        ("--row", "48b"),
+        ("--smoke",),
+        ("--set", "layout.micro_batch=2"),
+        ("--set", "model.seq=512"),
+        ("demo",),
+    ],
+    ids=" ".join,
+)
 def test_what_is_named_is_not_asked_about(taken, given):
     assert taken(in_process("submit", *JEAN_ZAY, *given))
 

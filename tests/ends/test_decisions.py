@@ -332,11 +332,15 @@ def test_a_job_waits_for_one_that_is_leaving() -> None:
     assert before(run, start(run, job_id="9"), "squeue 7 CANCELLED", now=time.time()) == ["wait"]
 
 
-@pytest.mark.parametrize(("words", "ended"), [
-    (("squeue 7 RUNNING", "sacct 7 NODE_FAIL", "sacct 7 RUNNING"), "node_failure"),
-    (("squeue 7 RUNNING", "sacct 7 PREEMPTED", "sacct 7 RUNNING"), "preempted"),
-    (("squeue 7 RUNNING", "sacct 7 RUNNING"), "requeued"), (("squeue 7 RUNNING",), "requeued"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        (("squeue 7 RUNNING", "sacct 7 NODE_FAIL", "sacct 7 RUNNING"), "node_failure"),
+        (("squeue 7 RUNNING", "sacct 7 PREEMPTED", "sacct 7 RUNNING"), "preempted"),
+        (("squeue 7 RUNNING", "sacct 7 RUNNING"), "requeued"),
+        (("squeue 7 RUNNING",), "requeued"),
+    ],
+)
 def test_an_attempt_whose_script_was_lost_is_settled_by_the_next(words: tuple[str, ...], ended: str) -> None:
     run = slurm_run()
     lost = start(run)
@@ -486,10 +490,18 @@ def test_a_budget_is_checked_before_every_link() -> None:
     assert refused.ended()["ended"] == "budget"
 
 
-@pytest.mark.parametrize("odd", [
-    {"pause_s": [1]}, {"pause_s": float("inf")}, {"pause_s": "x"}, {"exclude": True},
-    {"exclude": ["n1 n2", "--user=root", "\nn3", ["n4"]]}, {"node": "-rf x"}, {"attempt_ended": [1]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"pause_s": [1]},
+        {"pause_s": float("inf")},
+        {"pause_s": "x"},
+        {"exclude": True},
+        {"exclude": ["n1 n2", "--user=root", "\nn3", ["n4"]]},
+        {"node": "-rf x"},
+        {"attempt_ended": [1]},
+    ],
+)
 def test_anothers_verdict_neither_breaks_the_script_nor_gets_out(odd: dict[str, Any]) -> None:
     run = slurm_run()
     attempt = start(run, "error", saved=5)

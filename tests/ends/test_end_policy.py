@@ -28,11 +28,17 @@ def second_attempt(folder: Path, job_before: str | None, ended_before_s: float |
     return run
 
 
-@pytest.mark.parametrize(("state", "since", "expected"), [
-    ("RUNNING", "2026-11-20T10:01:00", "preempted"), ("RUNNING", "None", "cancelled"),
-    ("SIGNALING", "2026-11-20T10:01:00", "preempted"), ("SIGNALING", "None", "cancelled"),
-    ("COMPLETING", "None", "cancelled"), ("COMPLETING", "2026-11-20T10:01:00", "cancelled"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "since", "expected"),
+    [
+        ("RUNNING", "2026-11-20T10:01:00", "preempted"),
+        ("RUNNING", "None", "cancelled"),
+        ("SIGNALING", "2026-11-20T10:01:00", "preempted"),
+        ("SIGNALING", "None", "cancelled"),
+        ("COMPLETING", "None", "cancelled"),
+        ("COMPLETING", "2026-11-20T10:01:00", "cancelled"),
+    ],
+)
 def test_only_a_running_job_with_a_time_is_being_preempted(tmp_path, state, since, expected) -> None:
     run = second_attempt(tmp_path, None, None)
     assert class_of_sigterm(run, run.attempt(1), SHOWN.format(state, since), AT).ended == expected

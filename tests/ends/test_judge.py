@@ -68,22 +68,29 @@ def test_each_class_alone(ended: str) -> None:
     assert verdict.pause_s == (30 if RETRIES[ended].fails else 0)
 
 
-@pytest.mark.parametrize(("attempts", "ended", "pause_s", "retries"), [
-    ([("error", 0)], "error", 30, 1), ([("error", 0), ("error", 0)], "no_progress", 0, 0),
-    ([("error", 10), ("error", 10)], "error", 60, 2),
-    ([("error", 10), ("hang", 10), ("error", 10)], "no_progress", 0, 0),
-    ([("error", 10), ("hang", 20), ("node_failure", 30)], "node_failure", 30, 1),
-    ([("error", 10), ("preempted", 10), ("preempted", 10), ("preempted", 10)], "preempted", 0, 0),
-    ([("error", 10), ("preempted", 10), ("hang", 10)], "hang", 60, 2),
-    ([("error", 0), ("requeued", 0), ("error", 0)], "no_progress", 0, 0),
-    ([("error", 0), ("refused", 0), ("error", 0)], "no_progress", 0, 0),
-    ([("walltime", 0), ("walltime", 0)], "no_progress", 0, 0), ([("walltime", 10), ("walltime", 10)], "walltime", 0, 0),
-    ([("error", 0), ("preempted", 5), ("error", 5)], "no_progress", 0, 0), ([("hang", 5), ("nan", 5)], "nan", 0, 0),
-    ([("node_failure", 0)] * 4, "node_failure", 240, 4), ([("node_failure", 0)] * 5, "no_progress", 0, 0),
-    ([("node_failure", 0), ("error", 0)], "error", 60, 2),
-    ([("error", 0), ("node_failure", 0), ("error", 0)], "no_progress", 0, 0),
-    ([("hang", 5), ("done", 9)], "done", 0, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attempts", "ended", "pause_s", "retries"),
+    [
+        ([("error", 0)], "error", 30, 1),
+        ([("error", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("error", 10), ("error", 10)], "error", 60, 2),
+        ([("error", 10), ("hang", 10), ("error", 10)], "no_progress", 0, 0),
+        ([("error", 10), ("hang", 20), ("node_failure", 30)], "node_failure", 30, 1),
+        ([("error", 10), ("preempted", 10), ("preempted", 10), ("preempted", 10)], "preempted", 0, 0),
+        ([("error", 10), ("preempted", 10), ("hang", 10)], "hang", 60, 2),
+        ([("error", 0), ("requeued", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("error", 0), ("refused", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("walltime", 0), ("walltime", 0)], "no_progress", 0, 0),
+        ([("walltime", 10), ("walltime", 10)], "walltime", 0, 0),
+        ([("error", 0), ("preempted", 5), ("error", 5)], "no_progress", 0, 0),
+        ([("hang", 5), ("nan", 5)], "nan", 0, 0),
+        ([("node_failure", 0)] * 4, "node_failure", 240, 4),
+        ([("node_failure", 0)] * 5, "no_progress", 0, 0),
+        ([("node_failure", 0), ("error", 0)], "error", 60, 2),
+        ([("error", 0), ("node_failure", 0), ("error", 0)], "no_progress", 0, 0),
+        ([("hang", 5), ("done", 9)], "done", 0, 0),
+    ],
+)
 def test_histories(attempts: list[tuple[str, int]], ended: str, pause_s: float, retries: int) -> None:
     verdict = judge(past(*attempts), RULES)
     assert (verdict.ended, verdict.pause_s, verdict.retries) == (ended, pause_s, retries)
@@ -169,10 +176,19 @@ def test_progress_keeps_it_going_and_the_pause_short(history: list[EndedAttempt]
     assert (verdict.go_on, verdict.retries, verdict.pause_s) == (True, 1, 30)
 
 
-@pytest.mark.parametrize(("ends", "goes_on"), [
-    ("w" * 4, True), ("w" * 5, False), ("we", True), ("wewe", False), ("ewwe", False), ("ewwww", False), ("ww+w", True),
-    ("wwww+w", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [
+        ("w" * 4, True),
+        ("w" * 5, False),
+        ("we", True),
+        ("wewe", False),
+        ("ewwe", False),
+        ("ewwww", False),
+        ("ww+w", True),
+        ("wwww+w", True),
+    ],
+)
 def test_a_script_that_shows_nothing_is_retried_within_bounds(ends: str, goes_on: bool) -> None:
     """w: its time limit, with nothing to show how far it came; e: an exit code; +: a step at last."""
     made, saved = [], 0

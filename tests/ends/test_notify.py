@@ -36,13 +36,23 @@ def judged(run: RunFolder, ended: str, go_on: bool = False, pause_s: float = 0.0
     return attempt
 
 
-@pytest.mark.parametrize(("verdict", "event"), [
-    ({"ended": "done"}, "ended"), ({"ended": "error", "go_on": True}, "retried"),
-    ({"ended": "node_failure", "go_on": True}, "retried"), ({"ended": "walltime", "go_on": True}, None),
-    ({"ended": "preempted", "go_on": True}, None), ({"ended": "no_progress", "attempt_ended": "error"}, "failed"),
-    ({"ended": "nan"}, "failed"), ({"ended": "budget"}, "failed"), ({"ended": "walltime"}, "failed"),
-    ({"ended": "stopped"}, "stopped"), ({"ended": "cancelled"}, "stopped"), ({"ended": "refused"}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verdict", "event"),
+    [
+        ({"ended": "done"}, "ended"),
+        ({"ended": "error", "go_on": True}, "retried"),
+        ({"ended": "node_failure", "go_on": True}, "retried"),
+        ({"ended": "walltime", "go_on": True}, None),
+        ({"ended": "preempted", "go_on": True}, None),
+        ({"ended": "no_progress", "attempt_ended": "error"}, "failed"),
+        ({"ended": "nan"}, "failed"),
+        ({"ended": "budget"}, "failed"),
+        ({"ended": "walltime"}, "failed"),
+        ({"ended": "stopped"}, "stopped"),
+        ({"ended": "cancelled"}, "stopped"),
+        ({"ended": "refused"}, None),
+    ],
+)
 def test_which_end_is_which_event(verdict: dict[str, Any], event: str | None) -> None:
     run = run_that_tells("true")
     assert event_of(run, judged(run, **verdict)) == event
@@ -105,12 +115,16 @@ def test_only_the_events_that_are_asked_for_are_told(tmp_path: Path) -> None:
     assert not (tmp_path / "told").exists()
 
 
-@pytest.mark.parametrize(("command", "said"), [
-    ("echo no mail here >&2; exit 3", "notify: failed: the command ended with exit code 3: no mail here\n"),
-    ("kill -9 $$", "notify: failed: the command ended with signal 9\n"),
-    (["no-such-mail"], "notify: failed: no-such-mail cannot be started: No such file or directory\n"), ("true", ""),
-    ("printf 'no hf_%020d' 7; false", "notify: failed: the command ended with exit code 1: no [removed]\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo no mail here >&2; exit 3", "notify: failed: the command ended with exit code 3: no mail here\n"),
+        ("kill -9 $$", "notify: failed: the command ended with signal 9\n"),
+        (["no-such-mail"], "notify: failed: no-such-mail cannot be started: No such file or directory\n"),
+        ("true", ""),
+        ("printf 'no hf_%020d' 7; false", "notify: failed: the command ended with exit code 1: no [removed]\n"),
+    ],
+)
 def test_a_command_that_fails_is_a_line(command: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_that_tells(command)
     send_event(run, run.resolved(), judged(run, "error"), "failed")

@@ -309,11 +309,19 @@ def test_a_pause_grows_up_to_an_hour(first_s: int, failures: int) -> None:
     assert longer in (min(first_s, LONGEST_PAUSE_S), 2 * pause, LONGEST_PAUSE_S)
 
 
-@pytest.mark.parametrize(("cause", "mistake"), [
-    ("rank 0: ModuleNotFoundError: No module named 'x'", True), ("rank 12: TypeError", True),
-    ("SyntaxError: invalid syntax", True), ("rank 1: AttributeError: 'NoneType' object has no attribute 'step'", True),
-    ("rank 1: RuntimeError: CUDA error: an illegal memory access was encountered", False), ("task 1: Killed", False),
-    ("rank 0: OSError: [Errno 5] Input/output error: '/data/NameErrors.bin'", False), (None, False), ("", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cause", "mistake"),
+    [
+        ("rank 0: ModuleNotFoundError: No module named 'x'", True),
+        ("rank 12: TypeError", True),
+        ("SyntaxError: invalid syntax", True),
+        ("rank 1: AttributeError: 'NoneType' object has no attribute 'step'", True),
+        ("rank 1: RuntimeError: CUDA error: an illegal memory access was encountered", False),
+        ("task 1: Killed", False),
+        ("rank 0: OSError: [Errno 5] Input/output error: '/data/NameErrors.bin'", False),
+        (None, False),
+        ("", False),
+    ],
+)
 def test_a_mistake_of_the_program_is_told_from_bad_luck(cause: str | None, mistake: bool) -> None:
     assert is_mistake(cause) is mistake

@@ -152,13 +152,17 @@ NOW = 1_700_000_000.0
 NEXT = {"go_on": True, "attempt_ended": "hang", "begin": NOW + 60, "pause_s": 60, "exclude": ["n3", "n4"], "retries": 2}
 
 
-@pytest.mark.parametrize(("verdict", "words"), [
-    (NEXT, "continues after hang, at {}, without n3, n4; 2nd failure in a row"),
-    ({**NEXT, "retries": 1, "exclude": []}, "continues after hang, at {}"),
-    ({**NEXT, "begin": NOW, "retries": 3}, "continues after hang, without n3, n4; 3rd failure in a row"),
-    ({**NEXT, "pause_s": 0, "exclude": None}, "continues after hang; 2nd failure in a row"),
-    ({**NEXT, "go_on": False}, None), ({"attempt_ended": "hang"}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (NEXT, "continues after hang, at {}, without n3, n4; 2nd failure in a row"),
+        ({**NEXT, "retries": 1, "exclude": []}, "continues after hang, at {}"),
+        ({**NEXT, "begin": NOW, "retries": 3}, "continues after hang, without n3, n4; 3rd failure in a row"),
+        ({**NEXT, "pause_s": 0, "exclude": None}, "continues after hang; 2nd failure in a row"),
+        ({**NEXT, "go_on": False}, None),
+        ({"attempt_ended": "hang"}, None),
+    ],
+)
 def test_what_a_run_waits_for_is_when_without_what_and_how_often(base, tmp_path, verdict, words) -> None:
     run = prepared(base, tmp_path, lambda run: attempt_of(run, "7", "hang", cause="rank 3 stands"))
     judge(attempt := run.attempt(1), **verdict)

@@ -172,13 +172,18 @@ def test_without_python_the_trainers_wish_and_the_limit_count(end, python) -> No
     assert (said["ended"], said["cause"], said["requeue"]) == ("error", "exit code 1", False)
 
 
-@pytest.mark.parametrize(("files", "shown", "chain", "ended", "changes"), [
-    ({"ended": WISH}, RUNNING, "requeue", "walltime", ["scontrol requeue 7"]),
-    ({"ended": WISH.replace("true", "false")}, RUNNING, "requeue", "walltime", []),
-    ({"ended": WISH, "cancelled": ""}, RUNNING, "requeue", "walltime", []),
-    ({}, AT_THE_LIMIT, "requeue", "walltime", ["scontrol requeue 7"]), ({}, AT_THE_LIMIT, "none", "walltime", []),
-    ({"cancelled": ""}, AT_THE_LIMIT, "requeue", "cancelled", []), ({}, PUT_BACK, "requeue", "error", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "shown", "chain", "ended", "changes"),
+    [
+        ({"ended": WISH}, RUNNING, "requeue", "walltime", ["scontrol requeue 7"]),
+        ({"ended": WISH.replace("true", "false")}, RUNNING, "requeue", "walltime", []),
+        ({"ended": WISH, "cancelled": ""}, RUNNING, "requeue", "walltime", []),
+        ({}, AT_THE_LIMIT, "requeue", "walltime", ["scontrol requeue 7"]),
+        ({}, AT_THE_LIMIT, "none", "walltime", []),
+        ({"cancelled": ""}, AT_THE_LIMIT, "requeue", "cancelled", []),
+        ({}, PUT_BACK, "requeue", "error", []),
+    ],
+)
 def test_without_python_a_cancel_comes_before_every_wish(end, files, shown, chain, ended, changes) -> None:
     left = end("", shown, chain=chain, python=BROKEN["without the package"], **files)
     assert left.changes == changes

@@ -46,12 +46,16 @@ MAKE = (
 )
 
 
-@pytest.mark.parametrize(("variables", "run", "job"), [
-    ({"SLURM_JOB_ID": "12"}, "logs/a/12", "12"), ({"SLURM_JOB_ID": "12", "HPC_GPT_ELEMENT": "9_3"}, "logs/a/12", "9_3"),
-    ({"SLURM_JOB_ID": "12", "HPC_GPT_LOGS": "there", "SLURM_CLUSTERS": "far"}, "there/a/12", "12"),
-    ({"SLURM_JOB_ID": "12", "SLURM_SUBMIT_DIR": "sub"}, "sub/logs/a/12", "12"),
-    ({"SLURM_JOB_ID": "12", "HPC_GPT_RUN": "mine", "HPC_GPT_LOGS": "there"}, "mine", "12"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "run", "job"),
+    [
+        ({"SLURM_JOB_ID": "12"}, "logs/a/12", "12"),
+        ({"SLURM_JOB_ID": "12", "HPC_GPT_ELEMENT": "9_3"}, "logs/a/12", "9_3"),
+        ({"SLURM_JOB_ID": "12", "HPC_GPT_LOGS": "there", "SLURM_CLUSTERS": "far"}, "there/a/12", "12"),
+        ({"SLURM_JOB_ID": "12", "SLURM_SUBMIT_DIR": "sub"}, "sub/logs/a/12", "12"),
+        ({"SLURM_JOB_ID": "12", "HPC_GPT_RUN": "mine", "HPC_GPT_LOGS": "there"}, "mine", "12"),
+    ],
+)
 def test_a_run_folder_is_made_where_it_belongs(tmp_path: Path, variables: dict, run: str, job: str) -> None:
     done = bash(tmp_path, "run-folder.sh.j2", MAKE, **variables)
     assert (done.code, done.err, done.out.splitlines()) == (0, "", [f"{tmp_path / run} {job}", "0"])
@@ -137,9 +141,14 @@ def test_a_race_goes_on_as_it_is_told(tmp_path: Path, answer: str, code: int, wo
     assert (done.code, done.out.splitlines()) == (code, words)
 
 
-@pytest.mark.parametrize(("seconds", "command", "code", "written"), [
-    (0, "echo out; echo err >&2; exit 3", 3, "out\nerr\n"), (1, "exec sleep 30", 143, ""), (9, "echo out", 0, "out\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "command", "code", "written"),
+    [
+        (0, "echo out; echo err >&2; exit 3", 3, "out\nerr\n"),
+        (1, "exec sleep 30", 143, ""),
+        (9, "echo out", 0, "out\n"),
+    ],
+)
 def test_a_visit_ends_by_itself_or_when_its_time_is_over(
     tmp_path: Path, seconds: int, command: str, code: int, written: str
 ) -> None:

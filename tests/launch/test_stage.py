@@ -265,11 +265,16 @@ def test_an_absent_archive_is_said_before_the_queue(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("gpus", "site", "minutes"), [
-    (4096, "", "5"), (16384, "", "18"), (1024, "", None),
-    (16384, 'container = {kind = "apptainer", image = "/an/image.sif"}', None),
-    (16384, 'stage = "/an/environment.tar"', None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "site", "minutes"),
+    [
+        (4096, "", "5"),
+        (16384, "", "18"),
+        (1024, "", None),
+        (16384, 'container = {kind = "apptainer", image = "/an/image.sif"}', None),
+        (16384, 'stage = "/an/environment.tar"', None),
+    ],
+)
 def test_imports_of_many_nodes_from_a_shared_disk_are_said(tmp_path, gpus, site, minutes):
     (profile := tmp_path / "site.toml").write_text(f'gpus_per_node = 8\ndevice = "H100-SXM-80"\n{site}\n')
     sizes = ("--gpus", gpus, "--tp", 1, "--pp", 1, "--mbs", 1, "--gas", 1)

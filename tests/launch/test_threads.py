@@ -51,11 +51,21 @@ def rank_environment(
     return dict(line.split("=") for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize(("cpus", "quota", "threads"), [
-    (64, {}, 16), (6, {}, 1), (2, {}, 1), (64, {"cpu.max": "max 100000"}, 16), (64, {"cpu.max": "1150000 100000"}, 3),
-    (64, {"cpu.max": "50000 100000"}, 1), (8, {"cpu.max": "6400000 100000"}, 2), (64, V1, 16),
-    (64, V1 | {"cpu/cpu.cfs_quota_us": "800000"}, 2), (64, {"cpu.max": "nonsense"}, 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cpus", "quota", "threads"),
+    [
+        (64, {}, 16),
+        (6, {}, 1),
+        (2, {}, 1),
+        (64, {"cpu.max": "max 100000"}, 16),
+        (64, {"cpu.max": "1150000 100000"}, 3),
+        (64, {"cpu.max": "50000 100000"}, 1),
+        (8, {"cpu.max": "6400000 100000"}, 2),
+        (64, V1, 16),
+        (64, V1 | {"cpu/cpu.cfs_quota_us": "800000"}, 2),
+        (64, {"cpu.max": "nonsense"}, 16),
+    ],
+)
 def test_each_rank_has_an_even_share_of_the_cpus_it_may_use(tmp_path, cpus, quota, threads):
     assert rank_environment(tmp_path, cpus, quota)["OMP_NUM_THREADS"] == str(threads)
 

@@ -31,10 +31,16 @@ def run() -> Resolved:
     )
 
 
-@pytest.mark.parametrize(("texts", "wanted"), [
-    (["tokens=30e9"], Until(tokens=30_000_000_000)), (["tokens = 1_000_000"], Until(tokens=1_000_000)),
-    (["steps=5000"], Until(steps=5000)), (["steps=5e3", "loss=2.9"], Until(steps=5000, loss=2.9)), ([], Until()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        (["tokens=30e9"], Until(tokens=30_000_000_000)),
+        (["tokens = 1_000_000"], Until(tokens=1_000_000)),
+        (["steps=5000"], Until(steps=5000)),
+        (["steps=5e3", "loss=2.9"], Until(steps=5000, loss=2.9)),
+        ([], Until()),
+    ],
+)
 def test_what_is_asked_for(texts, wanted):
     assert parse_until(texts) == wanted
 
@@ -64,12 +70,16 @@ def test_the_same_end_twice_is_no_contradiction():
     assert length_settings(until, run(), {"train.steps": 8, "layout.tp": 2}) == {"steps": 8}
 
 
-@pytest.mark.parametrize(("time", "lead", "measured", "words"), [
-    ("10:00", 240, None, ""), ("10:00", 360, None, "job.signal_lead_s = 360 leaves a job 240 s of its 600 s"),
-    ("10:00", 240, STEP, ""),
-    ("10:00", 280, STEP, "leaves a job 320 s of its 600 s until it is to save, and a start and 3 steps took 330 s"),
-    (None, 360, STEP, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("time", "lead", "measured", "words"),
+    [
+        ("10:00", 240, None, ""),
+        ("10:00", 360, None, "job.signal_lead_s = 360 leaves a job 240 s of its 600 s"),
+        ("10:00", 240, STEP, ""),
+        ("10:00", 280, STEP, "leaves a job 320 s of its 600 s until it is to save, and a start and 3 steps took 330 s"),
+        (None, 360, STEP, ""),
+    ],
+)
 def test_a_lead_that_leaves_too_little_is_said(time, lead, measured, words) -> None:
     settings = {"job.time": time, "job.signal_lead_s": lead}
     resolved = resolve(load_experiment("demo", settings), load_profile("local"))

@@ -126,11 +126,19 @@ def test_a_run_without_jobs_holds_nothing(run):
     assert after_table(run.path) == []
 
 
-@pytest.mark.parametrize(("left", "code", "slurm", "state"), [
-    (None, None, None, "pending"), (None, None, {"11": "running"}, "running"), (None, None, {}, "unknown"),
-    ("walltime", None, None, "walltime"), ("", None, None, "unknown"), ("", 0, None, "done"),
-    ("cancelled", 143, None, "cancelled"), ("", 3, {"11": "running"}, "error"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("left", "code", "slurm", "state"),
+    [
+        (None, None, None, "pending"),
+        (None, None, {"11": "running"}, "running"),
+        (None, None, {}, "unknown"),
+        ("walltime", None, None, "walltime"),
+        ("", None, None, "unknown"),
+        ("", 0, None, "done"),
+        ("cancelled", 143, None, "cancelled"),
+        ("", 3, {"11": "running"}, "error"),
+    ],
+)
 def test_the_state_is_what_the_job_said_else_what_slurm_says(run, left, code, slurm, state):
     job = job_of(run, 2, "11", code)
     if left is not None:

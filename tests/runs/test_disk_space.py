@@ -15,21 +15,27 @@ def resolved(**train):
     )
 
 
-@pytest.mark.parametrize(("train", "step", "count"), [
-    ({"steps": 100, "save_every": 0}, 0, 1), ({"steps": 100, "save_every": 10}, 0, 11),
-    ({"steps": 100, "save_every": 10}, 60, 5), ({"steps": 100, "save_every": 10, "keep_last": 2}, 0, 3),
-    ({"steps": 100, "save_every": 10, "keep_last": 2}, 60, 1),
-    ({"steps": 100, "save_every": 10, "keep_last": 2, "keep_every": 50}, 0, 5),
-    ({"steps": 100, "save_every": 60, "keep_last": 5}, 0, 2), ({"steps": 100, "save_every": 10}, 100, 0),
-    ({"steps": 100, "save_every": 0, "save_last": False}, 0, 0),
-    ({"steps": 100, "save_every": 10, "save_last": False}, 0, 9),
-    ({"steps": 105, "save_every": 10, "save_last": False}, 0, 10),
-    ({"steps": 100, "save_every": 0, "save_minutes": 30.0, "keep_last": 3}, 0, 4),
-    ({"steps": 100, "save_every": 0, "save_minutes": 30.0, "keep_last": 3}, 60, 1),
-    ({"steps": 100, "save_every": 0, "save_minutes": 30.0, "keep_last": 3, "save_at": (5, 50)}, 0, 6),
-    ({"steps": 100, "save_every": 0, "save_minutes": 30.0}, 0, 2),
-    ({"steps": 100, "save_every": 0, "save_at": (5, 50, 100)}, 20, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "step", "count"),
+    [
+        ({"steps": 100, "save_every": 0}, 0, 1),
+        ({"steps": 100, "save_every": 10}, 0, 11),
+        ({"steps": 100, "save_every": 10}, 60, 5),
+        ({"steps": 100, "save_every": 10, "keep_last": 2}, 0, 3),
+        ({"steps": 100, "save_every": 10, "keep_last": 2}, 60, 1),
+        ({"steps": 100, "save_every": 10, "keep_last": 2, "keep_every": 50}, 0, 5),
+        ({"steps": 100, "save_every": 60, "keep_last": 5}, 0, 2),
+        ({"steps": 100, "save_every": 10}, 100, 0),
+        ({"steps": 100, "save_every": 0, "save_last": False}, 0, 0),
+        ({"steps": 100, "save_every": 10, "save_last": False}, 0, 9),
+        ({"steps": 105, "save_every": 10, "save_last": False}, 0, 10),
+        ({"steps": 100, "save_every": 0, "save_minutes": 30.0, "keep_last": 3}, 0, 4),
+        ({"steps": 100, "save_every": 0, "save_minutes": 30.0, "keep_last": 3}, 60, 1),
+        ({"steps": 100, "save_every": 0, "save_minutes": 30.0, "keep_last": 3, "save_at": (5, 50)}, 0, 6),
+        ({"steps": 100, "save_every": 0, "save_minutes": 30.0}, 0, 2),
+        ({"steps": 100, "save_every": 0, "save_at": (5, 50, 100)}, 20, 2),
+    ],
+)
 def test_checkpoints_to_come(train, step, count):
     assert checkpoints_to_come(resolved(**train), step) == count
 
@@ -45,9 +51,15 @@ def test_a_folder_that_is_not_there_yet_is_on_the_disk_above_it(tmp_path):
     assert free_gib(tmp_path / "not" / "yet") == pytest.approx(free_gib(tmp_path), rel=0.05)
 
 
-@pytest.mark.parametrize(("train", "steps"), [
-    ({"save_every": 0}, 0), ({"save_every": 50}, 50), ({"save_every": 0, "save_minutes": 30.0}, 900),
-    ({"save_minutes": 0.01}, 1), ({"save_every": 50, "save_minutes": 1.0}, 30),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        ({"save_every": 0}, 0),
+        ({"save_every": 50}, 50),
+        ({"save_every": 0, "save_minutes": 30.0}, 900),
+        ({"save_minutes": 0.01}, 1),
+        ({"save_every": 50, "save_minutes": 1.0}, 30),
+    ],
+)
 def test_the_clock_or_the_step_saves_whichever_is_first(train, steps):
     assert steps_between_saves(resolved(**train).train, step_s=2.0) == steps

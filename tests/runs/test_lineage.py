@@ -46,16 +46,23 @@ def test_what_is_a_fault_of_a_new_file_is_none_of_a_made_run():
     assert (resolved.train, resolved.cluster) == (made.train, made.cluster)
 
 
-@pytest.mark.parametrize(("changes", "layout", "nodes", "micro_batches"), [
-    ({"layout.tp": 1}, Layout(1, 2, 4), 2, 4), ({"layout.pp": 1}, Layout(2, 1, 4), 2, 4),
-    ({"layout.tp": 1, "layout.pp": 1, "layout.dp": 2}, Layout(1, 1, 2), 1, 8),
-    ({"layout.dp": 1}, Layout(2, 2, 1), 1, 16), ({"layout.cp": 2}, Layout(2, 2, 1, cp=2), 2, 16),
-    ({"layout.cp": 2, "layout.tp": 1, "layout.dp": 2}, Layout(1, 2, 2, cp=2), 2, 8),
-    ({"layout.gpus": 16}, Layout(2, 2, 4), 4, 4), ({"layout.nodes": 1, "layout.gpus": None}, Layout(2, 2, 1), 1, 16),
-    ({"layout.tp": 4, "layout.pp": 4, "layout.gpus": 16}, Layout(4, 4, 1), 4, 16),
-    ({"layout.micro_batch": 4}, Layout(2, 2, 2), 2, 4), ({"layout.micro_batches": 4}, Layout(2, 2, 2), 2, 4),
-    ({"engine.zero_stage": 0}, Layout(2, 2, 2), 2, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "layout", "nodes", "micro_batches"),
+    [
+        ({"layout.tp": 1}, Layout(1, 2, 4), 2, 4),
+        ({"layout.pp": 1}, Layout(2, 1, 4), 2, 4),
+        ({"layout.tp": 1, "layout.pp": 1, "layout.dp": 2}, Layout(1, 1, 2), 1, 8),
+        ({"layout.dp": 1}, Layout(2, 2, 1), 1, 16),
+        ({"layout.cp": 2}, Layout(2, 2, 1, cp=2), 2, 16),
+        ({"layout.cp": 2, "layout.tp": 1, "layout.dp": 2}, Layout(1, 2, 2, cp=2), 2, 8),
+        ({"layout.gpus": 16}, Layout(2, 2, 4), 4, 4),
+        ({"layout.nodes": 1, "layout.gpus": None}, Layout(2, 2, 1), 1, 16),
+        ({"layout.tp": 4, "layout.pp": 4, "layout.gpus": 16}, Layout(4, 4, 1), 4, 16),
+        ({"layout.micro_batch": 4}, Layout(2, 2, 2), 2, 4),
+        ({"layout.micro_batches": 4}, Layout(2, 2, 2), 2, 4),
+        ({"engine.zero_stage": 0}, Layout(2, 2, 2), 2, 8),
+    ],
+)
 def test_what_is_not_given_follows_and_a_step_keeps_its_samples(changes, layout, nodes, micro_batches):
     resolved = descend(parent(), changes, SITE, 20)
     assert (resolved.layout, resolved.nodes, resolved.batch.micro_batches) == (layout, nodes, micro_batches)
@@ -134,11 +141,18 @@ def test_tp_across_nodes_stays_allowed_for_the_same_tp():
 STREAM = Data(source="stream", path="stdlib")
 
 
-@pytest.mark.parametrize("changes", [
-    {"train.minutes": 5.0}, {"train.deterministic": True}, {"train.tf32": True}, {"train.optimizer_mode": "foreach"},
-    {"train.log_every": 1, "train.eval_every": 5, "train.eval_batches": 1, "train.save_every": 5},
-    {"train.max_bad_steps": 5}, {"data.workers": 2, "data.on_bad_shard": "skip"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.minutes": 5.0},
+        {"train.deterministic": True},
+        {"train.tf32": True},
+        {"train.optimizer_mode": "foreach"},
+        {"train.log_every": 1, "train.eval_every": 5, "train.eval_batches": 1, "train.save_every": 5},
+        {"train.max_bad_steps": 5},
+        {"data.workers": 2, "data.on_bad_shard": "skip"},
+    ],
+)
 def test_what_changes_no_weights_and_no_order_of_data_is_free(changes):
     settings = replace(parent(), data=STREAM)
     resolved = descend(settings, changes, SITE, 20)
@@ -178,20 +192,25 @@ def test_one_deepspeed_engine_takes_up_the_others_checkpoints(before, after, sta
     assert (resolved.engine.name, resolved.engine.zero_stage) == (after, stage)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"layout.global_batch": 64}, "20 steps x 32 = 640 samples; with global_batch 64 .* which is step 10"),
-    ({"layout.global_batch": 48}, "640 = 13.3333 x 48, which is within step 14"),
-    ({"layout.tp": 3}, "tp 3 x pp 2 = 6 does not divide 8 GPUs: 8 / 6 = 1.33"),
-    ({"layout.micro_batch": 3}, "global_batch 32 stays, and is not a multiple of micro_batch x dp = 3 x 2 = 6"),
-    ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
-    ({"train.dtype": "fp32"}, "train.dtype would be fp32, but is bf16"),
-    ({"train.decay": "constant"}, "train.decay would be constant, but is cosine"),
-    ({"model.preset": "48b"}, "preset 48b is another model than the checkpoint's: hidden 8192, not 64; layers"),
-    ({"data.source": "stdlib"}, "data.source would be stdlib, but is random"),
-    ({"engine.name": "fsdp", "engine.zero_stage": None, "layout.pp": 1}, "engine.name would be fsdp"),
-    ({"engine.zero_stage": 2}, "pp 2 with ZeRO-2 cannot run"), ({"engine.nosuch": 2}, "engine.nosuch"),
-    ({"layout.nosuch": 2}, "layout.nosuch"), ({"nosuch.tp": 2}, "unknown key nosuch.tp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layout.global_batch": 64}, "20 steps x 32 = 640 samples; with global_batch 64 .* which is step 10"),
+        ({"layout.global_batch": 48}, "640 = 13.3333 x 48, which is within step 14"),
+        ({"layout.tp": 3}, "tp 3 x pp 2 = 6 does not divide 8 GPUs: 8 / 6 = 1.33"),
+        ({"layout.micro_batch": 3}, "global_batch 32 stays, and is not a multiple of micro_batch x dp = 3 x 2 = 6"),
+        ({"model.layers": 4}, "model.layers would be 4, but is 8 in the checkpoint's run"),
+        ({"train.dtype": "fp32"}, "train.dtype would be fp32, but is bf16"),
+        ({"train.decay": "constant"}, "train.decay would be constant, but is cosine"),
+        ({"model.preset": "48b"}, "preset 48b is another model than the checkpoint's: hidden 8192, not 64; layers"),
+        ({"data.source": "stdlib"}, "data.source would be stdlib, but is random"),
+        ({"engine.name": "fsdp", "engine.zero_stage": None, "layout.pp": 1}, "engine.name would be fsdp"),
+        ({"engine.zero_stage": 2}, "pp 2 with ZeRO-2 cannot run"),
+        ({"engine.nosuch": 2}, "engine.nosuch"),
+        ({"layout.nosuch": 2}, "layout.nosuch"),
+        ({"nosuch.tp": 2}, "unknown key nosuch.tp"),
+    ],
+)
 def test_another_training_is_refused_before_anything_is_queued(changes, said):
     with pytest.raises(UserError, match=said) as caught:
         descend(parent(), changes, SITE, 20)

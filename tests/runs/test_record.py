@@ -58,11 +58,17 @@ def test_another_versions_record_is_read_by_keys_both_know():
     assert Record.from_tables({"run": "a", "a_key_of_tomorrow": 1}) == Record(run="a")
 
 
-@pytest.mark.parametrize(("tables", "words"), [
-    ([], "it is no object"), (3, "it is no object"), ({"gpus": "four"}, "gpus is 'four'"),
-    ({"gpus": True}, "gpus is True"), ({"memory_allocated_gib": [1.0, "x"]}, "memory_allocated_gib is"),
-    ({"settings": [1]}, "settings is"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ([], "it is no object"),
+        (3, "it is no object"),
+        ({"gpus": "four"}, "gpus is 'four'"),
+        ({"gpus": True}, "gpus is True"),
+        ({"memory_allocated_gib": [1.0, "x"]}, "memory_allocated_gib is"),
+        ({"settings": [1]}, "settings is"),
+    ],
+)
 def test_what_is_no_record(tables, words):
     with pytest.raises((TypeError, ValueError), match=words):
         Record.from_tables(tables)

@@ -25,12 +25,16 @@ def settle(engine="ddp", model=None, exchange="heads", parallel=False, **layout)
     return resolve(Experiment(model=model or small, data=data, engine=switches, layout=asked), EIGHT)
 
 
-@pytest.mark.parametrize(("engine", "asked", "layout"), [
-    ("ddp", {"gpus": 8, "cp": 2}, "tp1-pp1-cp2-dp4"), ("fsdp", {"gpus": 8, "cp": 4, "tp": 2}, "tp2-pp1-cp4-dp1"),
-    ("deepspeed-3d", {"tp": 2, "pp": 2, "cp": 2, "dp": 1}, "tp2-pp2-cp2-dp1"),
-    ("deepspeed-zero", {"gpus": 8, "cp": 2, "dp": 2}, "tp2-pp1-cp2-dp2"),
-    ("megatron-lm", {"gpus": 4, "cp": 2, "tp": 1}, "tp1-pp1-cp2-dp2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("engine", "asked", "layout"),
+    [
+        ("ddp", {"gpus": 8, "cp": 2}, "tp1-pp1-cp2-dp4"),
+        ("fsdp", {"gpus": 8, "cp": 4, "tp": 2}, "tp2-pp1-cp4-dp1"),
+        ("deepspeed-3d", {"tp": 2, "pp": 2, "cp": 2, "dp": 1}, "tp2-pp2-cp2-dp1"),
+        ("deepspeed-zero", {"gpus": 8, "cp": 2, "dp": 2}, "tp2-pp1-cp2-dp2"),
+        ("megatron-lm", {"gpus": 4, "cp": 2, "tp": 1}, "tp1-pp1-cp2-dp2"),
+    ],
+)
 def test_the_rest_follows_from_cp(engine, asked, layout):
     model = Model(hidden=64, layers=4, heads=8, vocab=256, seq=64)
     run = settle(engine, model, **asked)

@@ -104,10 +104,14 @@ def write(tmp_path):
     return written
 
 
-@pytest.mark.parametrize(("train", "steps", "kept", "line"), [
-    ("steps = 100\nwarmup_steps = 20", 5, 5, ("train.warmup_steps is cut from 20 to 5",)),
-    ("steps = 100\nwarmup_steps = 20", 20, 20, ()), ("steps = 10\nwarmup_steps = 20", 30, 20, ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "steps", "kept", "line"),
+    [
+        ("steps = 100\nwarmup_steps = 20", 5, 5, ("train.warmup_steps is cut from 20 to 5",)),
+        ("steps = 100\nwarmup_steps = 20", 20, 20, ()),
+        ("steps = 10\nwarmup_steps = 20", 30, 20, ()),
+    ],
+)
 def test_a_warm_up_is_cut_to_steps_that_come_from_elsewhere(write, train, steps, kept, line):
     experiment, lines = cut_warmup(load_experiment(write(f"[train]\n{train}\n"), {"train.steps": steps}))
     assert (experiment.train.steps, experiment.train.warmup_steps, lines) == (steps, kept, line)

@@ -22,11 +22,18 @@ def test_ddp_has_all_four_and_a_llama_three() -> None:
     assert with_fast_settings(BLOCK, LLAMA, Train()) == replace(ALL, fused_bias_gradients=False)
 
 
-@pytest.mark.parametrize("engine", [
-    Engine("ddp"), Engine("ddp", compile="block", compile_backend="aot_eager"),
-    Engine("ddp", compile="block", loss_chunks=4), Engine("hf-deepspeed", compile="block"), Engine("megatron-lm"),
-    Engine("command"),
-], ids=["not compiled", "aot_eager", "chunks", "hf-deepspeed", "megatron-lm", "command"])  # fmt: skip
+@pytest.mark.parametrize(
+    "engine",
+    [
+        Engine("ddp"),
+        Engine("ddp", compile="block", compile_backend="aot_eager"),
+        Engine("ddp", compile="block", loss_chunks=4),
+        Engine("hf-deepspeed", compile="block"),
+        Engine("megatron-lm"),
+        Engine("command"),
+    ],
+    ids=["not compiled", "aot_eager", "chunks", "hf-deepspeed", "megatron-lm", "command"],
+)
 def test_others_have_none(engine: Engine) -> None:
     assert with_fast_settings(engine, GPT2, Train()) == engine
 
@@ -76,10 +83,16 @@ def test_the_rule_is_the_ratios() -> None:
         assert setting.ratios("fsdp") == setting.ratios("ddp")
 
 
-@pytest.mark.parametrize(("ratios", "is_default"), [
-    ((0.995, 1.005), True), ((0.994, 1.2), False), ((1.004, 1.0), False), ((1.0, 1.0, 1.005), True),
-    ((None, 1.005, None), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ratios", "is_default"),
+    [
+        ((0.995, 1.005), True),
+        ((0.994, 1.2), False),
+        ((1.004, 1.0), False),
+        ((1.0, 1.0, 1.005), True),
+        ((None, 1.005, None), True),
+    ],
+)
 def test_faster_somewhere_and_slower_nowhere(monkeypatch, ratios, is_default) -> None:
     monkeypatch.setattr(type(engines()["fsdp"]), "fast_ratios", {"one_pass_loss": ratios})
     fast = with_fast_settings(Engine("fsdp", compile="block"), GPT2, Train())

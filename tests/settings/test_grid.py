@@ -29,12 +29,20 @@ def test_values_are_read_as_set_reads_them_inner_commas_kept():
     assert [value for _, value in axis.values] == [True, False]
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("train.lrr=1,2", "unknown key train.lrr"), ("train.lr=", "a value is empty"),
-    ("train.lr=1,,2", "a value is empty"), ("train.lr", "is not KEY=VALUE,VALUE"),
-    ("train.lr=1e-4,0.0001", "0.0001 is given twice"), ("layout.tp=2,1.5", "should be a whole number, not 1.5"),
-    ("train.dtype=fp32,fp33", "fp33"), ("name=a,b", "name is the file's own"), ("rows=1,2", "rows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.lrr=1,2", "unknown key train.lrr"),
+        ("train.lr=", "a value is empty"),
+        ("train.lr=1,,2", "a value is empty"),
+        ("train.lr", "is not KEY=VALUE,VALUE"),
+        ("train.lr=1e-4,0.0001", "0.0001 is given twice"),
+        ("layout.tp=2,1.5", "should be a whole number, not 1.5"),
+        ("train.dtype=fp32,fp33", "fp33"),
+        ("name=a,b", "name is the file's own"),
+        ("rows=1,2", "rows"),
+    ],
+)
 def test_a_fault_is_one_line_and_a_hint(text, words):
     with pytest.raises(ConfigError, match=re.escape(words)) as refused:
         parse_grid([text])

@@ -30,19 +30,24 @@ def test_what_trains_is_accepted():
     check("a100-80g-8", engine="deepspeed-zero", dtype="fp16", matmul="none")
 
 
-@pytest.mark.parametrize(("asked", "words"), [
-    ({"matmul": "fp8-row"}, "train.matmul is fp8-row, but no engine trains with such products"),
-    ({"matmul": "nvfp4"}, "train.matmul is nvfp4, but no engine trains with such products"),
-    ({"engine": "deepspeed-zero"}, "which engine deepspeed-zero does not have"),
-    ({"cluster": "a100-80g-8"}, "a100-80g has no FP8 units"),
-    ({"cluster": "jean-zay-v100-16g", "dtype": "fp16"}, "v100-16g has no FP8 units"),
-    ({"dtype": "fp16"}, "train.dtype is fp16"), ({"dtype": "fp32"}, "train.dtype is fp32"),
-    ({"hidden": 72}, "model.hidden 72 is 72 on a rank"), ({"ffn": 200}, "ffn 200 is 200 on a rank"),
-    ({"engine": "fsdp", "layout": {"gpus": 2, "tp": 2}, "ffn": 288}, None),
-    ({"engine": "fsdp", "layout": {"gpus": 2, "tp": 2}, "ffn": 304}, "ffn 304 over tp 2 is 152"),
-    ({"layout": {"gpus": 4, "cp": 4}, "seq": 32}, "32 tokens over cp 4 are 8 on a rank"),
-    ({"seq": 24}, "24 tokens are 24 on a rank"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"matmul": "fp8-row"}, "train.matmul is fp8-row, but no engine trains with such products"),
+        ({"matmul": "nvfp4"}, "train.matmul is nvfp4, but no engine trains with such products"),
+        ({"engine": "deepspeed-zero"}, "which engine deepspeed-zero does not have"),
+        ({"cluster": "a100-80g-8"}, "a100-80g has no FP8 units"),
+        ({"cluster": "jean-zay-v100-16g", "dtype": "fp16"}, "v100-16g has no FP8 units"),
+        ({"dtype": "fp16"}, "train.dtype is fp16"),
+        ({"dtype": "fp32"}, "train.dtype is fp32"),
+        ({"hidden": 72}, "model.hidden 72 is 72 on a rank"),
+        ({"ffn": 200}, "ffn 200 is 200 on a rank"),
+        ({"engine": "fsdp", "layout": {"gpus": 2, "tp": 2}, "ffn": 288}, None),
+        ({"engine": "fsdp", "layout": {"gpus": 2, "tp": 2}, "ffn": 304}, "ffn 304 over tp 2 is 152"),
+        ({"layout": {"gpus": 4, "cp": 4}, "seq": 32}, "32 tokens over cp 4 are 8 on a rank"),
+        ({"seq": 24}, "24 tokens are 24 on a rank"),
+    ],
+)
 def test_what_cannot_train_is_refused_with_a_hint(asked: dict[str, Any], words: str | None):
     if words is None:
         check(**asked)

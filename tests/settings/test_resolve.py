@@ -72,11 +72,18 @@ def test_gpus_and_pp_alone_are_the_source_run():
     assert run.model.params == pytest.approx(52.0e9, rel=1e-3)
 
 
-@pytest.mark.parametrize(("gpus", "pp", "heads", "per_node", "layout"), [
-    (64, 16, 32, 4, "tp4-pp16-dp1"), (64, 1, 32, 4, "tp4-pp1-dp16"), (64, 1, 32, 8, "tp8-pp1-dp8"),
-    (8, 4, 32, 4, "tp2-pp4-dp1"), (4, 1, 25, 4, "tp1-pp1-dp4"), (10, 2, 25, 5, "tp5-pp2-dp1"),
-    (3, 1, 32, 4, "tp1-pp1-dp3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "pp", "heads", "per_node", "layout"),
+    [
+        (64, 16, 32, 4, "tp4-pp16-dp1"),
+        (64, 1, 32, 4, "tp4-pp1-dp16"),
+        (64, 1, 32, 8, "tp8-pp1-dp8"),
+        (8, 4, 32, 4, "tp2-pp4-dp1"),
+        (4, 1, 25, 4, "tp1-pp1-dp4"),
+        (10, 2, 25, 5, "tp5-pp2-dp1"),
+        (3, 1, 32, 4, "tp1-pp1-dp3"),
+    ],
+)
 def test_default_tp(gpus, pp, heads, per_node, layout):
     shape = Model(hidden=heads * 128, layers=16, heads=heads, vocab_multiple=320)
     asked = Experiment(model=shape, layout=LayoutRequest(gpus=gpus, pp=pp))
@@ -229,12 +236,17 @@ def test_extends_a_shipped_experiment(tmp_path):
     assert load_experiment(child).model.hidden == 128
 
 
-@pytest.mark.parametrize(("text", "pair"), [
-    ("train.steps=20", ("train.steps", 20)), ("train.lr = 1e-4", ("train.lr", 1e-4)),
-    ("train.deterministic=true", ("train.deterministic", True)),
-    ("job.name=a name; rm -rf ~", ("job.name", "a name; rm -rf ~")),
-    ('job.sbatch=["-x", "n1"]', ("job.sbatch", ["-x", "n1"])), ("data.path=/a=b", ("data.path", "/a=b")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("train.steps=20", ("train.steps", 20)),
+        ("train.lr = 1e-4", ("train.lr", 1e-4)),
+        ("train.deterministic=true", ("train.deterministic", True)),
+        ("job.name=a name; rm -rf ~", ("job.name", "a name; rm -rf ~")),
+        ('job.sbatch=["-x", "n1"]', ("job.sbatch", ["-x", "n1"])),
+        ("data.path=/a=b", ("data.path", "/a=b")),
+    ],
+)
 def test_parse_override(text, pair):
     assert parse_override(text) == pair
 

@@ -63,10 +63,18 @@ def test_wsd_decays_for_a_tenth_of_its_steps_by_default() -> None:
     assert learning_rate(replace(WSD, decay_steps=None), 95) == pytest.approx(1e-4 + 9e-4 * 0.5)
 
 
-@pytest.mark.parametrize(("steps", "warmup", "decay", "cut"), [
-    (100, 10, 20, (10, 20)), (30, 10, 20, (10, 20)), (25, 10, 20, (10, 15)), (5, 10, 20, (4, 1)), (1, 10, 20, (0, 1)),
-    (20, 20, None, (18, None)), (1, 1, None, (0, None)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "warmup", "decay", "cut"),
+    [
+        (100, 10, 20, (10, 20)),
+        (30, 10, 20, (10, 20)),
+        (25, 10, 20, (10, 15)),
+        (5, 10, 20, (4, 1)),
+        (1, 10, 20, (0, 1)),
+        (20, 20, None, (18, None)),
+        (1, 1, None, (0, None)),
+    ],
+)
 def test_what_a_shorter_run_has_no_room_for_is_cut(steps: int, warmup: int, decay: int | None, cut: object) -> None:
     train = replace(WSD, steps=steps, warmup_steps=warmup, decay_steps=decay)
     kept, lines = cut_schedule(train)

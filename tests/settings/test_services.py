@@ -43,27 +43,37 @@ def test_a_resumption_may_change_the_tables():
     assert descend(run(**ASKED), {"notify.command": "true"}, PROFILE, 5).notify.command == "true"
 
 
-@pytest.mark.parametrize(("key", "value", "words"), [
-    ("notify.command", "", "notify.command is empty"), ("notify.command", [], "notify.command is empty"),
-    ("notify.command", "curl -H 'Bearer 0123456789abcdefgh'", "what looks like a secret"),
-    ("notify.on", ["end"], "did you mean ended?"),
-    ("notify.timeout_s", 0, "notify.timeout_s is 0.0, but must be above 0"), ("after.run", " ", "after.run is empty"),
-    ("after.run", "evaluate {chekpoint}", "did you mean checkpoint?"), ("after.run", "evaluate {attempt}", "known"),
-    ("after.every", -1, "after.every is -1, but must not be negative"),
-    ("after.most", 0, "after.most is 0, but must be at least 1"),
-    ("after.sbatch", ["--comment=hf_0123456789abcdefghij"], "what looks like a secret"),
-    ("track.wandb", "", "track.wandb is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("notify.command", "", "notify.command is empty"),
+        ("notify.command", [], "notify.command is empty"),
+        ("notify.command", "curl -H 'Bearer 0123456789abcdefgh'", "what looks like a secret"),
+        ("notify.on", ["end"], "did you mean ended?"),
+        ("notify.timeout_s", 0, "notify.timeout_s is 0.0, but must be above 0"),
+        ("after.run", " ", "after.run is empty"),
+        ("after.run", "evaluate {chekpoint}", "did you mean checkpoint?"),
+        ("after.run", "evaluate {attempt}", "known"),
+        ("after.every", -1, "after.every is -1, but must not be negative"),
+        ("after.most", 0, "after.most is 0, but must be at least 1"),
+        ("after.sbatch", ["--comment=hf_0123456789abcdefghij"], "what looks like a secret"),
+        ("track.wandb", "", "track.wandb is empty"),
+    ],
+)
 def test_a_value_without_sense_is_refused(key, value, words):
     with pytest.raises(ConfigError, match=words.replace("?", r"\?")) as refused:
         run(**(ASKED | {key: value}))
     assert refused.value.hint
 
 
-@pytest.mark.parametrize(("key", "value", "words"), [
-    ("notify.on", ["ended"], "no command"), ("after.every", 2, "no run"),
-    ("after.run", "evaluate {export}", "after.export is false"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("notify.on", ["ended"], "no command"),
+        ("after.every", 2, "no run"),
+        ("after.run", "evaluate {export}", "after.export is false"),
+    ],
+)
 def test_a_key_without_the_one_it_needs_is_refused(key, value, words):
     with pytest.raises(ConfigError, match=words):
         run(**{key: value})

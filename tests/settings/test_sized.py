@@ -65,11 +65,16 @@ def test_an_asker_asks(module: str) -> None:
     assert list(found_out(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("planted", [
-    "if resolved.command is not None:\n    pass",
-    "archive, command = kept(resolved), resolved.command\nfound = command is None",
-    "x = 1 if facts.takes_command else 2", "skips = engine_named(name).is_program", "batch = NO_BATCH",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "if resolved.command is not None:\n    pass",
+        "archive, command = kept(resolved), resolved.command\nfound = command is None",
+        "x = 1 if facts.takes_command else 2",
+        "skips = engine_named(name).is_program",
+        "batch = NO_BATCH",
+    ],
+)
 def test_a_planted_question_is_found(planted: str) -> None:
     assert list(found_out(ast.parse(planted)))
 

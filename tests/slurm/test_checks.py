@@ -75,10 +75,14 @@ def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
 
 
 @pytest.mark.long(but="first")
-@pytest.mark.parametrize(("flags", "words"), [
-    (("-q", "no-such-qos"), "Invalid qos"), (("-p", "no-such-partition"), "partition"),
-    (("-A", "no-such-account"), "Invalid account"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-q", "no-such-qos"), "Invalid qos"),
+        (("-p", "no-such-partition"), "partition"),
+        (("-A", "no-such-account"), "Invalid account"),
+    ],
+)
 def test_a_refusal_leaves_a_run_that_says_so(asking: Launcher, flags: tuple[str, ...], words: str) -> None:
     before = set(asking.logs.glob("*/*"))
     _, said = asking.run("submit", "--gpus", "64", "--pp", "16", "--set", "data.source=random", *flags, code=1)

@@ -76,14 +76,19 @@ def test_its_age_goes_on(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.age_s for each in after] == [pytest.approx(each.age_s + 1000, abs=60) for each in before]
 
 
-@pytest.mark.parametrize("change", [
-    lambda run: add_attempt(run, [metrics_line(21)]),
-    lambda run: append_line(run.path / "attempts" / "1" / "metrics.jsonl", json.dumps(metrics_line(21))),
-    lambda run: (run.path / "attempts" / "1" / "ended.json").write_text('{"ended": "nan", "step": 20}'),
-    lambda run: run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None}),
-    lambda run: (run.path / "after" / "step-7").mkdir(parents=True) or (run.path / "after/step-7/job.sh").touch(),
-    lambda run: run.cancelled_mark("4711").touch(), lambda run: (run.path / "resolved.json").write_text("{"),
-], ids=["attempt", "steps", "end", "submission", "after", "mark", "damage"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: add_attempt(run, [metrics_line(21)]),
+        lambda run: append_line(run.path / "attempts" / "1" / "metrics.jsonl", json.dumps(metrics_line(21))),
+        lambda run: (run.path / "attempts" / "1" / "ended.json").write_text('{"ended": "nan", "step": 20}'),
+        lambda run: run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None}),
+        lambda run: (run.path / "after" / "step-7").mkdir(parents=True) or (run.path / "after/step-7/job.sh").touch(),
+        lambda run: run.cancelled_mark("4711").touch(),
+        lambda run: (run.path / "resolved.json").write_text("{"),
+    ],
+    ids=["attempt", "steps", "end", "submission", "after", "mark", "damage"],
+)
 def test_a_run_that_changed_is_read(logs: Path, read: list[Path], change) -> None:
     shown(logs)
     run = list_runs(logs)[3]

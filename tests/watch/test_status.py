@@ -56,15 +56,30 @@ def slurm_run(*, ended: str | None = None, requeue: bool = False, attempt: bool 
     return run
 
 
-@pytest.mark.parametrize(("slurm", "ended", "requeue", "state"), [
-    ("PENDING", None, False, "pending"), ("PENDING", "walltime", True, "pending"), ("RUNNING", None, False, "running"),
-    ("COMPLETING", "done", False, "running"), ("COMPLETED", "done", False, "done"), ("COMPLETED", "nan", False, "nan"),
-    ("COMPLETED", None, False, "unknown"), ("FAILED", None, False, "error"), ("FAILED", "data", False, "data"),
-    ("CANCELLED", None, False, "cancelled"), ("CANCELLED", "walltime", True, "cancelled"),
-    ("CANCELLED", "stopped", False, "stopped"), ("NODE_FAIL", None, False, "node_failure"),
-    ("OUT_OF_MEMORY", None, False, "host_memory"), ("TIMEOUT", None, False, "walltime"), ("", "done", False, "done"),
-    ("", None, False, "unknown"), ("", "walltime", True, "unknown"), ("REVOKED", None, False, "unknown"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slurm", "ended", "requeue", "state"),
+    [
+        ("PENDING", None, False, "pending"),
+        ("PENDING", "walltime", True, "pending"),
+        ("RUNNING", None, False, "running"),
+        ("COMPLETING", "done", False, "running"),
+        ("COMPLETED", "done", False, "done"),
+        ("COMPLETED", "nan", False, "nan"),
+        ("COMPLETED", None, False, "unknown"),
+        ("FAILED", None, False, "error"),
+        ("FAILED", "data", False, "data"),
+        ("CANCELLED", None, False, "cancelled"),
+        ("CANCELLED", "walltime", True, "cancelled"),
+        ("CANCELLED", "stopped", False, "stopped"),
+        ("NODE_FAIL", None, False, "node_failure"),
+        ("OUT_OF_MEMORY", None, False, "host_memory"),
+        ("TIMEOUT", None, False, "walltime"),
+        ("", "done", False, "done"),
+        ("", None, False, "unknown"),
+        ("", "walltime", True, "unknown"),
+        ("REVOKED", None, False, "unknown"),
+    ],
+)
 def test_state_of_a_slurm_run(slurm_says, slurm, ended, requeue, state):
     run = slurm_run(ended=ended, requeue=requeue)
     slurm_says({"7": (slurm, "None")} if slurm else {})
@@ -486,13 +501,18 @@ def test_a_run_moved_after_its_end_or_back_is_as_it_was():
     assert (read_status([back])[0].state, read_status([back])[0].moved_from) == ("error", None)
 
 
-@pytest.mark.parametrize(("slurm", "state", "says"), [
-    ("PENDING", "pending", "{}, where its job will look for it"), ("RUNNING", "running", "{}, where its ranks write"),
-    ("FAILED", "user_error", "Slurm says FAILED; {} while it ran"),
-    ("COMPLETED", "user_error", "Slurm says COMPLETED; {} while it ran"),
-    ("", "user_error", "it wrote no end; {} while it ran"), ("CANCELLED", "cancelled", "{} while it ran"),
-    ("TIMEOUT", "walltime", "Slurm says TIMEOUT; {} while it ran"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slurm", "state", "says"),
+    [
+        ("PENDING", "pending", "{}, where its job will look for it"),
+        ("RUNNING", "running", "{}, where its ranks write"),
+        ("FAILED", "user_error", "Slurm says FAILED; {} while it ran"),
+        ("COMPLETED", "user_error", "Slurm says COMPLETED; {} while it ran"),
+        ("", "user_error", "it wrote no end; {} while it ran"),
+        ("CANCELLED", "cancelled", "{} while it ran"),
+        ("TIMEOUT", "walltime", "Slurm says TIMEOUT; {} while it ran"),
+    ],
+)
 def test_a_slurm_run_whose_folder_was_moved(slurm_says, slurm, state, says):
     run, old = moved_run({"scheduler": "slurm", "job_id": "7"})
     slurm_says({"7": (slurm, "None")} if slurm else {})
