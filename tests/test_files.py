@@ -1,10 +1,11 @@
 """What stands beside a file until it is finished never stays, and a damaged text is one kind of fault."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.files import aside, json_in
+from hpc_gpt.core.files import aside, json_in, read_start
 
 
 def _fail_beside(path: Path, kind: str, kept: Path) -> None:
@@ -32,3 +33,10 @@ def test_no_json_is_a_value_error_however_it_is_damaged(tmp_path: Path, text: st
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=words):
         json_in(tmp_path / "a.json")
+
+
+def test_what_is_no_file_is_refused_and_left_closed(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_start(tmp_path, 9)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -7,6 +7,7 @@ import click
 from hpc_gpt.cli.submit_answer import NOTHING_DONE, SubmitAnswer, print_lines, print_start, print_submitted
 from hpc_gpt.core.errors import ConfigError, JobFailed
 from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.slurm.directives import script_directives
 from hpc_gpt.core.terminal import say, width
 from hpc_gpt.core.words import counted
@@ -68,14 +69,14 @@ def submit_race(
 
 
 def _show(race: PreparedRace, script: bool) -> None:
-    resolved = race.run.resolved
+    resolved, asked = race.run.resolved, hide_secrets(" ".join(script_directives(race.run.script)))
     if script:
         click.echo(race.run.script.encode(errors="surrogateescape"), nl=False)
     else:
         for row in race.rows:
             predicted = row.visit.prediction if row.visit is not None else None
             say(f"{row.name}: {row.cause or (predicted.line if predicted is not None else 'not predicted')}")
-        say(f"job of {counted(resolved.gpus, 'GPU')}: {' '.join(script_directives(race.run.script))}")
+        say(": ".join([f"job of {counted(resolved.gpus, 'GPU')}", *filter(None, [asked])]))
     print_lines(race.lines)
     print_start(ask_slurm(resolved, race.run.script))
     say(NOTHING_DONE, err=True)

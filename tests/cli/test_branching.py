@@ -26,26 +26,6 @@ def settings_of(*words: str) -> Resolved:
     return Resolved.from_json(text[text.index("\n{") : text.index("\n}\n") + 3])
 
 
-def test_both_schedules_are_printed_first():
-    run = saved(4, 8, 20, **WSD)
-    done = in_process("submit", "--branch", f"{run.run_id}@8", "--until", "steps=12", "--dry-run", code=0)
-    up = "up to 0.001 in 2 steps, constant to step"
-    assert done.stderr.splitlines()[:2] == [
-        f"schedule of run {run.run_id}: wsd over 20 steps: {up} 16, then linear to 0 in the last 4; 0.001 in step 9",
-        f"schedule of the branch: wsd over 12 steps: {up} 8, then linear to 0 in the last 4; 0.001 in step 9",
-    ]
-    assert f"branches from {run.run_id} after step 8, as tp2-pp2-dp1" in done.stderr
-    assert done.stdout.startswith("run ")
-    assert done.stderr.endswith("dry run: nothing was written or submitted\n")
-    assert not (run.path / "branches").exists()
-
-
-def test_without_a_step_the_newest_checkpoint_is_meant():
-    run = saved(4, 8, ended=None, **WSD)
-    done = in_process("submit", "--branch", run.run_id, "--dry-run", "--until", "steps=12", code=0)
-    assert f"branches from {run.run_id} after step 8, as " in done.stderr
-
-
 def test_a_branch_changes_what_is_named_and_the_rest_stays():
     run = saved(8, **WSD, train__min_lr=1e-5)
     changes = {"lr": 5e-4, "min_lr": 1e-4, "decay": "cosine", "weight_decay": 0.2, "steps": 30}

@@ -16,7 +16,7 @@ from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
 from hpc_gpt.trainer.supervision.signals import Inbox
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
-from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_job
+from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
 
 
@@ -88,23 +88,6 @@ def test_a_local_run_goes_back_to_the_queue_of_this_machine(running):
     assert list(running.attempts()[0].asked.iterdir())
 
 
-def test_megatron_lm_saves_in_its_own_time_nvme_offload_never(own_folders):
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", engine__name="megatron-lm"))], "save")
-    assert asked.refused
-    assert "train.save_every" in asked.message
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", **NVME))], "requeue")
-    assert asked.refused
-    assert "NVMe" in asked.message
-
-
-@pytest.mark.parametrize("verb", ["stop", "requeue"])
-def test_a_run_without_its_last_save_ends_unsaved_in_words_too(own_folders, verb):
-    (asked,) = ask_runs([_open(unsubmitted_run("generic-slurm", train__save_last=False))], verb)
-    assert not asked.refused
-    assert "unsaved: train.save_last is false" in asked.message
-    assert "asked to save" not in asked.message
-
-
 def _open(run: RunFolder) -> RunFolder:
     with_job(run, "4711")
     add_attempt(run, [metrics_line(1)], ended=None)
@@ -153,16 +136,13 @@ def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_pro
     assert made_run.cancelled_mark(IN_QUEUE).exists()
 
 
-@pytest.mark.parametrize(
-    ("verb", "end", "happened", "words"),
-    [
-        ("save", None, True, "saved after step 9"),
-        ("save", "error", False, "attempt 1 ended as error after step 9: boom; nothing is saved"),
-        ("stop", "stopped", True, "attempt 1 ended as stopped after step 9: boom"),
-        ("stop", "done", False, "attempt 1 ended as done after step 9: boom"),
-        ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "end", "happened", "words"), [
+    ("save", None, True, "saved after step 9"),
+    ("save", "error", False, "attempt 1 ended as error after step 9: boom; nothing is saved"),
+    ("stop", "stopped", True, "attempt 1 ended as stopped after step 9: boom"),
+    ("stop", "done", False, "attempt 1 ended as done after step 9: boom"),
+    ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
+])  # fmt: skip
 def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, happened, words):
     (attempt,) = running.attempts()
     (asked,) = ask_runs([running], "stop" if verb == "requeue" else verb)
@@ -180,14 +160,11 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
     assert await_answer(asked) == (happened, words)
 
 
-@pytest.mark.parametrize(
-    ("saved", "happened", "words"),
-    [
-        (9, True, "attempt 1 ended as done after step 9; saved after step 9"),
-        (7, False, "attempt 1 ended as done after step 9; saved after step 7"),
-        (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
-    ],
-)
+@pytest.mark.parametrize(("saved", "happened", "words"), [
+    (9, True, "attempt 1 ended as done after step 9; saved after step 9"),
+    (7, False, "attempt 1 ended as done after step 9; saved after step 7"),
+    (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
+])  # fmt: skip
 def test_a_save_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
     (asked,) = ask_runs([running], "save")
     if saved is not None:

@@ -126,27 +126,6 @@ def test_a_slurm_that_is_away_is_named(bare, tmp_path):
     in_process(*asked[:-2], code=4)
 
 
-EVERY = ["run", "model", "layout", "batch", "engine", "train", "data", "checkpoints", "predicted", "budget"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "more", "says"),
-    [
-        (("--gpus", "64", "--pp", "16"), ["asks Slurm", "python"], "--nodes=16 --ntasks-per-node=4 --gres=gpu:4"),
-        (("demo", "--cluster", "local", "--until", "tokens=1e6"), ["forecast"], "bash job.sh, for each of 4 ranks"),
-        (("demo", "--cluster", "generic-slurm", "--max-gpu-hours", "3", "--set", "data.source=random"),
-         ["asks Slurm", "python", "forecast"], "budget       3 GPU-hours"),
-    ],
-)  # fmt: skip
-def test_it_prints_an_overview_of_a_screen(bare, asked, more, says):
-    done = in_process("submit", *asked, "--dry-run", code=0)
-    lines = done.stdout.splitlines()
-    assert len(lines) + len(done.stderr.splitlines()) < 30
-    assert {line[:12].strip() for line in lines if line[0] != " "} == {*EVERY, *more, "would run"}
-    assert says in done.stdout
-    assert "dry run: nothing was written or submitted" in done.stderr
-
-
 def test_the_python_of_jobs_and_what_of_it_is_not_here(bare, tmp_path, monkeypatch):
     (tmp_path / "site.toml").write_text(f'venv = "{tmp_path}/venv"\n')
     asked = ("demo", "--cluster", str(tmp_path / "site.toml"))
@@ -159,17 +138,14 @@ def test_the_python_of_jobs_and_what_of_it_is_not_here(bare, tmp_path, monkeypat
     assert "python3 of the image /no/torch.sif\n             note: container.image /no/torch.sif is" in dry_run(*asked)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (
-            ["after.every=2", 'after.sbatch=["--gpus=2", "--time=30"]'],
-            "after one checkpoint in 2: 5 jobs, 5 GPU-hours at most",
-        ),
-        (["after.every=0"], "after the last checkpoint: 1 job, of 0 GPUs each"),
-        (["train.save_minutes=5"], "after each checkpoint: as many jobs as there are, of 0 GPUs each"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "says"), [
+    (
+        ["after.every=2", 'after.sbatch=["--gpus=2", "--time=30"]'],
+        "after one checkpoint in 2: 5 jobs, 5 GPU-hours at most",
+    ),
+    (["after.every=0"], "after the last checkpoint: 1 job, of 0 GPUs each"),
+    (["train.save_minutes=5"], "after each checkpoint: as many jobs as there are, of 0 GPUs each"),
+])  # fmt: skip
 def test_what_surrounds_a_training_is_in_the_overview(bare, settings, says):
     given = ["after.run=python eval.py {checkpoint}", "notify.command=mail me", "train.save_every=20", *settings]
     shown = dry_run("demo", *(word for each in given for word in ("--set", each)))
@@ -179,24 +155,6 @@ def test_what_surrounds_a_training_is_in_the_overview(bare, settings, says):
 
 def dry_run(*asked: str) -> str:
     return in_process("submit", *asked, "--dry-run", code=0).stdout
-
-
-def test_a_run_that_resumes_has_an_overview_too(bare):
-    run = unsubmitted_run()
-    done = in_process("submit", "--resume", run.run_id, "--dry-run", code=0)
-    assert f"resumes    {run.run_id} at step 0" in done.stdout
-    assert len(done.stdout.splitlines()) < 12
-
-
-def test_a_program_of_ones_own_has_an_overview_too(bare, tmp_path):
-    """With a pattern of checkpoints alone it looks for them by itself."""
-    (tmp_path / "mine.toml").write_text(
-        '[engine]\nname = "command"\n[layout]\ngpus = 2\n'
-        '[command]\nrun = "./train"\nper = "job"\ncheckpoints = "out/*.pt"\n'
-    )
-    done = in_process("submit", "mine.toml", "--cluster", "local", "--dry-run", cwd=tmp_path, code=0)
-    assert "checkpoints  out/*.pt\n" in done.stdout
-    assert len(done.stdout.splitlines()) < 12
 
 
 # --- when it saves

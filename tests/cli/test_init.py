@@ -52,42 +52,6 @@ def test_a_script_with_a_nul_is_refused(tmp_path: Path) -> None:
     assert refused("--from", "binary", cwd=tmp_path)[0] == "binary holds a NUL, which Slurm does not take"
 
 
-def test_a_script_becomes_an_experiment_that_runs_it_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "train.slurm").write_text(
-        "#!/bin/bash\n#SBATCH -J nano -N 2 --gres=gpu:a100:4\n#SBATCH -p gpu --account=abc --time=2:00:00\n"
-        f"#SBATCH --comment=hf_{SECRET}\nexport HF_TOKEN=hf_{SECRET}\ntorchrun train.py $(date) 'x'\n"
-    )
-    done = in_process("init", "--from", "train.slurm", "-o", "new", cwd=tmp_path, code=0)
-    experiment, profile = ((tmp_path / "new" / name).read_text() for name in ("train.toml", "train-cluster.toml"))
-    assert SECRET not in experiment + profile + done.stdout
-    assert {'script = "../train.slurm"', 'time = "2:00:00"', "nodes = 2"} <= set(experiment.splitlines())
-    assert {'partition = "gpu"', 'account = "abc"', "gpus_per_node = 4"} <= set(profile.splitlines())
-    rendered = in_process("render", "new/train.toml", "--cluster", "new/train-cluster.toml", cwd=tmp_path, code=0)
-    assert rendered.stdout.endswith((tmp_path / "train.slurm").read_text())
-
-
-def test_the_best_layout_becomes_a_commented_experiment(tmp_path: Path) -> None:
-    given = ("--model", "gpt2-xl", "--gpus", "8", "--gbs", "64", "--seq", "512", "--set", "train.steps=20")
-    done = in_process("init", "small", *given, "--cluster", "a100-80g-8", cwd=tmp_path, code=0)
-    text = (tmp_path / "small.toml").read_text()
-    experiment = load_experiment(str(tmp_path / "small.toml"))
-    assert (experiment.name, experiment.model.preset, experiment.model.seq) == ("small", "gpt2-xl", 512)
-    assert (experiment.layout.gpus, experiment.layout.global_batch, experiment.train.steps) == (8, 64, 20)
-    layout = experiment.layout
-    named = f"tp{layout.tp}-pp{layout.pp}-dp{layout.dp}"
-    assert done.stdout == f"wrote small.toml: {named} on {experiment.engine.name}\n"
-    best = in_process("plan", *given[:-2], "--cluster", "a100-80g-8", cwd=tmp_path).stdout
-    assert f"best, {named}:" in best
-    step = best.partition("  step ")[2].partition("\n")[0]
-    assert f"# {named}: " in text
-    assert f"step {step}." in text
-    assert "Against the best, the next layouts lose:" in text
-    in_process("render", "small.toml", "--cluster", "a100-80g-8", cwd=tmp_path, code=0)
-    asked = in_process("submit", "small.toml", "--cluster", "a100-80g-8", "--dry-run", cwd=tmp_path).stdout
-    assert "every 30 min and at the end, the newest 3 kept" in asked  # what it says of saving is nothing
-    assert refused("small", *given, cwd=tmp_path)[0] == "small.toml exists, and nothing is overwritten"
-
-
 def test_the_files_that_it_is_given_are_named_by_their_places(tmp_path: Path) -> None:
     (tmp_path / "a.tokens").write_bytes(b"")
     given = ("--model", "gpt2", "--gpus", "2", "--set", "data.source=tokens", "--set", "data.path=a.tokens")

@@ -109,24 +109,6 @@ def test_arithmetic_that_the_card_lacks_has_no_time():
     assert re.search(r"GiB on stage \d; no time: v100-32g has no unit for train.dtype bf16\n", done.stderr)
 
 
-def test_a_sweeps_rows_are_predicted_each_and_shared_facts_once(tmp_path):
-    rows = '[rows]\n"a" = { train.steps = 20 }\n"b" = { train.steps = 21 }\n'
-    (tmp_path / "table.toml").write_text('extends = "demo"\n' + rows)
-    there = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "x", "--cluster", "a100-80g-8")
-    *lines, last = there.stderr.splitlines()
-    assert [line.split()[:2] for line in lines] == [["a:", "predicted:"], ["b:", "predicted:"]]
-    assert re.fullmatch(r"predicted: [\d.e-]+ GPU-hours of steps for 2 rows", last)
-    done = in_process("render", tmp_path / "table.toml", "--sweep", "-o", tmp_path / "y")
-    assert done.stderr == "not predicted: profile generic-slurm names no device\n"
-
-
-def test_a_dry_run_says_it_too():
-    done = in_process(
-        "submit", "demo", "--dry-run", "--script", "--cluster", profile_of("here", 'scheduler = "local"\n')
-    )
-    assert "not predicted: profile here names no device\n" in done.stderr
-
-
 # --- what does not fit
 
 

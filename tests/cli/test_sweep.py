@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.launcher.launch.render import array_script
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.cli.schemas import TINY
 from tests.cli.test_completion import offered
 
@@ -42,24 +42,16 @@ def test_render_takes_a_row_or_the_first_possible_one(table):
     assert ("no row 'god'" in message, "good" in hint) == (True, True)
 
 
-def test_render_sweep_writes_a_script_for_each_row(table, tmp_path):
-    done = in_process("render", table, "--sweep", "-o", tmp_path / "scripts")
-    assert done.stdout.split() == [str(tmp_path / "scripts" / f"{row}.sh") for row in ("bad", "two", "good")]
-    assert done.stderr == (
-        "not predicted: profile generic-slurm names no device\nnot no: it needs 2 GPUs, the row has 1\n"
-    )
+def test_render_sweep_writes_the_script_of_each_row(table, tmp_path):
+    in_process("render", table, "--sweep", "-o", tmp_path / "scripts", code=0)
     assert (tmp_path / "scripts" / "two.sh").read_text() == in_process("render", table, "--row", "two").stdout
 
 
-def test_refused_rows_are_left_out_where_that_is_asked_for(table, tmp_path):
+def test_refused_rows_are_named_with_what_leaves_them_out(table):
     table.write_text(TABLE + '"odd" = { layout.gpus = 3, layout.tp = 2 }\n')
     message, hint = error_of(in_process("submit", table, "--sweep", "--cluster", "local"))
     assert message.startswith("row 'odd': ")
     assert "--skip-unfit submits the other 3" in hint
-    options = ("--sweep", "--skip-unfit", "--cluster", "local", "--dry-run")
-    done = in_process("submit", table, *options, environment=without_slurm(tmp_path))
-    assert (done.code, [line.split(": ")[1] for line in done.stdout.splitlines()]) == (0, ["bad", "two", "good"])
-    assert "\nnot odd: layout" in f"\n{done.stderr}"
     message, _ = error_of(in_process("submit", table, "--sweep", "--skip-unfit", "--cluster", "local", "--tp", "3"))
     assert all(repr(row) in message for row in ("bad", "two", "good"))
 
@@ -84,13 +76,6 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
     done = in_process(*command, "--skip-unfit")
     assert (done.code, started) == (0, ["bad", "two", "good"])
     assert "\nnot lost: no token file no.tokens\n" in f"\n{done.stderr}"
-
-
-def test_a_dry_run_says_which_rows_share_an_array(table, tmp_path):
-    done = in_process("submit", table, "--sweep", "--dry-run", environment=without_slurm(tmp_path))
-    assert done.stdout == "array of 2, 1 GPU: bad good\njob, 2 GPUs: two\n"
-    assert "nothing was written" in done.stderr
-    assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
 
 
 def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):

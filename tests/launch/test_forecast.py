@@ -1,5 +1,6 @@
 """The forecast of a job chain: its arithmetic, where each figure comes from, what is refused, and its words."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -139,70 +140,146 @@ def asked(profile: ClusterProfile = SITE, engine: Engine | None = None, job: Job
     return resolve(experiment, profile)
 
 
-def test_measured_figures_by_hand():
-    """2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so
-    that 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps."""
-    forecast = make_forecast(asked(), ForecastFacts(alike=ALIKE), lead_is_given=False, now=NOW)
-    assert forecast.total is not None
-    assert (forecast.total.jobs, forecast.total.job_steps, forecast.lead_s) == (8, 1332, 169)
-    assert (forecast.total.total_s, forecast.jobs) == (8 * 150 + 25_000, 8)
-    first = forecast.lines[0]
-    assert "8 jobs of 1:00:00 by requeue" in first
-    assert f"{8 * 26_200 / 3600:,.4g} GPU-hours on 8 GPUs" in first
-    assert "waits in the queue not counted" in first
-    told = "\n".join(forecast.lines)
-    for words in (
-        "step 2 s, measured: median of 812 steps of run 20261101-a",
-        "save 50 s, measured: median of 8 saves",
-        "start 100 s of each job, measured",
-        "signal 169 s ahead",
-    ):
-        assert words in told
+def hour(**more) -> Job:
+    return Job(time="1:00:00", **more)
 
 
-def test_a_prediction_has_a_range_and_an_assumed_save():
-    known = ForecastFacts(predicted={"step_s": 2.0, "band": 0.25})
-    forecast = make_forecast(asked(), known, lead_is_given=False, now=NOW)
-    told = "\n".join(forecast.lines)
-    assert "predicted: give or take 25%" in told
-    assert "assumed:" in told
-    assert "GB/s" in told
-    assert "not known, and not counted" in told
-    measured = [ForecastFacts(alike=replace(ALIKE, step_s=2.0 * by, save_s=None, start_s=None)) for by in (0.75, 1.25)]
-    low, high = (make_forecast(asked(), known, True) for known in measured)
-    assert low.total is not None
-    assert high.total is not None
-    assert f"({low.total.jobs} to {high.total.jobs})" in forecast.lines[0]
+# 2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so that
+# 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps: 8 x 150 + 25,000 s.
+EIGHT = (
+    "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 58.22 GPU-hours on 8 GPUs, done by 2023-11-15 05:30 "
+    "UTC, waits in the queue not counted"
+)
+MEASURED = """
+  step 2 s, measured: median of 812 steps of run 20261101-a
+  save 50 s, measured: median of 8 saves of run 20261101-a
+  start 100 s of each job, measured: run 20261101-a"""
+LEAD = "\n  signal 169 s ahead of the limit: two steps, what is due between them, two saves and 15 s"
+KNOWN, PARENT = ForecastFacts(alike=ALIKE), replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
+NVME = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
+HERE = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
+# {what: (the run, what is known, whether the lead is given, its lead and the jobs sent at once, its lines)}
+FORECASTS = {
+    "measured": (asked(), KNOWN, False, (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}"),
+    "all of it measured": (asked(eval_every=100, save_every=50), ForecastFacts(
+        alike=replace(ALIKE, hold_s=5.0, eval_s=7.0)), False, (176, 7),
+        "forecast: 7 jobs of 1:00:00 by requeue, 6 h 19 min of work, 50.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
+        "04:32 UTC, waits in the queue not counted"
+        "\n  step 2 s, measured: median of 812 steps of run 20261101-a"
+        "\n  save 50 s, 5 s of it delay training, measured: median of 8 saves of run 20261101-a"
+        "\n  evaluation 7 s, measured: run 20261101-a"
+        "\n  start 100 s of each job, measured: run 20261101-a"
+        "\n  signal 176 s ahead of the limit: two steps, what is due between them, two saves and 15 s"),
+    "predicted": (asked(eval_every=100), ForecastFacts(predicted={"step_s": 2.0, "band": 0.25}), False, (120, 6),
+        "forecast: 6 jobs (5 to 8) of 1:00:00 by requeue, 5 h 38 min of work, 45.04 GPU-hours on 8 GPUs, done by "
+        "2023-11-15 03:51 UTC, waits in the queue not counted"
+        "\n  step 2 s, predicted: give or take 25%; no run of these settings has measured it"
+        "\n  save 0.00586 s, assumed: 0.00586 GB at 1 GB/s; the first save measures it"
+        "\n  evaluation 2.67 s, estimated: 4 batches, each a third of a step's work"
+        "\n  start of each job: not known, and not counted; the first job measures it"
+        "\n  signal 120 s ahead of the limit, as the profile says; no save is measured"),
+    "of a parent": (asked(), ForecastFacts(done=40, parent=PARENT), False, (168, 5),
+        "forecast: 5 jobs (3 to 6) of 1:00:00 by requeue, 4 h 22 min of work, 34.87 GPU-hours on 8 GPUs, done by "
+        "2023-11-15 02:34 UTC, waits in the queue not counted"
+        "\n  step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent, on 8 here; give or take 50%"
+        "\n  save 50 s, measured: median of 8 saves of run parent"
+        "\n  start 100 s of each job, measured: run parent"
+        "\n  signal 168 s ahead of the limit: two steps, what is due between them, two saves and 15 s"),
+    "both of these": (asked(), ForecastFacts(40, None, PARENT, {"step_s": 3.0, "band": 0.1}), False, (172, 11),
+        "forecast: 11 jobs (10 to 12) of 1:00:00 by requeue, 10 h 8 min of work, 81.13 GPU-hours on 8 GPUs, done "
+        "by 2023-11-15 08:21 UTC, waits in the queue not counted"
+        "\n  step 3 s, predicted: give or take 10%; no run of these settings has measured it"
+        "\n  save 50 s, measured: median of 8 saves of run parent"
+        "\n  start 100 s of each job, measured: run parent"
+        "\n  signal 172 s ahead of the limit: two steps, what is due between them, two saves and 15 s"),
+    "not known": (asked(job=Job(max_gpu_hours=0.27)), ForecastFacts(no_prediction="no device"), False, (None, 1),
+        "forecast: not known: jobs, GPU-hours and the end"
+        "\n  step: no run of these settings has measured it, and no device"
+        "\n  known after the first job, or after submit --until steps=20 with the same options"),
+    "too short a lead": (asked(job=hour(signal_lead_s=60)), KNOWN, True, (None, 8),
+        f"{EIGHT}{MEASURED}"
+        "\n  warning: signal 60 s ahead of the limit, as given; two steps, what is due between them, two saves and "
+        "15 s are 169 s: the last save may be lost"),
+    "a long lead": (asked(job=hour(signal_lead_s=600)), KNOWN, True, (None, 9),
+        "forecast: 9 jobs of 1:00:00 by requeue, 7 h 19 min of work, 58.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
+        f"05:32 UTC, waits in the queue not counted{MEASURED}"
+        "\n  signal 600 s ahead of the limit, as given"),
+    "beyond its budget": (asked(job=hour(max_gpu_hours=29.0)), KNOWN, False, (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}"
+        "\n  warning: --max-gpu-hours 29 is less than that: it ends as budget, saved, near step 4,980 of 10,000"),
+    "a budget in part": (asked(job=hour(max_gpu_hours=59.0)), ForecastFacts(alike=ALIKE, spent=10.0), False, (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}"
+        "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less than that: it ends as budget, saved, near "
+        "step 8,416 of 10,000"),
+    "within its budget and minutes": (asked(job=hour(max_gpu_hours=59.0), minutes=417.0), KNOWN, False, (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}"
+        "\n  budget 59 GPU-hours, checked before every job and during it"),
+    "beyond its minutes, no saves": (asked(save_every=0, minutes=333.0), KNOWN, False, (119, 6),
+        "forecast: 6 jobs of 1:00:00 by requeue, 5 h 48 min of work, 46.44 GPU-hours on 8 GPUs, done by 2023-11-15 "
+        f"04:01 UTC, waits in the queue not counted{MEASURED}"
+        "\n  signal 119 s ahead of the limit: two steps, what is due between them, two saves and 15 s"
+        "\n  warning: train.minutes = 333 ends it before its last step"
+        "\n  warning: no train.save_minutes or train.save_every: a job that fails loses 59 min"),
+    "no limit": (asked(job=Job()), KNOWN, False, (169, 1),
+        "forecast: 1 job, 6 h 59 min of work, 55.89 GPU-hours on 8 GPUs, done by 2023-11-15 05:12 UTC, waits in "
+        f"the queue not counted{MEASURED}{LEAD}"
+        "\n  no --time: the partition's limit holds, which is not known here; the forecast assumes one job"),
+    "here": (asked(HERE, job=Job()), KNOWN, False, (120, 1),
+        f"forecast: 1 job, 6 h 59 min of work, done by 2023-11-15 05:12 UTC{MEASURED}"),
+    "singletons": (asked(replace(SITE, chain="singleton"), steps=100_000), KNOWN, False, (169, 50),
+        "forecast: 76 jobs of 1:00:00 by singleton jobs, 3 d 0 h of work, 580.9 GPU-hours on 8 GPUs, done by "
+        f"2023-11-17 22:50 UTC, waits in the queue not counted{MEASURED}{LEAD}"
+        "\n  50 jobs are submitted at once; each later one by the last job"),
+    "until a loss": (asked(until_loss=2.0), KNOWN, False, (169, 8),
+        f"{EIGHT}; that is all 10,000 steps, fewer if the loss is reached before{MEASURED}{LEAD}"),
+    "spare nodes": (asked(job=hour(spare_nodes=1, preflight=True)), KNOWN, False, (169, 8),
+        "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 87.33 GPU-hours on 12 GPUs, done by "
+        f"2023-11-15 05:30 UTC, waits in the queue not counted{MEASURED}{LEAD}"),
+}  # fmt: skip
 
 
-def test_a_parents_figures_stand_in_for_a_new_layouts():
-    parent = replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
-    forecast = make_forecast(asked(), ForecastFacts(done=40, parent=parent), lead_is_given=False, now=NOW)
-    told = "\n".join(forecast.lines)
-    assert "step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent" in told
-    assert "save 50 s, measured" in told
-    predicted = make_forecast(asked(), ForecastFacts(40, None, parent, {"step_s": 3.0, "band": 0.1}), False)
-    assert "step 3 s, predicted" in "\n".join(predicted.lines)
+@pytest.mark.parametrize(("run", "known", "given", "sent", "lines"), FORECASTS.values(), ids=FORECASTS)
+def test_a_forecast_is_said_so(run, known, given, sent, lines, monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    forecast = make_forecast(run, known, given, NOW)
+    assert "\n".join(forecast.lines).split("\n") == lines.split("\n")
+    assert (forecast.lead_s, forecast.jobs) == sent
 
 
-def test_what_nobody_knows_is_said_with_what_would_make_it_known():
-    forecast = make_forecast(asked(), ForecastFacts(no_prediction="not predicted: profile site names no device"), False)
-    assert (forecast.total, forecast.jobs, forecast.lead_s) == (None, 1, None)
-    told = "\n".join(forecast.lines)
-    assert "names no device" in told
-    assert "--until steps=20" in told
+REFUSED = {
+    "no step is left": (asked(steps=40), ForecastFacts(done=40),
+        "train.steps is 40, but the newest checkpoint is of step 40 | give more than 40 steps, 40,960 tokens"),
+    "no room for a step": (asked(job=Job(time="4:00")), KNOWN,
+        "job.time 4:00 (240 s) has no room for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
+        "the signal 169 s ahead of the limit are 272 s | use --time 00:46:00, ten times that, or more"),
+    "no chain": (asked(replace(SITE, chain="none")), KNOWN,
+        'it needs 8 jobs of 1:00:00, but chain = "none" in profile site | use --time 07:17:00 or more, or set '
+        'chain = "requeue" or "singleton" in the profile'),
+    "no chain here": (asked(HERE), KNOWN,
+        'it needs 8 jobs of 1:00:00, but chain = "none" in profile local | use --time 07:17:00 or more, or set '
+        'chain = "requeue" or "singleton" in the profile'),
+    "no chain of what is on NVMe": (replace(asked(), engine=NVME), KNOWN,
+        "it needs 8 jobs of 1:00:00, but what is offloaded to NVMe is in no checkpoint | use --time 07:17:00 or "
+        "more, or offload to the host's memory"),
+    "a small budget": (asked(job=hour(max_gpu_hours=0.5)), KNOWN,
+        "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs, but a job takes 100 s to start, 2 s for a step, and 169 s to "
+        "save before its end | use --max-gpu-hours 6.03 or more, ten times that"),
+    "a budget of no save": (asked(job=Job(max_gpu_hours=0.26)), ForecastFacts(),
+        "job.max_gpu_hours = 0.26 are 117 s on 8 GPUs, but a job takes 120 s to save before its end | use "
+        "--max-gpu-hours 2.67 or more, ten times that"),
+    "a budget that is spent": (asked(job=hour(max_gpu_hours=59.0)), ForecastFacts(alike=ALIKE, spent=58.9),
+        "job.max_gpu_hours = 59, of which 58.9 are spent, are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
+        "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that"),
+}  # fmt: skip
 
 
-def test_a_given_lead_stays_and_one_too_short_is_warned_of():
-    short = make_forecast(
-        asked(job=Job(time="1:00:00", signal_lead_s=60)), ForecastFacts(alike=ALIKE), lead_is_given=True
-    )
-    assert short.lead_s is None
-    assert any("warning: signal 60 s" in line and "169 s" in line for line in short.lines)
-    long = make_forecast(
-        asked(job=Job(time="1:00:00", signal_lead_s=600)), ForecastFacts(alike=ALIKE), lead_is_given=True
-    )
-    assert not any("warning" in line for line in long.lines)
+@pytest.mark.parametrize(("run", "known", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_reach_its_end_is_refused(run, known, words):
+    with pytest.raises(ConfigError) as fault:
+        make_forecast(run, known, lead_is_given=False)
+    assert f"{fault.value} | {fault.value.hint}" == words
 
 
 def test_without_a_measured_save_the_lead_stays_or_grows():
@@ -215,89 +292,6 @@ def test_without_a_measured_save_the_lead_stays_or_grows():
 def signal_lead_s_of(step_s: float) -> int:
     """Of a checkpoint so small that it takes no second."""
     return signal_lead_s(Pace(step_s, save_s=1e-3))
-
-
-def refusal(resolved: Resolved, known: ForecastFacts) -> str:
-    with pytest.raises(ConfigError) as fault:
-        make_forecast(resolved, known, lead_is_given=False)
-    assert fault.value.hint
-    return str(fault.value)
-
-
-def test_contradictions_are_refused_with_their_numbers():
-    assert "train.steps is 40, but the newest checkpoint is of step 40" in refusal(
-        asked(steps=40), ForecastFacts(done=40)
-    )
-    words = refusal(asked(job=Job(time="4:00")), ForecastFacts(alike=ALIKE))
-    assert "job.time 4:00 (240 s) has no room" in words
-    assert "100 s to start" in words
-    assert "169 s ahead" in words
-    words = refusal(asked(replace(SITE, chain="none")), ForecastFacts(alike=ALIKE))
-    assert "8 jobs of 1:00:00" in words
-    assert 'chain = "none"' in words
-    nvme = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
-    experiment = replace(asked(), engine=nvme)
-    assert "8 jobs" in refusal(experiment, ForecastFacts(alike=ALIKE))
-    words = refusal(asked(job=Job(time="1:00:00", max_gpu_hours=0.5)), ForecastFacts(alike=ALIKE))
-    assert "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs" in words
-    assert "169 s to save" in words
-
-
-def test_a_budget_below_the_forecast_is_warned_of_with_its_step():
-    forecast = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=29.0)), ForecastFacts(alike=ALIKE), False)
-    assert forecast.total is not None
-    near = int(10_000 * 29 / forecast.total.gpu_hours)
-    assert any("--max-gpu-hours 29 is less" in line and f"{near:,} of 10,000" in line for line in forecast.lines)
-    enough = make_forecast(asked(job=Job(time="1:00:00", max_gpu_hours=59.0)), ForecastFacts(alike=ALIKE), False)
-    assert not any("warning" in line for line in enough.lines)
-
-
-def test_a_budget_that_holds_no_save_is_refused_in_any_case():
-    """120 s of lead on 8 GPUs are 0.267 GPU-hours."""
-    assert "120 s to save" in refusal(asked(job=Job(max_gpu_hours=0.26)), ForecastFacts())
-    assert make_forecast(asked(job=Job(max_gpu_hours=0.27)), ForecastFacts(), False).total is None
-
-
-def test_what_is_spent_of_a_budget_is_not_there_any_more():
-    """240 s of start, step and save are 0.53 GPU-hours on 8 GPUs."""
-    resolved = asked(job=Job(time="1:00:00", max_gpu_hours=59.0))
-    forecast = make_forecast(resolved, ForecastFacts(alike=ALIKE, spent=10.0), False)
-    assert any("--max-gpu-hours 59, of which 10 are spent, is less" in line for line in forecast.lines)
-    assert "59, of which 58.9 are spent, are 45 s on 8 GPUs" in refusal(
-        resolved, ForecastFacts(alike=ALIKE, spent=58.9)
-    )
-
-
-def test_a_local_run_without_a_limit_has_one_link_and_no_signal():
-    here = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
-    forecast = make_forecast(asked(here, job=Job()), ForecastFacts(alike=ALIKE), False)
-    assert forecast.jobs == 1
-    assert "GPU-hours" not in forecast.lines[0]
-    assert not any("signal" in line for line in forecast.lines)
-    assert "8 jobs of 1:00:00" in refusal(asked(here), ForecastFacts(alike=ALIKE)), "its own limit is kept there, too"
-
-
-def test_a_long_singleton_chain_is_not_sent_all_at_once():
-    forecast = make_forecast(asked(replace(SITE, chain="singleton"), steps=100_000), ForecastFacts(alike=ALIKE), False)
-    assert forecast.total is not None
-    assert forecast.total.jobs > forecast.jobs == 50
-    assert any("50 jobs are submitted at once" in line for line in forecast.lines)
-
-
-def test_a_loss_to_reach_is_a_bound():
-    forecast = make_forecast(asked(until_loss=2.0), ForecastFacts(alike=ALIKE), False)
-    assert "fewer if the loss is reached before" in forecast.lines[0]
-
-
-def test_spare_nodes_cost_what_they_are():
-    plain = make_forecast(asked(), ForecastFacts(alike=ALIKE), False)
-    spared = make_forecast(
-        asked(job=Job(time="1:00:00", spare_nodes=1, preflight=True)), ForecastFacts(alike=ALIKE), False
-    )
-    assert plain.total is not None
-    assert spared.total is not None
-    assert spared.total.gpu_hours == pytest.approx(plain.total.gpu_hours * 12 / 8)
-    assert "on 12 GPUs" in spared.lines[0]
 
 
 @pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.settings.experiment import ScriptFacts
+from hpc_gpt.core.slurm.directives import asks_for_gpus
 from hpc_gpt.core.slurm.executor import submit_array, submit_own, submit_to_slurm
 from tests.launch.test_shell_functions import program
 from tests.made_runs import make_run
@@ -50,3 +51,14 @@ def test_a_job_is_submitted_with_these_words(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "asked").read_text() == LINES[kind].format(**places) + "\n"
     noted = run.submissions()[0]
     assert (noted["job_id"], noted["slurm_cluster"]) == ("9_0" if kind == "array" else "9", "far")
+
+
+@pytest.mark.parametrize(("line", "asks"), [
+    ("#SBATCH --gpus=4", True), ("#SBATCH -N 2 --gpus-per-node=4", True), ("#SBATCH --gres=gpu:4", True),
+    ("#SBATCH --gres nvme:1,gpu:a100:4", True), ("#SBATCH -G 4", True), ("#SBATCH -N 2 --gres=nvme:1", False),
+    ("# SBATCH --gpus=4", False), ("srun --gpus=4 x", False), ("#SBATCH --gpu-bind=none", False),
+])  # fmt: skip
+def test_a_script_that_asks_for_gpus_is_known_by_a_directive(line: str, asks: bool, tmp_path: Path) -> None:
+    assert not asks_for_gpus(tmp_path / "job.sh")
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{line}\ntrue\n")
+    assert asks_for_gpus(tmp_path / "job.sh") is asks

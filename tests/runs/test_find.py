@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpc_gpt.core.errors import JobFailed, NoSuchRun, RunFolderError
+from hpc_gpt.core.errors import NoSuchRun, RunFolderError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.find_runs import find_named, find_run, find_runs, is_sweep_folder, list_runs, singles_out
 from hpc_gpt.core.runs.run_folder import IN_QUEUE
@@ -139,9 +139,6 @@ def test_a_sweep_is_one_line(sweep):
     first, line = fold(read_status([by_itself, *sweep.runs]))
     assert first.run == by_itself.run_id
     assert (line.run, line.name, line.state, line.job_id) == (sweep.id, "table", "2 done, 1 nan", "4711 4712")
-    with pytest.raises(JobFailed, match=f"^run {sweep.runs[1].run_id}: b nan") as failure:
-        wait_for_all(sweep.runs)
-    assert failure.value.hint == f"hpc-gpt why {sweep.runs[1].run_id}"
     assert [status.state for status in wait_for_all([sweep.runs[0], sweep.runs[2]])] == ["done", "done"]
 
 

@@ -87,3 +87,48 @@ def test_an_object_inside_loses_only_the_keys_that_are_not_sound(tmp_path: Path)
     assert read_stored(path) == {"step": {"band": 0.2, "later": [1]}, "memory_gib": {"stages": stages}}
     path.write_text('{"memory_gib": {"stages": [3]}, "step": []}')
     assert read_stored(path) == {"memory_gib": {}}
+
+
+# By the name of a file that this version or an earlier one writes: the keys that it may hold damaged.
+WRITTEN = """
+attempt: job_id slurm_cluster gpus started boot uptime
+submissions: job_id slurm_cluster time folder attempts_before lost element clusters
+ended: ended cause step time node code elapsed_s
+exit: code seconds
+next: ended attempt_ended cause why time node exclude saved_step pause_s begin retries elapsed_s
+track: pid step sent sent.tensorboard sent.wandb sent.wandb.attempt sent.wandb.bytes sent.wandb.step
+seen: step count
+job: job_id time pid_start
+left: state
+trainer: resumed_step device attention_failed
+measured: skipped_shards
+start: start_s start_parts
+metrics: step step_s steps_planned time
+loss: time
+complete: step files data
+sweep: id varied
+provenance: data_beside experiment_file versions init
+resumed_from: path step branch
+branch: path step
+predicted: calibrated memory_gib memory_gib.stages step step.step_s step.band
+preflight: findings
+bench: bench records rows
+race: experiment rounds rows
+visits: visit round row attempt nodes time limit_s ended cause node dropped
+cancelled: user time
+queue: words time
+"""
+
+
+@pytest.mark.parametrize("line", WRITTEN.strip().splitlines(), ids=lambda line: line.partition(":")[0])
+def test_what_a_written_key_cannot_be_is_left_out(line: str, tmp_path: Path) -> None:
+    name, keys = line.split(": ")
+    for key in keys.split():
+        tables = [[7]]
+        for part in reversed(key.split(".")):
+            tables = {part: tables}
+        (tmp_path / f"{name}.json").write_text(json.dumps(tables))
+        found = read_stored(tmp_path / f"{name}.json")
+        for part in key.split(".")[:-1]:
+            found = found[part]
+        assert found == {}, key

@@ -42,18 +42,15 @@ def write(path, text):
 # --- defaults
 
 
-@pytest.mark.parametrize(
-    ("asked", "hint"),
-    [
-        ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
-        ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
-        (
-            {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
-            "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
-        ),
-        ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "hint"), [
+    ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+    ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+    (
+        {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
+        "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
+    ),
+    ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
+])  # fmt: skip
 def test_the_hint_at_a_tp_that_spans_nodes_runs(asked, hint):
     profile = dataclasses.replace(NODE_OF_4, gpus_per_node=8)
     overrides = {f"layout__{axis}": size for axis, size in asked.items()}
@@ -316,16 +313,24 @@ def test_users_default_profile():
 # --- resolved.json
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"schema": 1}', '{"schema": 1, "model": 3}'])
-def test_damaged_resolved_json(text):
-    with pytest.raises(ConfigError, match=r"resolved\.json cannot be read"):
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "it is empty"), (" \n", "it is empty"), ("{", "no JSON: Expecting property name enclosed in double quotes: "
+     "line 1 column 2 (char 1)"), ("{}", "KeyError('schema')"), ("[]", "TypeError('list indices must be integers or "
+     "slices, not str')"), ("null", "TypeError(\"'NoneType' object is not subscriptable\")"),
+    ('{"schema": 1}', "KeyError('model')"), ('{"schema": 1, "model": 3}', "KeyError('batch')"),
+])  # fmt: skip
+def test_damaged_resolved_json(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as fault:
         Resolved.from_json(text)
+    said = (f"resolved.json cannot be read: {words}", "the run folder is damaged; submit again")
+    assert (str(fault.value), fault.value.hint) == said
 
 
 def test_resolved_of_another_schema():
-    text = settle().to_json().replace('"schema": 1', '"schema": 99')
-    with pytest.raises(ConfigError, match="schema 99"):
-        Resolved.from_json(text)
+    with pytest.raises(ConfigError) as fault:
+        Resolved.from_json('{"schema": 99, "version": "9.1"}')
+    said = ("resolved.json has schema 99, this version reads 1", "use the version that wrote it: 9.1")
+    assert (str(fault.value), fault.value.hint) == said
 
 
 @given(st.text(max_size=30))

@@ -650,3 +650,6 @@ def test_a_job_without_an_attempt_is_what_its_output_says(slurm_says):
     (row,), why = read_status([run]), json.loads(in_process("why", run.run_id, "--json").stdout)
     assert (row.state, row.cause) == (why["ended"], why["cause"])
     assert (row.state, row.cause) == ("user_error", "modul: command not found")
+    for slurm in ("PENDING", "RUNNING"):  # it goes on: Slurm has put it back
+        slurm_says({"7": (slurm, "None")})
+        assert read_status([run])[0].state == slurm.lower()

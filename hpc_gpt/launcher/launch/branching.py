@@ -54,8 +54,8 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     check_resumable(resolved)
     check_stream(run, resolved, point.step)
     checkpoint = checkpoint_folder_name(point.step)
-    sources = checkpoint_sources(run, point.step)
-    owner = next(source for source, _ in sources if (source.checkpoints / checkpoint).is_dir())
+    sources = (source for source, _ in checkpoint_sources(run))
+    owner = next(source for source in sources if (source.checkpoints / checkpoint).is_dir())
     _check_further(owner.checkpoints / checkpoint, resolved, point.step)
     title = f"Branches from run {run.run_id} after step {point.step}."
     inputs = ForecastInputs(until, earlier_runs, "job.signal_lead_s" in request.given, run, point.step)

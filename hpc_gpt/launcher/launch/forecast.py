@@ -303,7 +303,8 @@ def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead
         raise ConfigError(
             f"job.max_gpu_hours = {budget:g}{left} are {show_duration(seconds)} on {counted(gpus, 'GPU')}, but a job "
             f"takes {parts}{lead_s} s to save before its end",
-            f"use --max-gpu-hours {rounded_up(needed * 10 * gpus / 3600)} or more, ten times that",
+            f"use --max-gpu-hours {rounded_up(facts.spent + needed * 10 * gpus / 3600)} or more, "
+            f"{'which leaves ' if facts.spent else ''}ten times that",
         )
 
 

@@ -63,8 +63,8 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
         rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    directives = script_directives(prepared.script)
-    rows += [("asks Slurm", " ".join(directives))] if directives and not here else []
+    directives = hide_secrets(" ".join(script_directives(prepared.script)))
+    rows += [("asks Slurm", directives)] if directives and not here else []
     return [*rows, ("would run", _command(prepared, here))]
 
 
