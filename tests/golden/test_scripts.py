@@ -23,7 +23,7 @@ import pytest
 
 from hpc_gpt.core.runs.after_jobs import AfterJob
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.cluster import Container, list_profiles, load_profile
+from hpc_gpt.core.settings.cluster import Chain, Container, list_profiles, load_profile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
 from hpc_gpt.core.settings.resolve import resolve
@@ -61,12 +61,13 @@ def _command(profile: str, nodes: int = 1, preflight: bool = False, **command) -
     return render_script(resolve(Experiment("mine", engine=Engine("command"), layout=layout, command=own), found))
 
 
-def _as_it_is(profile: str, **around) -> str:
+def _as_it_is(profile: str, chain: Chain = "requeue", **around) -> str:
     """Around a job script of the user's own."""
     own = {"script": "/home/me/train.slurm", "workdir": "/home/me", "checkpoints": "out/step-*"}
     command = Command(**own, snapshot=False, args=("it's",))
     settings = Experiment("mine", engine=Engine("command"), layout=LayoutRequest(gpus=1), command=command, **around)
-    resolved = resolve(settings, load_profile(profile), script=ScriptFacts("0" * 64, 1, error="err.txt"))
+    found = replace(load_profile(profile), chain=chain)
+    resolved = resolve(settings, found, script=ScriptFacts("0" * 64, 1, error="err.txt"))
     body = b'#!/bin/bash\n#SBATCH -N 1\nsrun python3 train.py "$@"\n'
     return render_job_script(resolved, body, command.args, ["-N 1", "--job-name=mine", "--output=%x-%j.out"])
 
