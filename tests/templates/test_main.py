@@ -93,6 +93,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
     "script on no sound node": (
         lambda: _as_it_is("generic-slurm", job=Job(preflight=True), track=Track(wandb="a")), JOB | {"UNSOUND": "1"}, ()
     ),
+    "script here, by hand": (SCRIPTS["job-script-local"], {"HPC_GPT_LOGS": "/l"}, ()),
     "script here": (SCRIPTS["job-script-local"], {**HERE, "HPC_GPT_GIVEN": "g"}, ()),
 }  # fmt: skip
 
@@ -115,7 +116,7 @@ def played(folder: Path, script: str, words: tuple[str, ...], variables: dict[st
     ran("sort", "-o", folder / "given", folder / "given", env={"PATH": own["PATH"]}, code=0)
     done = ran("bash", "job.sh", *words, cwd=folder, env=own)
     said = f"{done.stdout}{done.stderr}exit {done.returncode}\n".replace(str(folder), "")
-    return re.sub(r"now-\d+", "now-PID", said)
+    return re.sub(r"(GIVEN=H4sI|now-)\S+", r"\1…", said)
 
 
 def shortened(said: str) -> Iterator[str]:
