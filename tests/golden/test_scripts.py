@@ -61,7 +61,7 @@ def _command(profile: str, nodes: int = 1, preflight: bool = False, **command) -
     return render_script(resolve(Experiment("mine", engine=Engine("command"), layout=layout, command=own), found))
 
 
-def _as_it_is(profile: str, chain: Chain | None = None, **around) -> str:
+def _as_it_is(profile: str, chain: Chain | None = None, cluster: str = "", **around) -> str:
     """Around a job script of the user's own."""
     own = {"script": "/home/me/train.slurm", "workdir": "/home/me", "checkpoints": "out/step-*"}
     command = Command(**own, snapshot=False, args=("it's",))
@@ -70,7 +70,8 @@ def _as_it_is(profile: str, chain: Chain | None = None, **around) -> str:
     found = replace(found, chain=chain or found.chain)
     resolved = resolve(settings, found, script=ScriptFacts("0" * 64, 1, error="err.txt"))
     body = b'#!/bin/bash\n#SBATCH -N 1\nsrun python3 train.py "$@"\n'
-    return render_job_script(resolved, body, command.args, ["-N 1", "--job-name=mine", "--output=%x-%j.out"])
+    directives = ["-N 1", "--job-name=mine", "--output=%x-%j.out", *([f"--clusters={cluster}"] if cluster else [])]
+    return render_job_script(resolved, body, command.args, directives)
 
 
 SCRIPTS = {

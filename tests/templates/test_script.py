@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.test_scripts import SCRIPTS
+from tests.golden.test_scripts import SCRIPTS, _as_it_is
 from tests.programs import put, ran
 
 # start.py, and the watch, which something ends at first.
@@ -22,9 +22,9 @@ esac
 CONFIG = 'echo "KillWait                = 61 sec"; echo "JobFileAppend           = 1"'
 
 
-def in_bash(folder: Path, name: str, end: str, **variables: str) -> str:
+def in_bash(folder: Path, name: str, end: str, script: str = "", **variables: str) -> str:
     """All that `end` prints, with the functions of a script, in attempt 2 of a run; of numbers of processes PID."""
-    script = SCRIPTS[f"job-script-{name}"]()
+    script = script or SCRIPTS[f"job-script-{name}"]()
     functions = script[script.index("# === nothing below") : script.index("# --- settings")]
     (folder / "end.sh").write_text(f"set -o pipefail\nexec 3</dev/zero\n{functions}\n{end}\n")
     (folder / "job.sh").write_text(script)
@@ -110,3 +110,51 @@ def test_each_signal_is_noted_and_a_term_is_in_time(tmp_path: Path) -> None:
     )
     said = in_bash(tmp_path, "slurm", f"{stand_ins}; {end}; heard x 64; heard x 1; trap -p | wc -l")
     assert said == "in time\nhands 15 on\nhands 12 on\ntrap -- 'pass_on 15' SIGTERM\n1\n1\n0\n58\n"
+
+
+# Slurm's clients, which note what they are asked, sbatch also where and with which variables.
+CLIENTS = {
+    "squeue": 'echo "squeue $*" >>CALLS; [[ $* != *%o* ]] || cat LOST',
+    "sbatch": """echo "sbatch $*" >>CALLS; echo "$PWD" $(env | grep "^SLURM\\|^SBATCH\\|^SRUN\\|^A=" | sort) >>CALLS
+[ ! -e LOST ] || { echo Unable to contact; exit 1; }; echo '30;far'""",
+    "sleep": 'echo "sleep $*" >>CALLS',
+}  # fmt: skip
+GIVEN = {"A": "it's", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "mine", "SBATCH_X": "1", "SRUN_X": "1", "SLURMD_X": "1",
+         "SLURM_CONF": "/etc/c", "SLURM_CLUSTER_NAME": "far"}  # fmt: skip
+ASKED = "squeue --noheader --states=PENDING -o %i %E --user={uid} --name=mine\n"
+SENT = (
+    "sbatch --parsable --job-name=mine --dependency=afterany:7 --mem=2G --begin=now+5 {}--error=/slurm-%j.out {}"
+    "--chdir= --output=/slurm-%j.out /job.sh {} the-python --mem=2G\n/sub A=it's SLURM_CONF=/etc/c\n"
+)
+LISTED = "sleep 3\nsqueue --noheader --states=PENDING --array --user={uid} --format=%i|%o\n"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "element", "lost", "calls", "job"),
+    [
+        ("", "", "", ASKED + SENT.format("", "", ""), "30"),
+        ("far", "4", "", ASKED + SENT.format("--clusters=far ", "--array=4 ", "/a"), "30_4"),
+        ("", "", "29|{0}/job.sh {0} the-python\n28|{0}/job.sh {0} the-python --mem=2G\n",
+         ASKED + SENT.format("", "", "") + LISTED, "28"),
+        ("", "4", "28_4|{0}/job.sh {0}/a the-python --mem=2G\n29_3|{0}/job.sh {0}/a the-python --mem=2G\n",
+         ASKED + SENT.format("", "--array=4 ", "/a") + LISTED, "28_4"),
+    ],
+    ids=["one", "an element", "an answer lost", "an element's answer lost"],
+)  # fmt: skip
+def test_the_next_job_of_a_script_is_as_the_first(tmp_path: Path, cluster, element: str, lost, calls, job) -> None:
+    """With its own arguments and those of a resumption, in the environment and the folder of its submission."""
+    for name, text in CLIENTS.items():
+        text = text.replace("CALLS", str(tmp_path / "calls")).replace("LOST", str(tmp_path / "lost"))
+        put(tmp_path / "bin" / name, f"#!/bin/bash\n{text}\n")
+    (tmp_path / "sub").mkdir()
+    if lost:
+        (tmp_path / "lost").write_text(lost.format(tmp_path))
+    end = 'arguments=("$HPC_GPT_RUN$ROW" the-python --mem=2G); next_in_chain - 5 -; echo "$next $pause $nodes"'
+    own = {"SLURM_SUBMIT_DIR": str(tmp_path / "sub"), "ROW": "/a" if element else ""}
+    own |= {"SLURM_ARRAY_TASK_ID": element} if element else {}
+    said = in_bash(tmp_path, "", end, _as_it_is("generic-slurm", "singleton", cluster), **GIVEN, **own)
+    assert (tmp_path / "calls").read_text().replace(str(tmp_path), "") == calls.format(uid=os.getuid())
+    assert said == "Unable to contact\n" * bool(lost) + f"continues as job {job}, submitted after job 7\n{job} 0 -\n"
+    noted = json.loads((tmp_path / "submissions.jsonl").read_text())
+    assert noted.pop("time") > 1e9
+    assert noted == {"scheduler": "slurm", "job_id": job, "refused": None, "chained_to": "7"}
