@@ -32,7 +32,7 @@ def in_bash(folder: Path, name: str, end: str, script: str = "", **variables: st
         "PATH": f"{folder}/bin:{os.environ['PATH']}", "HPC_GPT_RUN": str(folder), "attempt": str(folder / "a"),
         "n": "2", "HPC_GPT_PYTHON": "the-python", "HPC_GPT_JOB": "7", **variables,
     }  # fmt: skip
-    done = ran("bash", "end.sh", cwd=folder, env=environment)
+    done = ran("env", "--default-signal", "bash", "end.sh", cwd=folder, env=environment)
     return re.sub(r"start.py \d+", "start.py PID", (done.stdout + done.stderr).replace(str(folder), ""))
 
 

@@ -1,4 +1,4 @@
-"""The submitted code, the events, what is beside the ranks, and the job of [after]: each in bash with stand-ins."""
+"""The submitted code, the events, and the job of [after]: each in bash with stand-ins."""
 
 import json
 import os
@@ -61,7 +61,8 @@ def test_a_run_uses_the_code_that_was_submitted(tmp_path: Path, facts, run: str,
     if has := variables.get("HAS"):
         (folder / "code.tar.gz").write_bytes((tmp_path / "packed.tar.gz").read_bytes() if has == "1" else b"bad")
     program(tmp_path, "the-python", PYTHON)
-    end = 'set -o pipefail; die() { echo "dies: $1; $2"; exit 7; }; python=("$HPC_GPT_PYTHON"); use_submitted_code 2>/dev/null\n'
+    end = 'set -o pipefail; die() { echo "dies: $1; $2"; exit 7; }; python=("$HPC_GPT_PYTHON")\n'
+    end += "use_submitted_code 2>/dev/null; "
     own = {"HPC_GPT_PYTHON": "the-python", "HPC_GPT_RUN": str(folder), **variables}
     done = bash(tmp_path, "code.sh.j2", end + "env | sed -n s/^PYTHONPATH=//p", facts, **own)
     assert (done.out.strip(), done.err) == (said.format(folder), "")
@@ -72,7 +73,11 @@ def test_a_run_uses_the_code_that_was_submitted(tmp_path: Path, facts, run: str,
 
 def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) -> None:
     facts = {"python_here": '"${python[@]}"', "notify": {"timeout_s": -19.5}}
-    program(tmp_path, "the-python", 'echo "$*"; trap -p; readlink /proc/self/fd/0; [ -z "${4:-}" ] || exit "$CODE"')
+    program(
+        tmp_path,
+        "the-python",
+        'echo "$*"; trap -p INT USR2 TERM; readlink /proc/self/fd/0; [ -z "${4:-}" ] || exit "$CODE"',
+    )
     end = 'n=2 python=(the-python); start_notifier; wait "$notifier"; send_event'
     beside = "trap -- '' SIGINT\ntrap -- '' SIGUSR2\ntrap -- '' SIGTERM\n/dev/null\n"
     for code, last in ((0, ""), (3, "notify: its process ended with exit code 3\n")):
@@ -82,21 +87,6 @@ def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) ->
     program(tmp_path, "the-python", 'trap "" TERM; echo "$5"; exec sleep 60')
     done = bash(tmp_path, "slurm/notify.sh.j2", "python=(the-python) n=2; send_event refused", facts, HPC_GPT_RUN="/r")
     assert done.out == "refused\nnotify: its process has not ended and is killed\n"
-
-
-def test_what_is_beside_has_so_long_or_is_killed(tmp_path: Path) -> None:
-    """Each in a process group of its own; a job that is requeued gives it 5 s at the most."""
-    start = "attempt=. SECONDS=100; say_ranks_ended; ls -A .ranks-ended; set -m; sleep 60 & a=$!; true & b=$!\n"
-    start += 'set +m; beside=("track $a" "after $b"); sleep 0.2; SECONDS=103\n'
-    said = ".ranks-ended\ntrack: its process has not ended {} s after the ranks, so it is killed\n"
-    for end, seconds in (
-        ("end_beside 0", "3"),
-        ('answer="again 0"; sleep() { SECONDS=$((SECONDS + 4)); }; end_beside 300', "11"),
-    ):
-        done = bash(
-            tmp_path, "slurm/beside.sh.j2", f'{start}{end}; kill -0 "$a" 2>/dev/null; echo "$?"; ls -A .ranks-ended'
-        )
-        assert done.out == said.format(seconds) + "1\n"
 
 
 EXPORT = "-m hpc_gpt.trainer.train.export {0} {0}/after/step-20/export fp32 20 | {0}/code:/mine\n"
@@ -113,7 +103,7 @@ LEFT = "-m hpc_gpt.launcher.launch.after {0} left 20 | {0}/code{3}\n"
 )  # fmt: skip
 def test_the_job_of_after_exports_runs_and_says_how_it_ended(tmp_path: Path, kind: str, said: str, code: int) -> None:
     """`mine`: it was started before, as this job that Slurm has requeued; `own`: the user has no PYTHONPATH."""
-    line = 'echo "evaluate of step {step} in $PWD with ${PYTHONPATH-none}, TERM $(trap -p)"; exit 3'
+    line = 'echo "evaluate of step {step} in $PWD with ${PYTHONPATH-none}, TERM $(trap -p TERM)"; exit 3'
     asked = {"after.export": True, "after.run": line}
     run = RunFolder(tmp_path / "run")
     (folder := run.path / "after/step-20").mkdir(parents=True)
