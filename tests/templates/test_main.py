@@ -24,7 +24,7 @@ from tests.programs import put, ran
 TABLE = dict(re.findall(r"^== (.*)\n((?:(?!== ).*\n)*)", Path(__file__).with_name("main.txt").read_text(), re.M))
 PYTHON = 'echo "${0##*/} $*"; echo "+ignores" $(trap -p | sed -n "s/.*\'\' SIG//p"); env -u _ -u SHLVL | sort |'
 PYTHON += ' LC_ALL=C comm -3 given - | sed "s/^[^\\t]/-&/; s/^\\t/+/"'
-SRUN = 'while [ "$1" != bash ]; do printf " %s" "$1"; shift; done; echo; exec "$@"'
+SRUN = 'while [ "$#" != 0 ] && [ "$1" != bash ]; do printf " %s" "$1"; shift; done; echo; exec "$@"'
 OWN = """find_sound_nodes() { printf "find_sound_nodes"; "${probe[@]}"; sound=n3,n4; return "${UNSOUND:-0}"; }
 first_host() { echo "h of $1"; }
 run_ranks() { printf "run_ranks"; [ "$1" = srun ] || { printf " $1"; "$@"; return; }; shift; srun "$@"; }
@@ -122,7 +122,7 @@ def played(folder: Path, script: str, words: tuple[str, ...], variables: dict[st
 
 
 def shortened(said: str) -> str:
-    """Calls that follow each other on one line; after a program's call the variables of its own, and the usual it lacks."""
+    """Calls that follow each other on one line; after a program its own variables, and the usual that it lacks."""
     lines: list[str] = []
     for kind, group in groupby(said.splitlines(), lambda line: "+" if line[:1] in ("+", "-") else " " in line):
         found = list(group)
