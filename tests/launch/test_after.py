@@ -164,16 +164,6 @@ def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypa
     assert "HOME" in names.split()
 
 
-def test_a_second_job_for_a_step_does_nothing(tmp_path):
-    run = with_checkpoints(make_run(tmp_path, after__run="echo once >>{run}/ran"), 1)
-    follower_of(run).look()
-    (job,) = list_after(run.path)
-    wait_until(lambda: job.has_left)
-    done = subprocess.run(["bash", job.script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("another job has run for this step: ")
-    assert (run.path / "ran").read_text() == "once\n"
-
-
 def test_the_checkpoints_of_a_program_are_followed(tmp_path):
     program = {"engine__name": "command", "command__run": "true", "command__workdir": str(tmp_path)}
     program |= {"command__checkpoints": "{run}/at-*", "command__snapshot": False, "after__run": "pwd; ls {checkpoint}"}

@@ -71,7 +71,9 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
     ),
     "unsound": (lambda: _render(overrides={"after.run": "true"}, preflight=True), JOB | {"UNSOUND": "1"}, ()),
     "race": (race, JOB, ()),
-    "modules": (lambda: _render(modules=("a/1", "b 2"), environment={"A": "it's"}), JOB, ()),
+    "modules": (
+        lambda: _render(modules=("a/1", "b 2"), environment={"A": "it's", "PYTORCH_CUDA_ALLOC_CONF": "b"}), JOB, ()
+    ),
     "modules kept": (lambda: _render(modules=("a/1",), purge_modules=False, python="python"), JOB, ()),
     "no module": (lambda: _render(modules=("bad",), purge_modules=False), JOB, ()),
     "no venv": (lambda: _render(venv="/opt/none"), JOB, ()),
@@ -141,3 +143,13 @@ def shortened(said: str) -> str:
 def test_a_script_does_this_in_order(name: str, tmp_path: Path) -> None:
     render, variables, words = CASES[name]
     assert shortened(played(tmp_path, render(), words, variables)) == TABLE[name]
+
+
+def test_a_script_asks_for_what_its_site_and_experiment_say() -> None:
+    asked = [line.removeprefix("#SBATCH ") for line in SCRIPTS["site-of-its-own"]().splitlines() if "#SBATCH" in line]
+    assert asked == [
+        "--job-name=demo", "--account=abc@v100", "--partition=gpu_p13", "--qos=qos_gpu-t3", "--constraint=v100-16g",
+        "--reservation=school", "--dependency=afterok:12", "--nodes=1", "--ntasks-per-node=4", "--gres=gpu:v100:4",
+        "--cpus-per-task=5", "--mem=0", "--time=02:00:00", "--exclusive", "--no-requeue", "--open-mode=append",
+        "--signal=USR2@120", "--output=%x-%j.out", "--hint=nomultithread",
+    ]  # fmt: skip
