@@ -197,7 +197,7 @@ def test_the_pulse_of_a_program_is_its_output_until_it_has_steps() -> None:
     assert heart.limit_s() == 0.0
 
 
-def test_the_time_trained_is_that_of_all_attempts_from_their_marks() -> None:
+def test_the_time_trained_is_that_of_all_attempts() -> None:
     run = unsubmitted_run()
     for began, ended in ((100.0, 160.0), (None, 500.0), (400.0, 300.0), (time.time() - 50, None)):
         attempt = run.new_attempt()
