@@ -169,7 +169,6 @@ _LIKE = {
     "48b-generic-slurm": ("48b-a100-80g-8", "48b-jean-zay-v100-16g"),
     "48b-a100-80g-8": ("48b-h100-80g-8",),
     "48b-jean-zay-v100-16g": ("48b-jean-zay-v100-32g",),
-    "preflight-slurm": ("stage-tar",),
     "demo-local": ("stage-warm", "command-gpu-local"),
     "command-gpu-local": ("job-script-local",),
 }  # fmt: skip
