@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.after import CheckpointFollower, ProcessQueue
-from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.programs import put, ran
@@ -280,10 +275,3 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
 
 
 # --- refused at the submission
-
-
-def test_a_script_without_the_table_has_no_line_of_it():
-    plain = resolve(load_experiment("demo"), load_profile("generic-slurm"))
-    assert "follower" not in render_script(plain)
-    asked = resolve(load_experiment("demo", {"after.run": "true"}), load_profile("generic-slurm"))
-    assert replace(asked, after=plain.after) == plain

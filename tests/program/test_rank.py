@@ -27,10 +27,11 @@ class Task(ForeignRank):
     """Its program's last words are `fails`; a stop is over after so many presses."""
 
     fails: Any = ("error", "it broke", False)
-    presses, how, prints = 2, "", Said()
+    presses, how, prints, asked = 2, "", Said(), ()
 
     def ask_to_end(self, stop: Stop) -> None:
-        self.asked = [*getattr(self, "asked", []), stop]
+        self.asked += (stop,)
+        self.program.stdin.close()
 
     def press(self) -> None:
         self.presses -= 1
@@ -242,14 +243,17 @@ def test_it_waits_for_the_program_and_what_it_left(task, asked: bool) -> None:
     log = ForeignLog(found._attempt, found._resolved, 0, lambda line: None)
     for rank in (1, 2, 3):  # the first one waits for them
         task(rank, found._run).all_are_over()
-    with subprocess.Popen(["sh", "-c", "exit 0"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(["sh", "-c", "read x; exit 0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        found.program = process
         log.follow(process)
         if asked:
             found._signals.raised.add("interrupted")
+        else:
+            process.stdin.close()
         heart = ForeignHeartbeat(20, 300.0, None)
         assert found._wait(ProgramStart([], {}, log, heart, 0), process) == 0
-    assert (found._stop, heart.phase) == (Stop("interrupted", False) if asked else None, LEAVING)
-    assert found.presses == (0 if asked else 2)
+    stops = (Stop("interrupted", False),) if asked else ()
+    assert (found.asked, heart.phase, found.presses) == (stops, LEAVING, 0 if asked else 2)
 
 
 def test_what_its_start_writes_and_where_it_meets(task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,14 +280,12 @@ def test_what_its_start_writes_and_where_it_meets(task, monkeypatch: pytest.Monk
 
 def test_a_file_of_another_task_is_awaited_or_refused(task, tmp_path: Path, monkeypatch) -> None:
     found, fault = task(1), UserError("it did not come", "why?")
-    monkeypatch.setattr(module, "MEETING_S", 0.05)
-    for ended in (False, True):
-        if ended:
-            found._attempt.write_ended("error", "x", 0)
-            monkeypatch.setattr(module, "MEETING_S", 600)
+    for limit_s in (0.05, 600):
+        monkeypatch.setattr(module, "MEETING_S", limit_s)
         with pytest.raises(UserError) as refused:
             found.await_file(tmp_path / "file", fault)
         assert refused.value is fault
+        found._attempt.write_ended("error", "x", 0)
     (tmp_path / "file").touch()
     found.await_file(tmp_path / "file", fault)
 
