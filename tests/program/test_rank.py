@@ -298,3 +298,12 @@ def test_where_a_program_waits_is_seen_from_outside() -> None:
         while _find_wait(process.pid) != ("", "a process that is stopped"):
             assert time.monotonic() < until
         process.kill()
+
+
+def test_a_training_of_nan_up_to_its_end_is_that(task) -> None:
+    found = task(0)
+    assert found._seen_as_nan("done", "x") == ("done", "x")
+    found._attempt.metrics.write_text('{"step": 4, "loss": 2.5}\n{"step": 5, "loss": NaN}\n{"step": 6, "loss": NaN}\n')
+    assert found._seen_as_nan("done", None) == ("nan", "nan since step 5")
+    assert found._seen_as_nan("error", "x") == ("nan", "nan since step 5; x")
+    assert found._seen_as_nan("data", "x") == ("data", "x"), "another end is known"
