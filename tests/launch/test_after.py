@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.after import CheckpointFollower, ProcessQueue
-from hpc_gpt.launcher.launch.render import render_script
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.programs import put, ran
@@ -164,16 +159,6 @@ def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypa
     assert "HOME" in names.split()
 
 
-def test_a_second_job_for_a_step_does_nothing(tmp_path):
-    run = with_checkpoints(make_run(tmp_path, after__run="echo once >>{run}/ran"), 1)
-    follower_of(run).look()
-    (job,) = list_after(run.path)
-    wait_until(lambda: job.has_left)
-    done = subprocess.run(["bash", job.script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("another job has run for this step: ")
-    assert (run.path / "ran").read_text() == "once\n"
-
-
 def test_the_checkpoints_of_a_program_are_followed(tmp_path):
     program = {"engine__name": "command", "command__run": "true", "command__workdir": str(tmp_path)}
     program |= {"command__checkpoints": "{run}/at-*", "command__snapshot": False, "after__run": "pwd; ls {checkpoint}"}
@@ -290,10 +275,3 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
 
 
 # --- refused at the submission
-
-
-def test_a_script_without_the_table_has_no_line_of_it():
-    plain = resolve(load_experiment("demo"), load_profile("generic-slurm"))
-    assert "follower" not in render_script(plain)
-    asked = resolve(load_experiment("demo", {"after.run": "true"}), load_profile("generic-slurm"))
-    assert replace(asked, after=plain.after) == plain

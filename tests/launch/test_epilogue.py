@@ -136,16 +136,6 @@ def test_real_python_reads_the_logs_message_and_excluded_nodes(end) -> None:
     assert left.changes[-1] == "scontrol update jobid=7 ExcNodeList=n4,n8,n9"
 
 
-def test_at_the_time_limit_it_still_goes_on(end) -> None:
-    assert end("again 0 - - 1", AT_THE_LIMIT).changes == ["scontrol requeue 7"]
-
-
-@pytest.mark.parametrize("state", ["CANCELLED", "FAILED"])
-def test_what_somebody_has_ended_meanwhile_is_not_revived(end, state) -> None:
-    left = end("again 30 - - 1", f"JobState={state} Reason=None Restarts=0 ExcNodeList=(null)")
-    assert left.changes == []
-
-
 def test_a_refused_requeue_is_no_wait_and_names_the_chain(end) -> None:
     left = end("", f"{AT_THE_LIMIT} Requeue=0", python=REAL)
     assert (left.code, left.changes) == (1, ["scontrol requeue 7"])
@@ -157,11 +147,6 @@ def test_a_refused_requeue_is_no_wait_and_names_the_chain(end) -> None:
         'job 7): chain = "singleton" in the profile needs none'
     )
     assert retry_note(left.run.attempt(1)) is None
-
-
-def test_what_slurm_has_put_back_is_not_requeued_again(end) -> None:
-    left = end("again 30 - - 1", PUT_BACK)
-    assert left.changes == ["scontrol update jobid=7 StartTime=now+30"]
 
 
 @pytest.mark.parametrize("python", BROKEN.values(), ids=BROKEN)
@@ -201,16 +186,6 @@ def test_on_a_full_disk_python_still_answers(end, small_disk) -> None:
 def test_on_a_full_disk_without_python_the_time_limit_counts(end, small_disk, shown, changes) -> None:
     full = '#!/bin/bash\nhead -c 16M /dev/zero >"$HPC_GPT_RUN/filler" 2>/dev/null\n'
     assert end("", shown, FAILED, python=full, disk=small_disk).changes == changes
-
-
-@pytest.mark.parametrize("chain", ["requeue", "singleton", "none"])
-def test_what_the_script_does_without_python_is_ten_lines(chain) -> None:
-    resolved = resolve(load_experiment("demo"), replace(load_profile("generic-slurm"), chain=chain))
-    found = re.search(
-        r"^answer_without_python\(\) \{.*?^\}$", part_of(render_script(resolved)), re.MULTILINE | re.DOTALL
-    )
-    assert found
-    assert len(found[0].splitlines()) <= 10
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,6 @@ def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     assert (tmp_path / "sent").exists()
 
 
-def test_a_script_without_the_table_has_no_line_of_it():
-    assert "tracker" not in render_script(resolve(load_experiment("demo"), load_profile("generic-slurm"))).lower()
-
-
 @pytest.fixture
 def lacking(tmp_path) -> Path:
     """A Python without any package."""

@@ -149,23 +149,6 @@ def test_a_dot_in_a_jobs_name_does_not_cut_the_experiments(tmp_path: Path, name:
     assert prepared_of(script(tmp_path, "#!/bin/bash\n#SBATCH -t 7\n" + BODY)).resolved.slug == "fit"
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("sbatch fit.slurm", "take the line out"),
-        ('sbatch --dependency=afterany:$SLURM_JOB_ID "$0"', "take the line out"),
-        ("sbatch evaluate.slurm", "submits a job itself"),
-        ('if [ -z "$SLURM_JOB_ID" ]; then sbatch "$0"; exit; fi', "if SLURM_JOB_ID is not set"),
-        ('[[ ! $SLURM_JOBID ]] && exec sbatch "$0"', "if SLURM_JOB_ID is not set"),
-        ('[ "x$SLURM_JOB_ID" = x ] && exec sbatch fit.slurm', "if SLURM_JOB_ID is not set"),
-    ],
-)
-def test_a_line_that_submits_says_what_it_means_under_the_chain(tmp_path: Path, line: str, says: str) -> None:
-    (caution,) = scan(read_job_script(script(tmp_path, f"#!/bin/bash\n#SBATCH -t 7\n{line}\n{BODY}")))
-    assert caution.line == 3
-    assert says in caution.means
-
-
 LOOP = "#!/bin/bash\n#SBATCH -t 7\nfor i in 1 2; do\n  python fit.py\n"
 
 

@@ -20,7 +20,6 @@ from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.launcher.launch.prepare import prepare
 from hpc_gpt.launcher.launch.request import Request, ScriptRequest
 from hpc_gpt.launcher.launch.submission import write_run
-from hpc_gpt.trainer.program.job_script import read_job_script, scan
 from hpc_gpt.trainer.program.script_watch import to_signal
 from tests.around import around, curve, events_of, named
 from tests.cli.command import error_of, in_process
@@ -123,33 +122,6 @@ def test_a_secret_is_in_job_sh_alone_which_is_its_owners(tmp_path: Path) -> None
     assert events == [("first_step", 1, None, 2, 2.0), ("ended", 1, "done", 2, 2.0)]
     assert curve(RunFolder(folder)) == {1: 2.5, 2: 2.0}
     assert json.loads((folder / "provenance.json").read_text())["script"]["folder"] == str(tmp_path)
-
-
-def test_lines_that_are_worth_a_look_are_named(tmp_path: Path) -> None:
-    body = "module load x\nsbatch next.sh\npkill -9 python\n# killall x\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
-    body += "python t.py --exit-duration-in-mins 90\nexport WANDB_API_KEY=0123456789abcdef0123456789abcdef\n"
-    body += """[ $# = 0 ] && echo "Usage: sbatch $0 [-m MODEL]"; exit 1\necho -e 'then sbatch it'\n"""
-    body += """echo "[$(date)] $(sbatch --dependency=singleton $0)"\necho done; sbatch next.sh\n"""
-    found = scan(read_job_script(script(tmp_path, HEAD + body)))
-    assert [each.line for each in found] == [5, 6, 8, 9, 10, 13, 14]
-    assert "0123456789abcdef" not in "".join(map(str, found))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        """SCRIPT=$(scontrol show job "$SLURM_JOB_ID" | awk -F= '/Command=/{print $2}')""",
-        "scontrol show job 1 | sed -n 's/^ *Command=//p' | cut -d ' ' -f 1",
-        'here=$(dirname "$(squeue -h -j $SLURM_JOB_ID -o %o)")',
-    ],
-)
-def test_a_script_that_looks_itself_up_in_its_job_is_told(tmp_path: Path, line: str) -> None:
-    script(tmp_path, HEAD + line + "\n")
-    done = in_process("submit", "--dry-run", "--cluster", "generic-slurm", "train.slurm", cwd=tmp_path, code=0)
-    assert f"note: train.slurm: line 4: {line.strip()[:20]}" in done.stderr
-    assert "the job's command is the run's job.sh, not this script" in done.stderr
-    script(tmp_path, HEAD + 'echo "$Command=x"; squeue -h -j "$SLURM_JOB_ID" -o "%i of %u"\n# Command=\n')
-    assert "job's command" not in in_process("submit", "--dry-run", "train.slurm", cwd=tmp_path).stderr
 
 
 def test_a_request_to_end_is_for_programs_and_catching_shells(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hpc_gpt.trainer.supervision.heartbeat import (
     SAVING,
     STARTING,
     TRAINING,
+    HangVerdict,
     Heartbeat,
     LastHeartbeat,
     judge_heartbeats,
@@ -149,41 +150,38 @@ def test_ranks_that_come_to_no_verdict_watch_in_turns(size: int) -> None:
     assert max(next_watch_s(rank, size, 1, silent_s) for rank in range(size)) <= 1.5 * silent_s
 
 
-def test_those_that_do_not_beat_are_named_with_node_and_wait() -> None:
-    verdict = judge_heartbeats(seen({}, {}, {}, {"quiet_s": 0.0, "step": 16}, unchanged={3: 40.0}), 33, 320)
-    assert (verdict.rank, verdict.node, verdict.silent) == (3, "n2", (3,))
-    assert verdict.cause == (
-        "no rank made a step for 320 s; rank 3 on n2 is silent, last seen after step 16; "
-        "ranks 0-2 wait in all_reduce after step 17 (loop.py:96 in run)"
-    )
-    node = judge_heartbeats(seen({}, {}, {}, {}, unchanged={2: 40.0, 3: 40.0}), 33, 320)
-    assert (node.rank, node.node) == (2, "n2")
-    assert "ranks 2, 3 on n2 are silent" in node.cause
-    both = judge_heartbeats(seen({}, {}, {}, {}, unchanged={1: 40.0, 3: 40.0}), 33, 320)
-    assert (both.rank, both.node) == (1, None), "two nodes: neither is known to be at fault"
+READS, SPINS = {"step": 16, "collective": "", "place": "data.py:9 in read"}, {"collective": "", "place": "x.py:1 in f"}
+SAVES, IN = {"phase": "saving"}, "all_reduce after step 17 (loop.py:96 in run)"
 
 
-def test_a_rank_that_never_came_is_silent_from_the_start() -> None:
-    found = {**seen({}, {}), 2: LastHeartbeat(None, 40.0)}
-    verdict = judge_heartbeats(found, 33, 320)
-    assert (verdict.rank, verdict.node) == (2, None)
-    assert "rank 2 is silent from the start" in verdict.cause
-
-
-def test_where_all_live_the_one_behind_is_named_first() -> None:
-    behind = judge_heartbeats(
-        seen({}, {}, {"step": 16, "collective": "", "place": "data.py:9 in read"}, {}),
-        33,
-        320,
-        lambda late: f"of {late}",
-    )
-    assert (behind.rank, behind.node) == (2, "n2")
-    assert "; rank 2 on n2 is behind, after step 16, others after step 17, at data.py:9 in read;" in behind.cause
-    assert behind.cause.endswith("; of [2]"), "the records of the late one are asked for"
-    apart = judge_heartbeats(seen({}, {"collective": "", "place": "x.py:1 in spin"}, {}, {}), 33, 320)
-    assert (apart.rank, apart.node) == (1, "n1")
-    assert "rank 1 on n1 is in no collective, after step 17, at x.py:1 in spin" in apart.cause
-    saving = judge_heartbeats(seen({"phase": "saving"}, {"phase": "saving"}, {}, {"phase": "saving"}), 33, 320)
-    assert saving.rank == 2, "it has not come to the save that the others are in"
-    nobody = judge_heartbeats(seen({}, {}, {}, {}), 33, 320)
-    assert (nobody.rank, nobody.node) == (None, None)
+@pytest.mark.parametrize(
+    ("changes", "silent", "rank", "node", "words"),
+    [
+        # Those that do not beat, with their node if it is one, and what the others wait in.
+        (({}, {}, {}, {"step": 16}), (3,), 3, "n2",
+         f"rank 3 on n2 is silent, last seen after step 16; ranks 0-2 wait in {IN}"),
+        (({}, {}, SAVES, {}), (2, 3), 2, "n2",
+         f"ranks 2, 3 on n2 are silent, last seen after step 17, saving; ranks 0, 1 wait in {IN}"),
+        (({}, {}, {}, {}), (1, 3), 1, None,
+         f"ranks 1, 3 on n1, n2 are silent, last seen after step 17; ranks 0, 2 wait in {IN}"),
+        (({}, {}, None), (2,), 2, None, f"rank 2 is silent from the start; ranks 0, 1 wait in {IN}"),
+        (({},), (0,), 0, "n1", "rank 0 on n1 is silent, last seen after step 17"),
+        ((SPINS, {}), (1,), 1, "n1", "rank 1 on n1 is silent, last seen after step 17; rank 0 at x.py:1 in f"),
+        # If all live, those behind, in steps or in a step, else those in no collective.
+        (({}, {}, READS, {}), (), 2, "n2", "rank 2 on n2 is behind, after step 16, others after step 17, at data.py:9 "
+         f"in read; ranks 0, 1, 3 wait in {IN}"),
+        ((READS, {}, {**READS, "place": ""}, SAVES), (), 0, None, "ranks 0, 2 on n1, n2 are behind, after step 16, "
+         f"others after step 17, saving, at data.py:9 in read; ranks 1, 3 wait in {IN}"),
+        ((SAVES, SAVES, {}), (), 2, "n2", "rank 2 on n2 is behind, after step 17, others after step 17, saving, at "
+         "loop.py:96 in run; ranks 0, 1 wait in all_reduce after step 17, saving (loop.py:96 in run)"),
+        (({}, SPINS, {}, {}), (), 1, "n1", "rank 1 on n1 is in no collective, after step 17, at x.py:1 in f; ranks 0, "
+         f"2, 3 wait in {IN}"),
+        (({}, {"collective": "broadcast"}, {}), (), None, None, f"ranks 0, 2 wait in {IN}"),
+    ],
+)  # fmt: skip
+def test_who_is_at_fault_and_what_the_others_do(changes, silent, rank, node, words) -> None:
+    found = seen(*(change or {} for change in changes), unchanged=dict.fromkeys(silent, 33.0))
+    found |= {number: LastHeartbeat(None, 0.0) for number, change in enumerate(changes) if change is None}
+    late = [*silent] or ([] if rank is None else [0, 2] if rank == 0 else [rank])
+    cause = f"no rank made a step for 320 s; {words}; of {late}"
+    assert judge_heartbeats(found, 33, 320, lambda late: f"of {late}") == HangVerdict(cause, rank, node, silent)

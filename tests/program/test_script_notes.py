@@ -1,0 +1,121 @@
+"""What of a job script is worth a look, and what `init` makes of one: each line to the letter."""
+
+from pathlib import Path
+
+from hpc_gpt.trainer.program.job_script import init_files, read_job_script, scan, submits_again, submits_itself
+
+SCRIPT = """\
+#!/bin/bash -l
+#SBATCH -t 7
+module load x
+#SBATCH -N 2
+sbatch next.sh
+  pkill -9 python
+# killall x
+trap 'scontrol requeue $SLURM_JOB_ID' USR1
+python t.py --exit-duration-in-mins 90 # killall
+export WANDB_API_KEY=0123456789abcdef0123456789abcdef
+[ $# = 0 ] && echo "Usage: sbatch $0 [-m MODEL]"; exit 1
+echo -e 'then sbatch it'
+echo "[$(date)] $(sbatch --dependency=singleton $0)"
+SCRIPT=$(scontrol show job "$SLURM_JOB_ID" | awk -F= '/Command=/{print $2}')
+here=$(dirname "$(squeue -h -j $SLURM_JOB_ID -o %.200o)")
+echo "$Command=x"; squeue -h -j "$SLURM_JOB_ID" -o "%i of %u"
+srun --output=logs/%j.txt python train.py
+torchrun --redirects 3 --log-dir logs train.py
+cat <<EOF
+#SBATCH -N 3
+EOF
+exec sbatch fit.slurm
+[[ ! $SLURM_JOBID ]] && sbatch "$0"
+true
+true
+true
+[ "x$SLURM_JOB_ID" = x ] && exec sbatch fit.slurm
+if [ -z "$SLURM_JOB_ID" ]; then
+  true
+  true
+  true
+  sbatch fit.slurm; fi
+sbatch fit.slurm
+"""
+COMMAND = "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR"
+AGAIN = "submits this script once more, beside the job by which the chain continues it: take the line out"
+OTHER = "submits a job itself, none of this run's; if that is to continue this one, take it out: the chain does"
+BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
+PAST = "past the run's log; why and status read it there if they find it"
+NOTES = f"""\
+line 4: #SBATCH -N 2: sbatch does not read it: it is after the first command, which is in line 3
+line 5: sbatch next.sh: {OTHER}
+line 6: pkill -9 python: ends processes by name: of every job of yours on the node
+line 8: trap 'scontrol requeue $SLURM_JOB_ID' USR1: requeues its own job: the run's next attempt, once
+line 9: python t.py --exit-duration-in-mins 90 # killall: ends it before its last step: is it to be continued?
+line 10: export WANDB_API_KEY=[removed]: a secret: the run's job.sh holds it, readable for you alone
+line 13: echo "[$(date)] $(sbatch --dependency=singleton $0)": {AGAIN}
+line 14: SCRIPT=$(scontrol show job "$SLURM_JOB_ID" | awk -F= '/Comma: {COMMAND}
+line 15: here=$(dirname "$(squeue -h -j $SLURM_JOB_ID -o %.200o)"): {COMMAND}
+line 17: srun --output=logs/%j.txt python train.py: its output goes to logs/%j.txt, {PAST}
+line 18: torchrun --redirects 3 --log-dir logs train.py: its output goes to logs/**/std*.log, {PAST}
+line 22: exec sbatch fit.slurm: {AGAIN}
+line 23: [[ ! $SLURM_JOBID ]] && sbatch "$0": {BY_HAND}
+line 27: [ "x$SLURM_JOB_ID" = x ] && exec sbatch fit.slurm: {BY_HAND}
+line 32: sbatch fit.slurm; fi: {BY_HAND}
+line 33: sbatch fit.slurm: {AGAIN}
+"""
+
+
+def test_each_line_that_is_worth_a_look_says_what_it_means(tmp_path: Path) -> None:
+    (path := tmp_path / "fit.slurm").write_text(SCRIPT)
+    script = read_job_script(path)
+    assert "".join(f"{note}\n" for note in scan(script)) == NOTES
+    assert str(submits_itself(script)) == NOTES.splitlines()[1]
+    only = [line for line in SCRIPT.splitlines() if "SLURM_JOBID" in line]
+    found = [submits_again(path, text.encode()) for text in (SCRIPT, *only, "#!/bin/sh\nsbatch other\n")]
+    assert found == [(13, False), (1, True), None]
+
+
+def test_init_takes_what_the_directives_say(tmp_path: Path) -> None:
+    (path := tmp_path / "a fit.slurm").write_text("""\
+#!/bin/bash
+#SBATCH -A me -p gpu --qos=q -C v100 --time=1-0 --wait
+#SBATCH -J "a job" -N 2-4 --gres=gpu:v100:4 --exclusive --no-requeue --comment="it's" --mem=4G
+#SBATCH -x n1 -w n2 --reservation=r -d afterok:7 --hint=nomultithread
+srun true
+""")
+    experiment = """\
+# a fit.slurm runs as it is, with its own directives; the keys below are as options after them.
+# hpc-gpt help keys explains every key.
+
+name = "{}"
+
+[engine]
+name = "command"
+
+[command]
+script = "{}"
+args = []
+# checkpoints = "out/step-*"  # by which the job chain sees progress
+
+[train]
+# steps = 10000  # for status, which then shows how far it is
+"""
+    site, last = (
+        "# The site of a fit.slurm. hpc-gpt help profile explains every key.\n",
+        ("# device, fabric: for utilisation and predictions; hpc-gpt profile detect looks them up\n"),
+    )
+    job = (
+        '\n[layout]\nnodes = 2\n\n[job]\nname = "a job"\nnodelist = "n2"\nexclude = "n1"\ncomment = "it\'s"\n'
+        'dependency = "afterok:7"\ntime = "1-0"\n'
+    )
+    keys = (
+        'partition = "gpu"\naccount = "me"\nqos = "q"\nconstraint = "v100"\nreservation = "r"\nmem = "4G"\n'
+        'gpus_per_node = 4\ngpu_flag = "gres"\nexclusive = true\nchain = "none"\n'
+    )
+    found = init_files(path, None, tmp_path / "sub")
+    assert found == ("a_fit", experiment.format("a_fit", "../a fit.slurm") + job, site + keys + last)
+    path.write_text(
+        "#!/bin/bash\n#SBATCH --gpus-per-node=2 --exclusive=user --comment=hf_AbCdEfGhIjKlMnOpQrStUvWxYz\ntrue\n"
+    )
+    keys = 'gpus_per_node = 2\ngpu_flag = "gpus-per-node"\n'
+    found = init_files(path, "mine", tmp_path)
+    assert found == ("mine", experiment.format("mine", "a fit.slurm"), site + keys + last)

@@ -1,0 +1,126 @@
+"""The submitted code, the events, and the job of [after]: each in bash with stand-ins."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.runs.after_jobs import AfterJob
+from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.launch.render import render_after_job
+from tests.launch.test_shell_functions import bash, program
+from tests.programs import put, ran
+
+SLURM = {"container": None, "python_here": '"${python[@]}"'}
+LOCAL = {**SLURM, "scheduler": "local", "python_here": '"$HPC_GPT_PYTHON"'}
+INSIDE = {**SLURM, "container": {"kind": "pyxis"}}
+COLON = "PYTHONPATH cannot carry the colon of {}; set HPC_GPT_LOGS to a path without a colon"
+DIFFERS = "submit the experiment again; hpc-gpt verify says what differs"
+# The interpreter: it finds the package, snapshots, and runs what tar has given it.
+PYTHON = """echo "$*" >>"$HPC_GPT_RUN/asked"
+case "$*" in
+-c*) exit "${LACKS:-0}" ;;
+*snapshot*) [ -z "${FULL:-}" ] && cp packed.tar.gz "$3/code.tar.gz" ;;
+-I*) cat >>"$HPC_GPT_RUN/asked"; [ -z "${BAD:-}" ] || { echo "$BAD"; exit 1; } ;;
+esac
+"""
+FIND = '-c import importlib.util, sys; sys.exit(importlib.util.find_spec("hpc_gpt") is None)\n'
+UNPACKS = "-I - {0}\nunpack\n"
+
+
+@pytest.mark.parametrize(
+    ("facts", "run", "variables", "said", "asked"),
+    [
+        (SLURM, "r", {"HAS": "1", "PYTHONPATH": "/p"}, "{0}/code:/p", UNPACKS),
+        (LOCAL, "r", {"HAS": "1"}, "{0}/code", UNPACKS),
+        (SLURM, "r", {}, "{0}/code", FIND + "-m hpc_gpt.core.runs.snapshot {0}\n" + UNPACKS),
+        (INSIDE, "r", {}, "", ""),
+        (INSIDE, "r", {"HAS": "1"}, "{0}/code", UNPACKS),
+        (SLURM, "r", {"LACKS": "1"}, "fails: the-python on n1 cannot import hpc_gpt; pip install hpc-gpt there, or "
+         "name another: HPC_GPT_PYTHON, or venv in the cluster profile", FIND),
+        (LOCAL, "r", {"FULL": "1"}, "dies: cannot make {0}/code.tar.gz; is the disk full or read-only?",
+         FIND + "-m hpc_gpt.core.runs.snapshot {0}\n"),
+        (SLURM, "r", {"HAS": "1", "BAD": "it differs"}, f"fails: it differs; {DIFFERS}", UNPACKS),
+        (LOCAL, "r", {"HAS": "bad"}, f"dies: cannot unpack {{0}}/code.tar.gz; {DIFFERS}", "-I - {0}\n"),
+        (SLURM, "a:b", {}, "fails: " + COLON, ""),
+        (LOCAL, "a:b", {}, "dies: " + COLON, ""),
+        (INSIDE, "a,b", {}, "fails: a container cannot mount {0}; set HPC_GPT_LOGS to a path without comma and colon",
+         ""),
+        (SLURM, "r", {"HPC_GPT_PYTHON": "none"}, "fails: no none on n1; name one: HPC_GPT_PYTHON, or modules, venv or "
+         "python in the cluster profile", ""),
+    ],
+)  # fmt: skip
+def test_a_run_uses_the_code_that_was_submitted(tmp_path: Path, facts, run: str, variables, said: str, asked) -> None:
+    (folder := tmp_path / run).mkdir()
+    put(tmp_path / "hpc_gpt/core/runs/unpack.py", "unpack\n")
+    ran("tar", "-czf", "packed.tar.gz", "hpc_gpt", cwd=tmp_path, code=0)
+    if has := variables.get("HAS"):
+        (folder / "code.tar.gz").write_bytes((tmp_path / "packed.tar.gz").read_bytes() if has == "1" else b"bad")
+    program(tmp_path, "the-python", PYTHON)
+    end = 'set -o pipefail; die() { echo "dies: $1; $2"; exit 7; }; python=("$HPC_GPT_PYTHON")\n'
+    end += "use_submitted_code 2>/dev/null; "
+    own = {"HPC_GPT_PYTHON": "the-python", "HPC_GPT_RUN": str(folder), **variables}
+    done = bash(tmp_path, "code.sh.j2", end + "env | sed -n s/^PYTHONPATH=//p", facts, **own)
+    assert (done.out.strip(), done.err) == (said.format(folder), "")
+    assert done.code == (7 if ": " in said else 0)
+    found = (folder / "asked").read_text() if (folder / "asked").exists() else ""
+    assert found == asked.replace("{0}", str(folder))
+
+
+def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) -> None:
+    facts = {"python_here": '"${python[@]}"', "notify": {"timeout_s": -19.5}}
+    program(
+        tmp_path,
+        "the-python",
+        'echo "$*"; trap -p INT USR2 TERM; readlink /proc/self/fd/0; [ -z "${4:-}" ] || exit "$CODE"',
+    )
+    end = 'n=2 python=(the-python); start_notifier; wait "$notifier"; send_event'
+    beside = "trap -- '' SIGINT\ntrap -- '' SIGUSR2\ntrap -- '' SIGTERM\n/dev/null\n"
+    for code, last in ((0, ""), (3, "notify: its process ended with exit code 3\n")):
+        done = bash(tmp_path, "slurm/notify.sh.j2", f"{end} after", facts, HPC_GPT_RUN="/r", CODE=str(code))
+        said = "".join(f"-m hpc_gpt.core.ends.notify /r 2 {word}\n{beside}" for word in ("beside", "after"))
+        assert (done.out, done.err) == (said + last, "")
+    program(tmp_path, "the-python", 'trap "" TERM; echo "$5"; exec sleep 60')
+    done = bash(tmp_path, "slurm/notify.sh.j2", "python=(the-python) n=2; send_event refused", facts, HPC_GPT_RUN="/r")
+    assert done.out == "refused\nnotify: its process has not ended and is killed\n"
+
+
+EXPORT = "-m hpc_gpt.trainer.train.export {0} {0}/after/step-20/export fp32 20 | {0}/code:/mine\n"
+RUNS = "evaluate of step 20 in {1} with {2}, TERM \n"
+LEFT = "-m hpc_gpt.launcher.launch.after {0} left 20 | {0}/code{3}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "code"),
+    [
+        ("", EXPORT + RUNS + LEFT, 3), ("own", RUNS + LEFT, 3), ("fails", EXPORT + LEFT, 9), ("mine", RUNS + LEFT, 3),
+        ("another", "another job has run for this step: 41\n", 0),
+    ],
+)  # fmt: skip
+def test_the_job_of_after_exports_runs_and_says_how_it_ended(tmp_path: Path, kind: str, said: str, code: int) -> None:
+    """`mine`: it was started before, as this job that Slurm has requeued; `own`: the user has no PYTHONPATH."""
+    line = 'echo "evaluate of step {step} in $PWD with ${PYTHONPATH-none}, TERM $(trap -p TERM)"; exit 3'
+    asked = {"after.export": True, "after.run": line}
+    run = RunFolder(tmp_path / "run")
+    (folder := run.path / "after/step-20").mkdir(parents=True)
+    resolved = resolve(load_experiment("demo", asked), load_profile("generic-slurm"))
+    run.path.joinpath("resolved.json").write_text(resolved.to_json())
+    put(tmp_path / "job.sh", render_after_job(resolved, run, AfterJob(folder), run.checkpoints / "step-00000020"))
+    program(tmp_path, "the-python", f'echo "$* | $PYTHONPATH"; [[ $* != *export* ]] || exit {9 * (kind == "fails")}')
+    if kind in ("mine", "another"):
+        (folder / "started").write_text("40\n" if kind == "mine" else "41\n")
+    if kind in ("mine", "own"):
+        (folder / "export").mkdir()
+    given = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HPC_GPT_PYTHON": "the-python", "SLURM_JOB_ID": "40",
+             "PYTHONPATH": f"{run.path}/code{':/mine' * (kind != 'own')}"}  # fmt: skip
+    done = ran("bash", tmp_path / "job.sh", cwd=tmp_path, env=given)
+    own = ("none", "") if kind == "own" else ("/mine", ":/mine")
+    assert (done.stdout, done.stderr, done.returncode) == (said.format(run.path, tmp_path, *own), "", code)
+    assert (folder / "started").read_text() == ("41\n" if kind == "another" else "40\n")
+    if kind != "another":
+        ended = json.loads((folder / "ended.json").read_text())
+        assert (ended.pop("time") > 1e9, ended) == (True, {"code": code})
