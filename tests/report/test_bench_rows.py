@@ -12,7 +12,7 @@ from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.reader.readers.runs import BENCH_FILE
 from hpc_gpt.reader.report.compare import compare_runs
-from hpc_gpt.reader.report.compare_text import as_tables, comparison_text
+from hpc_gpt.reader.report.compare_text import comparison_text
 from hpc_gpt.reader.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
@@ -117,26 +117,6 @@ def test_two_rows_are_compared_by_pairs_of_rounds(logs):
     assert "there are only 3 rounds" in words
 
 
-def test_no_interval_of_one_round_or_of_rounds_without_figures(logs):
-    a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0, 112.0)), ({}, (110.0, 10.0, 60.0)), ({}, ()))
-    found = compare_runs(a, b)
-    assert found.verdict == "no_interval"
-    assert "A has 1 round, but an interval needs 3" in comparison_text(found, "A", "B")
-    found = compare_runs(b, c)
-    assert found.verdict == "no_difference"
-    assert compare_runs(a, d).verdict == "no_interval"
-    assert "no_interval" in json.dumps(as_tables([found], ["x", "y"]))
-
-
-def test_rows_of_two_benches_have_no_pairs(logs):
-    (a,) = rows_of(logs, ({}, (100.0, 101.0, 99.0)))
-    (b,) = rows_of(logs, ({}, (50.0, 50.5, 49.5, 50.1)))
-    found = compare_runs(a, b)
-    assert (found.verdict, found.rounds) == ("slower", (3, 4))
-    assert "their rounds are not pairs" in comparison_text(found, "A", "B")
-    assert found.speeds[0].interval.change == pytest.approx(-50, abs=0.2)
-
-
 def test_a_row_that_stopped_early_is_paired_as_far_as_it_goes(logs):
     a, b = rows_of(logs, ({}, (100.0, 101.0, 100.0, 90.0)), ({}, (100.0, 103.0, 102.0)))
     assert (
@@ -151,12 +131,6 @@ def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
     found = compare_runs(*rows_of(logs, (one, (100.0, 102.0, 98.0)), (two, (150.0, 153.0, 147.0))))
     assert [speed.name for speed in found.speeds] == ["tokens_per_s", "tokens_per_s_gpu", "tflops_model"]
     assert [speed.interval.change for speed in found.speeds] == pytest.approx([50.0, -25.0, 50.0])
-
-
-def test_a_row_and_a_run_have_no_interval_and_words_say_why(bench, logs):
-    found = compare_runs(read_compared(f"{bench.id}#1", logs), read_compared(str(bench.path / "demo"), logs))
-    assert found.verdict == "no_interval"
-    assert "is a row of a bench" in comparison_text(found, "A", "B")
 
 
 def test_rounds_that_are_no_speeds_are_none(bench, logs):
