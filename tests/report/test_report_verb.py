@@ -83,11 +83,6 @@ def test_json_is_all_there_is_on_stdout(runs):
     assert result.stdout == call("--format", "json").stdout
 
 
-@pytest.mark.parametrize(("form", "start"), [("csv", "gpus,params,"), ("md", "| GPUs"), ("table", "GPUs")])
-def test_formats(runs, form, start):
-    assert call("--format", form).stdout.startswith(start)
-
-
 def test_flags_go_to_stderr(runs):
     add_attempt(runs[0], ["{half"])
     result = call()

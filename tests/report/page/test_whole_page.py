@@ -1,6 +1,7 @@
 """A page of four runs, whole: each figure of a run is another, so that each line can only be its own."""
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,13 +13,15 @@ from hpc_gpt.core.runs.record import ON_CPU, Flag, Record
 from hpc_gpt.reader.readers.logs import Failure, Place
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.page import build_page, details_of
+from hpc_gpt.reader.report.page.run_table import ended_sign
 from tests.report.step_tables import step_table
 from tests.report.test_whole_texts import RUN
 
 # Changed by hand: `<…>` is a link, a title, a sort key or the value of a bar, `|` a cell, `=` the JSON of the curves.
 WHOLE = Path(__file__).with_name("whole_page.txt")
-_LINES = {"p", "li", "h1", "h2", "h3", "h4", "tr", "div", "summary", "caption", "figcaption", "title", "desc",
-          "text", "rect"}  # fmt: skip
+_LINES = {"p", "li", "h1", "h2", "h3", "h4", "tr", "div", "summary", "caption", "figcaption", "title", "desc"}
+# What the columns mean is in their headings; of the figures of a run another test has each kind.
+_APART = re.compile(r'<dl class="means">.*?</dl>|<table class="facts">.*?</table>', re.DOTALL)
 
 
 class Text(HTMLParser):
@@ -27,7 +30,7 @@ class Text(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.lines, self.inside = [""], ""
-        self.feed(page)
+        self.feed(_APART.sub("", page))
 
     def handle_starttag(self, tag, attrs):
         self.inside = dict(attrs).get("id", tag)
@@ -130,16 +133,50 @@ def test_what_the_details_of_a_run_leave_out_is_counted() -> None:
     attempts = [{"attempt": place, "ended": "hang", "cause": f"c{place}"} for place in range(43)]
     failures = [Failure("nan", f"m{place}", Place(f"f{place}", 1)) for place in range(14)]
     record = Record(flags=[f"flag {place} {'x' * 400}" for place in range(42)], attempts=attempts, ended="hang",
-                    memory_allocated_gib=[1.0], versions=dict.fromkeys("abcdefghijklmn", "1"))  # fmt: skip
+                    gpus=8, versions=dict.fromkeys("abcdefghijklmn", "1"))  # fmt: skip
     step = np.array([np.nan, *range(1, 101)])
     run = RunRead(record, step_table(step=step, loss=step), failures, [Path(f"f{place}") for place in range(15)])
     found = details_of(run, "a", 0, "")
     shown = {"flags": (40, None), "failures": (12, 2), "attempts": (40, 3), "files": (12, 3), "stages": (0, None)}
     assert {key: (len(found[key]), found.get(f"more_{key}")) for key in shown} == shown
     assert len(found["flags"][0]) == 300
-    assert [fact["key"][-1] for fact in found["facts"]] == ["b", *"abcdefghijkl"], "memory_allocated_gib, versions"
+    assert [fact["key"] for fact in found["facts"]] == ["gpus", *(f"version of {name}" for name in "abcdefghijkl")]
     assert [int(line[0]) for line in found["sampled"]["lines"]] == [1, 12, 23, 34, 45, 56, 67, 78, 89, 100]
     done = replace(run, record=replace(record, ended="done"), failures=[])
     assert [each["where"] for each in details_of(done, "a", 0, "")["failures"]] == [f"attempt {at}" for at in range(12)]
     one = details_of(replace(done, record=replace(done.record, attempts=attempts[:1])), "a", 0, "")
     assert (one["attempts"], one["failures"]) == ([], [])
+
+
+def test_a_figure_has_its_digits_and_its_source() -> None:
+    record = Record(
+        params=2_500_000_000, gpus=1000, step_s=123.456, tokens_total=10**19, dtype="x" * 300, start_parts={"a": 2.0},
+        memory_allocated_gib=[1.0, 25.25], loss_eval_by={"web": None}, versions={"torch": "2.9"}, cause="c",
+        flags=["f"],
+        settings={"resumed_from": {"step": 7, "run": "r"}, "token": "t"}, loss_last=1e30, ended="error",
+        sources={"step_s": "x" * 500, "device": "no device", "versions": "log:2", "flags": "no", "loss_last": "log:3"},
+    )  # fmt: skip
+    facts = details_of(RunRead(record), "a", 0, "")["facts"]
+    assert {fact["key"]: (fact["text"], fact["source"]) for fact in facts} == {
+        "begins from": ("step 7 of run r", "resumed_from.json, resolved.json"), "params": ("2,500,000,000", ""),
+        "gpus": ("1000", ""), "step_s": ("123.5", f"{'x' * 399}…"), "tokens_total": ("10000000000000000000", ""),
+        "dtype": (f"{'x' * 199}…", ""), "start_parts": ("a 2.000", ""), "memory_allocated_gib": ("1.00, 25.2", ""),
+        "loss_eval_by": ("web -", ""), "device": ("-", "no device"), "loss_last": ("1e+30", "log:3"),
+        "version of torch": ("2.9", "log:2"),
+    }  # fmt: skip
+    on_cpu = replace(record, device=None, gpu_hours=2.0, sources={"device": ON_CPU}, settings={})
+    assert [fact["key"] for fact in details_of(RunRead(on_cpu), "a", 0, "")["facts"]].count("gpu_hours") == 0
+
+
+def test_a_run_has_a_sign_for_how_it_ended() -> None:
+    signs = {
+        "done": "✓",
+        "running": "▶",
+        "pending": "○",
+        "hang": "✗",
+        "walltime": "■",
+        "made up": "■",
+        "unknown": "?",
+        None: "?",
+    }
+    assert {ended: ended_sign(ended) for ended in signs} == signs
