@@ -30,12 +30,11 @@ def bench(logs):
     folder = make_folder(logs, "gpt2")
     add_attempt(make_run(folder.path), 10)
     write_log(folder.path / "peer-round1.log", dump(), iterations(1, 5))
-    folder.write(
-        [
-            BenchRow(name, Record(run=folder.name_of(place), name=name, tokens_per_s=speed, ended="done"), (speed,))
-            for place, (name, speed) in enumerate((("ddp", 100.0), ("fsdp", 90.0)))
-        ]
-    )
+    rows = enumerate((("ddp", 100.0), ("fsdp", 90.0)))
+    records = [
+        Record(run=folder.name_of(at), name=name, tokens_per_s=speed, ended="done") for at, (name, speed) in rows
+    ]
+    folder.write([BenchRow(str(record.name), record, (record.tokens_per_s,)) for record in records])
     return folder
 
 
@@ -83,18 +82,11 @@ def test_no_bench_of_that_id(logs):
 def rows_of(logs, *rows):
     """A bench of rows, each `{a key of a record: its value}` and the tokens/s of its rounds; as they are read."""
     folder = make_folder(logs, "gpt2")
-    folder.write(
-        [
-            BenchRow(
-                str(place),
-                Record(
-                    run=folder.name_of(place), tokens_per_s=median_of(speeds) if speeds else None, ended="done", **more
-                ),
-                speeds,
-            )
-            for place, (more, speeds) in enumerate(rows)
-        ]
-    )
+    records = [
+        Record(run=folder.name_of(at), tokens_per_s=median_of(speeds) if speeds else None, ended="done", **more)
+        for at, (more, speeds) in enumerate(rows)
+    ]
+    folder.write([BenchRow(str(at), records[at], speeds) for at, (_, speeds) in enumerate(rows)])
     return [read_compared(f"{folder.id}#{place}", logs) for place in range(1, len(rows) + 1)]
 
 

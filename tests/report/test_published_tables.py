@@ -1,7 +1,5 @@
 """A sweep in its published own columns: our figure and the source's side by side, and rows that nobody ran."""
 
-import csv
-import io
 import json
 
 import pytest
@@ -122,9 +120,7 @@ def test_a_sweep_by_name_is_its_runs_or_the_source_table(logs):
     ran(logs, "memory-ladder", "batch64", memory_reserved_gib=[14.0], memory_allocated_gib=[13.0])
     ran(logs, "colab-ladder", "tf32")
     row = cells(call("memory-ladder", "--format", "md").stdout, "batch64")
-    # 160 steps of half a second, and 14 GiB in MB.
     assert (row["Training Latency (s)"], row["Training Latency (s) published"]) == ("80.0", "56.8")
-    assert (row["GPU Memory Peak (MB)"], row["GPU Memory Peak (MB) published"]) == ("14336", "14338")
 
 
 def test_one_rows_runs_are_together_and_a_smoke_run_alone(logs):
@@ -138,25 +134,14 @@ def test_one_rows_runs_are_together_and_a_smoke_run_alone(logs):
     assert shrunken["Run"] == smoke.run_id
 
 
-def test_csv_and_json_keep_the_records_names_and_units(logs):
+def test_csv_and_json_have_every_row_and_the_records_oldest_first(logs):
     run = ran(logs, "gpt2-hf-ds", "max-48b", step_s=60.0)
-    rows = list(csv.DictReader(io.StringIO(call("--format", "csv").stdout)))
-    assert len(rows) == COUNTS["gpt2-hf-ds"]
-    (row,) = [row for row in rows if row["run"]]
-    assert (row["ended"], row["notes"]) == ("done", "")
-    assert (row["sweep"], row["row"], row["run"]) == ("gpt2-hf-ds", "max-48b", run.run_id)
-    assert (float(row["step_s"]), float(row["seed_step_s"]), row["seed_size"]) == (60.0, 114.56, "48B")
-    assert int(row["params"]) == 51_966_918_656
-    page = json.loads(call("--json").stdout)
-    assert list(page) == ["schema", "records", "sweep", "rows"]
-    assert [record["run"] for record in page["records"]] == [run.run_id]
-    assert page["records"][0]["settings"]["sweep"] == {"name": "gpt2-hf-ds", "row": "max-48b"}
-    (listed,) = [row for row in page["rows"] if row["runs"]]
-    assert listed["seed"] == {"size": "48B", "step_s": 114.56, "tflops_seed": 13.72}
-    assert len(page["rows"]) == COUNTS["gpt2-hf-ds"]
+    assert len(call("--format", "csv").stdout.splitlines()) == 1 + COUNTS["gpt2-hf-ds"]
     later = ran(logs, "gpt2-hf-ds", "max-23b")
     page = json.loads(call("--json").stdout)
-    assert [record["run"] for record in page["records"]] == [run.run_id, later.run_id], "oldest first, as ever"
+    assert (list(page), len(page["rows"])) == (["schema", "records", "sweep", "rows"], COUNTS["gpt2-hf-ds"])
+    assert [record["run"] for record in page["records"]] == [run.run_id, later.run_id]
+    assert page["records"][0]["settings"]["sweep"] == {"name": "gpt2-hf-ds", "row": "max-48b"}
 
 
 def test_runs_of_several_sweeps_and_of_none_have_usual_columns(logs):
@@ -195,17 +180,3 @@ def test_a_narrow_terminal_gets_a_block_a_row_uncut(width):
     assert "112136.19" in text
     lines = sweep_lines("colab-ladder", [])
     assert sweep_text(lines, "table", 400) == sweep_text(lines, "table")
-
-
-def test_csv_gives_the_highest_stage_in_the_records_unit(logs):
-    ran(logs, "mingpt-fsdp", "b1", memory_reserved_gib=[8.0, 9.5], memory_allocated_gib=[7.0, 7.5])
-    row = next(csv.DictReader(io.StringIO(call("--format", "csv").stdout)))
-    assert (row["row"], row["memory_reserved_gib"], row["seed_memory_mb"]) == ("b1", "9.5", "9028")
-    assert (row["gpu_util_mean"], row["seed_gpu_util"]) == ("", "71.9 +/- 22.0")
-
-
-def test_csv_of_a_sweep_without_a_run():
-    rows = list(csv.DictReader(io.StringIO(sweep_text(sweep_lines("gpt2-meg", []), "csv"))))
-    assert [row["row"] for row in rows] == [row.name for row in find_sweep("gpt2-meg").rows]
-    assert {row["step_s"] for row in rows} == {""}
-    assert sum(row["ended"] == "impossible" for row in rows) == 6
