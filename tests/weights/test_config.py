@@ -76,10 +76,7 @@ def test_a_byte_order_mark_is_no_fault(write):
     "rotation",
     [
         {"rope_theta": 500000.0, "rope_scaling": LLAMA3},
-        {
-            "rope_theta": 500000.0,
-            "rope_scaling": {key.replace("rope_type", "type"): LLAMA3[key] for key in LLAMA3},
-        },
+        {"rope_theta": 500000.0, "rope_scaling": {key.replace("rope_type", "type"): LLAMA3[key] for key in LLAMA3}},
         {"rope_parameters": {"rope_theta": 500000.0, **LLAMA3}},
         {"rope_theta": 500000.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 500000.0, **LLAMA3}},
     ],
@@ -206,11 +203,8 @@ _GPT2 = {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample"
 _WINDOWS = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window": 32768}
 PUBLISHED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt2": ("gpt2", _GPT2 | _DROPOUTS | _SUMMARY, ""),
-    "gpt2-medium": (
-        "gpt2-medium",
-        _GPT2 | _DROPOUTS | _SUMMARY | {"n_special": 0, "predict_special_tokens": True},
-        "n_special is 0, predict_special_tokens is true",
-    ),
+    "gpt2-medium": ("gpt2-medium", _GPT2 | _DROPOUTS | _SUMMARY | {"n_special": 0, "predict_special_tokens": True},
+                    "n_special is 0, predict_special_tokens is true"),
     "gpt2-large": ("gpt2-large", _GPT2 | {"output_past": True}, ""),
     "distilgpt2": (
         "gpt2",

@@ -72,8 +72,7 @@ def usual_runs() -> list[RunRead]:
         "collective_timeout", "Watchdog caught collective operation timeout", Place("n16/err.txt", 4), echo=True
     )
     small = {"params": 124_439_808, "hidden": 768, "layers": 12, "heads": 12, "gpus": 8, "nodes": 1,
-             "device": "h100-80g",
-             "tp": 1, "pp": 1, "dp": 8, "global_batch": 480, "micro_batch": 12, "micro_batches": 5, "dtype": "bf16",
+             "device": "h100-80g", "tp": 1, "pp": 1, "dp": 8, "global_batch": 480, "micro_batch": 12, "micro_batches": 5, "dtype": "bf16",
              "recompute": "none", "tflops_seed": 410.0, "tflops_hardware": 433.0, "tflops_model": 455.1, "mfu": 0.46,
              "gpu_hours": 3.1, "sources": {}}  # fmt: skip
     return [
@@ -94,24 +93,22 @@ def usual_runs() -> list[RunRead]:
             files=[Path("/data/logs/n16/slurm-1587042.out")],
         ),
         RunRead(
-            megatron(run="1587011", name="meg_oom", ended="gpu_memory", cause=failure.message, step_s=None,
-                     step_s_p10=None,
-                     step_s_p90=None, tokens_per_s=None, tflops_seed=None, tflops_hardware=None, tflops_model=None,
-                     mfu=None, loss_first=None, loss_last=None, memory_allocated_gib=None, gpu_hours=1.2),
+            megatron(run="1587011", name="meg_oom", ended="gpu_memory", cause=failure.message, gpu_hours=1.2,
+                     **dict.fromkeys(("step_s", "step_s_p10", "step_s_p90", "tokens_per_s", "tflops_seed", "mfu",
+                                      "tflops_hardware", "tflops_model", "loss_first", "loss_last",
+                                      "memory_allocated_gib"))),
             failures=[failure, echo],
             files=[Path("/data/logs/n16/slurm-1587011.out")],
         ),
         RunRead(
             megatron(run="1587100", name="meg_nan", ended="nan", cause="12 steps in a row with a NaN loss",
-                     nan_steps=12,
-                     tp=8, pp=8, micro_batch=2,
+                     nan_steps=12, tp=8, pp=8, micro_batch=2,
                      flags=[Flag("12 steps with a loss that is no number, the first at out:300", "nan")]),
             curve(seed=2, nan=tuple(range(89, 101))),
         ),
         RunRead(
             megatron(run="1832555", name="hf_ds_gpt2_base_n4", engine="hf-deepspeed", gpus=16, nodes=4, tp=1, pp=1,
-                     dp=16,
-                     zero_stage=3, params=1_500_000_000, step_s=57.44, step_s_p10=None, step_s_p90=None,
+                     dp=16, zero_stage=3, params=1_500_000_000, step_s=57.44, step_s_p10=None, step_s_p90=None,
                      tokens_per_s=18254.0, memory_allocated_gib=None, memory_reserved_gib=[21.5], gpu_hours=4.1,
                      flags=["step_s is runtime / steps, warm-up included",
                             Flag("the program counts 1000 samples, but 16 x 64 = 1024 were run", "samples")]),
