@@ -15,7 +15,7 @@ from tests.report.any_run import any_run
 
 def rows():
     return [
-        measurement_row("ddp", "id#1", [good(0.030, predicted_memory_gib=[9.5]), good(0.032)]),
+        measurement_row("ddp", "id#1", [good(0.030), good(0.032)]),
         measurement_row("fsdp", "id#2", [good(0.060, allocator_retries=3)]),
         measurement_row("ddp mbs 64", "id#3", [bad()]),
     ]
@@ -29,7 +29,7 @@ def test_little_room_takes_a_block_a_row_and_cuts_nothing():
     wide, narrow = bench_text(rows()), bench_text(rows(), 60)
     assert wide.splitlines()[0].startswith("Cell")
     assert narrow.splitlines()[0] == "ddp"
-    assert "Plan GiB" in narrow
+    assert "Config" in narrow
     assert bench_text(rows(), 1000) == wide
 
 

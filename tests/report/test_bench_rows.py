@@ -1,7 +1,6 @@
 """The rows of a bench in a report and a comparison: once, and not the rounds below them."""
 
 import json
-import math
 from statistics import median as median_of
 
 import pytest
@@ -12,7 +11,6 @@ from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.reader.readers.runs import BENCH_FILE
 from hpc_gpt.reader.report.compare import compare_runs
-from hpc_gpt.reader.report.compare_text import comparison_text
 from hpc_gpt.reader.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
@@ -80,33 +78,6 @@ def rows_of(logs, *rows):
     ]
     folder.write([BenchRow(str(at), records[at], speeds) for at, (_, speeds) in enumerate(rows)])
     return [read_compared(f"{folder.id}#{place}", logs) for place in range(1, len(rows) + 1)]
-
-
-def test_two_rows_are_compared_by_pairs_of_rounds(logs):
-    """What moves both of a round, as heat does, is in no ratio."""
-    a, b = rows_of(logs, ({}, (100.0, 90.0, 80.0)), ({}, (110.0, 100.0, 88.0)))
-    assert a.rounds == [100.0, 90.0, 80.0]
-    found = compare_runs(a, b)
-    ratios = [math.log(each) for each in (1.1, 100 / 90, 1.1)]
-    mean = sum(ratios) / 3
-    interval = found.speeds[0].interval
-    assert (found.verdict, found.rounds) == ("faster", (3, 3))
-    assert found.speeds[0].name == "tokens_per_s"
-    assert interval.change == pytest.approx(100 * (math.exp(mean) - 1))
-    assert 8 < interval.low < interval.change < interval.high < 13
-    words = comparison_text(found, "A", "B")
-    assert "faster by" in words
-    assert "90 -> 100, medians of 3 rounds each" in words
-    assert "the interval is that of the 3 ratios of rounds" in words
-    assert "there are only 3 rounds" in words
-
-
-def test_a_row_that_stopped_early_is_paired_as_far_as_it_goes(logs):
-    a, b = rows_of(logs, ({}, (100.0, 101.0, 100.0, 90.0)), ({}, (100.0, 103.0, 102.0)))
-    assert (
-        compare_runs(a, b).speeds[0].interval
-        == compare_runs(*rows_of(logs, ({}, (100.0, 101.0, 100.0)), ({}, (100.0, 103.0, 102.0)))).speeds[0].interval
-    )
 
 
 def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):

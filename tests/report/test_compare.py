@@ -11,7 +11,7 @@ from hypothesis import given
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.compare import VERDICTS, compare_runs
-from hpc_gpt.reader.report.compare_text import as_tables, comparison_text, percent_text, title, verdict_text
+from hpc_gpt.reader.report.compare_text import as_tables, comparison_text, percent_text, title
 from hpc_gpt.reader.report.difference import Interval
 from tests.report.any_run import any_run
 from tests.report.step_tables import step_table
@@ -62,14 +62,6 @@ def test_too_few_steps_make_no_claim():
     text = comparison_text(comparison, "A", "B")
     assert text.startswith("B against A: no interval can be given: B has 5 steady steps, but an interval needs 8\n")
     assert "faster by" not in text
-
-
-def test_a_total_makes_no_claim_and_says_why():
-    total = RunRead(replace(RECORD, run="hf", step_s=57.44), files=[Path("hf.txt")])
-    comparison = compare_runs(made(1), total)
-    assert comparison.verdict == "no_interval"
-    assert "B has no times of single steps, only step_s" in verdict_text(comparison, "A", "B")
-    assert comparison.speeds[0].b == 57.44
 
 
 def test_nothing_known_makes_no_claim():

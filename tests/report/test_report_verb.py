@@ -171,13 +171,6 @@ def test_the_commands_after_an_export_read_it(runs, tmp_path):
     assert f"Would sync {len(runs)} run(s)" in listed.stdout + listed.stderr
 
 
-def test_what_was_named_and_cannot_be_read_is_told_of_once(logs, tmp_path):
-    (tmp_path / "notes.txt").write_text("nothing of a training\n")
-    result = call(str(tmp_path / "notes.txt"))
-    assert result.exit_code == 1
-    assert result.stderr.count("notes.txt: has no line") == 1
-
-
 def test_beside_a_log_one_that_has_nothing_is_a_note(logs, tmp_path):
     write_log(tmp_path / "A.out", dump(), iterations(1, 5))
     (tmp_path / "A.err").touch()

@@ -16,9 +16,9 @@ from tensorboard.plugins.hparams import metadata
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, safe_name, started_name, write_events
+from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, started_name, write_events
 from tests.conftest import REPOSITORY
-from tests.made_runs import STARTED, add_attempt, metrics_line
+from tests.made_runs import STARTED
 from tests.programs import python
 from tests.report.any_run import any_run
 from tests.report.exported_runs import log_run, restarted_run
@@ -95,18 +95,6 @@ def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     assert (path.read_bytes(), sorted(path.parent.iterdir())) == (first, sorted([path, others]))
 
 
-def test_a_run_that_goes_on_stays_the_same_run(tmp_path):
-    from hpc_gpt.core.runs.run_folder import RunFolder
-    from hpc_gpt.reader.readers.runs.own_run import read_own
-
-    before = restarted_run(tmp_path / "logs")
-    paths = write_events([before], tmp_path / "out")
-    more = [metrics_line(step, time=STARTED + 200 + step) for step in (9, 10)]
-    add_attempt(RunFolder(before.folder), more, resumed_step=8, started=STARTED + 200)
-    assert write_events([read_own(RunFolder(before.folder))], tmp_path / "out") == paths
-    assert [step for step, _ in scalars(paths[0], "loss")] == list(range(1, 11))
-
-
 def test_a_run_has_one_id_of_its_name_or_its_path(tmp_path):
     def ids(*runs):
         return [made.id for made in export_runs(runs)]
@@ -161,10 +149,6 @@ def test_whatever_a_log_says_it_can_be_exported(run, started):
             assert steps == sorted(set(steps))
         (exported,) = export_runs([run])
         assert started_name(exported).replace("_", "").isdecimal()
-
-
-def test_names_that_only_look_alike_when_made_safe_stay_apart():
-    assert safe_name("a b") != safe_name("a-b") != safe_name("a/b")
 
 
 def test_a_link_that_leads_elsewhere_is_refused(tmp_path):

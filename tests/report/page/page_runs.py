@@ -72,7 +72,8 @@ def usual_runs() -> list[RunRead]:
         "collective_timeout", "Watchdog caught collective operation timeout", Place("n16/err.txt", 4), echo=True
     )
     small = {"params": 124_439_808, "hidden": 768, "layers": 12, "heads": 12, "gpus": 8, "nodes": 1,
-             "device": "h100-80g", "tp": 1, "pp": 1, "dp": 8, "global_batch": 480, "micro_batch": 12, "micro_batches": 5, "dtype": "bf16",
+             "device": "h100-80g", "tp": 1, "pp": 1, "dp": 8, "global_batch": 480, "micro_batch": 12,
+             "micro_batches": 5, "dtype": "bf16",
              "recompute": "none", "tflops_seed": 410.0, "tflops_hardware": 433.0, "tflops_model": 455.1, "mfu": 0.46,
              "gpu_hours": 3.1, "sources": {}}  # fmt: skip
     return [

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpc_gpt.core.runs.record import Flag
+from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.page import build_page
 from hpc_gpt.reader.report.page.anomalies import rank_anomalies
 from hpc_gpt.reader.report.page.run_table import layouts_of
-from hpc_gpt.reader.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of, seconds_of_lines
+from hpc_gpt.reader.report.page.summary import best_runs, failures_by_cause, gpu_hours_of, seconds_of_lines
 from tests.report.page.page_runs import curve, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table
 
@@ -88,13 +88,6 @@ def test_what_is_best_is_said_once_on_a_page_of_one_model():
     assert 'id="best"' in build_page(usual_runs())
 
 
-def test_a_tile_without_a_value_is_left_out():
-    page = build_page(swept_runs()[2:])
-    assert "Most tokens/s per device</dt>" in page
-    assert "Best MFU</dt>" not in page
-    assert ends_of(usual_runs())["text"] == "4 done, 2 failed, 1 other"
-
-
 def test_hours_are_lost_by_failures_and_by_steps_trained_again():
     again = RunRead(megatron(gpu_hours=100.0), curve(attempts=2))
     repeated = again.steps["step_s"][~again.steps.counts].sum() * 64 / 3600
@@ -133,3 +126,17 @@ def test_layouts_are_compared_within_one_model_batch_and_device():
     for change in ({"seq": 2048}, {"global_batch": 512}, {"device": "a100-80g"}, {"params": 7_000_000_000}):
         assert layouts_of([one, RunRead(megatron(**change, pp=8, dp=2))]) == ([], 0)
     assert 'id="layouts"' not in build_page([one])
+
+
+def test_layouts_beyond_sixty_lines_are_counted():
+    def runs(params, rate, count):
+        of = Record(params=params, seq=8, global_batch=8, gpus=1)
+        return [RunRead(replace(of, tp=tp, tokens_per_s=rate - tp)) for tp in range(count)]
+
+    large, small = runs(2 * 10**9, 100.0, 58), runs(10**9, 200.0, 5)
+    shown, left = layouts_of([*small, *large])
+    assert ([(group["size"][:4], len(group["lines"])) for group in shown], left) == ([("2.0B", 58), ("1.0B", 2)], 3)
+    assert [line["tokens"] for line in shown[1]["lines"]] == ["200", "199"], "the fastest first"
+    twice = [*large, *(replace(run, record=replace(run.record, tokens_per_s=10.0)) for run in large[:2])]
+    lines = {line["layout"]: (line["runs"], line["tokens"]) for line in layouts_of(twice)[0][0]["lines"]}
+    assert [lines[f"tp{tp}"] for tp in range(3)] == [("2", "55.0"), ("2", "54.5"), ("1", "98.0")]
