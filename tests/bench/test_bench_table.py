@@ -33,16 +33,6 @@ def test_little_room_takes_a_block_a_row_and_cuts_nothing():
     assert bench_text(rows(), 1000) == wide
 
 
-def test_of_the_shape_what_all_rows_share_is_said_once():
-    small, large = (
-        replace(row, record=replace(row.record, global_batch=batch))
-        for row, batch in zip(rows()[:2], (8, 16), strict=True)
-    )
-    shape = f"{small.record.params:,} parameters, sequence {small.record.seq}"
-    assert f"\ntrained: {shape}, global batch 8, bf16, 1 rank\n" in bench_text([small, small])
-    assert f"\ntrained: {shape}, bf16, 1 rank\n" in bench_text([small, large])
-
-
 def test_without_rows_there_is_nothing():
     assert bench_text([]) == ""
 

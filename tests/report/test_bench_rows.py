@@ -1,7 +1,6 @@
 """The rows of a bench in a report and a comparison: once, and not the rounds below them."""
 
 import json
-from statistics import median as median_of
 
 import pytest
 
@@ -15,6 +14,7 @@ from hpc_gpt.reader.report.gather import gather_paths, read_bench, read_compared
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
+from tests.report.test_compared_notes import row
 
 
 @pytest.fixture
@@ -69,21 +69,9 @@ def test_no_bench_of_that_id(logs):
             read_one(name, logs)
 
 
-def rows_of(logs, *rows):
-    """A bench of rows, each `{a key of a record: its value}` and the tokens/s of its rounds; as they are read."""
-    folder = make_folder(logs, "gpt2")
-    records = [
-        Record(run=folder.name_of(at), tokens_per_s=median_of(speeds) if speeds else None, ended="done", **more)
-        for at, (more, speeds) in enumerate(rows)
-    ]
-    folder.write([BenchRow(str(at), records[at], speeds) for at, (_, speeds) in enumerate(rows)])
-    return [read_compared(f"{folder.id}#{place}", logs) for place in range(1, len(rows) + 1)]
-
-
-def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
-    one = {"gpus": 1, "hidden": 64, "tflops_model": 10.0}
-    two = {"gpus": 2, "hidden": 128, "tflops_model": 15.0}
-    found = compare_runs(*rows_of(logs, (one, (100.0, 102.0, 98.0)), (two, (150.0, 153.0, 147.0))))
+def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well():
+    one = row("p", "f", 100, 102, 98, gpus=1, hidden=64, tflops_model=10.0)
+    found = compare_runs(one, row("q", "f", 150, 153, 147, gpus=2, hidden=128, tflops_model=15.0))
     assert [speed.name for speed in found.speeds] == ["tokens_per_s", "tokens_per_s_gpu", "tflops_model"]
     assert [speed.interval.change for speed in found.speeds] == pytest.approx([50.0, -25.0, 50.0])
 
@@ -97,8 +85,9 @@ def test_rounds_that_are_no_speeds_are_none(bench, logs):
 
 
 def test_the_only_row_of_a_bench_by_its_file(logs):
-    (a,) = rows_of(logs, ({}, (100.0, 101.0)))
-    assert read_compared(str(a.files[0]), logs).rounds == [100.0, 101.0]
+    folder = make_folder(logs, "gpt2")
+    folder.write([BenchRow("a", Record(run=folder.name_of(0), tokens_per_s=100.5, ended="done"), (100.0, 101.0))])
+    assert read_compared(str(folder.file), logs).rounds == [100.0, 101.0]
 
 
 def test_a_report_of_that_name_hides_no_run(logs):

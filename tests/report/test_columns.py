@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.core.words import Grid
 from hpc_gpt.reader.report.tables import choose_columns, look_up, records_text, sort_records
 
 FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})
@@ -79,8 +78,3 @@ def test_a_name_from_a_log_obeys_no_terminal_and_no_spreadsheet():
     rows = list(csv.DictReader(io.StringIO(records_text([hostile], "csv"))))
     assert rows[0]["run"].startswith("'=")
     assert rows[0]["gpus"] == "1"
-
-
-def test_a_block_leaves_out_what_nobody_measured():
-    grid = Grid(["Run", "A", "Bee"], [False, True, True], [["x", "-", "2"]])
-    assert grid.block(grid.lines[0]) == "x\n  Bee  2\n"

@@ -23,20 +23,13 @@ RECORD = Record(
 )  # fmt: skip
 
 
-def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, steady=None, **record) -> RunRead:
+def made(seed: int, step_s: float = 100.0, count: int = 200, losses=None, **record) -> RunRead:
     """A foreign run of `count` steps of 2 % noise; the first is warm-up."""
     generator = np.random.default_rng(seed)
     seconds = np.round(step_s * (1 + 0.02 * generator.standard_normal(count)), 3)
     step = np.arange(1.0, count + 1)
-    curve = step_table(
-        step=step,
-        step_s=seconds,
-        loss=2 + 4 / step + 0.01 * generator.standard_normal(count) if losses is None else losses,
-        attempt=np.ones(count, np.int64),
-        steady=step > 1 if steady is None else steady,
-        counts=np.ones(count, np.bool_),
-        skipped=np.zeros(count, np.bool_),
-    )
+    losses = 2 + 4 / step + 0.01 * generator.standard_normal(count) if losses is None else losses
+    curve = step_table(step=step, step_s=seconds, loss=losses, attempt=np.ones(count, np.int64), steady=step > 1)
     given = {"step_s": step_s, "run": f"r{seed}", **record}
     return RunRead(replace(RECORD, **given), curve, files=[Path(f"log{seed}.txt")])
 

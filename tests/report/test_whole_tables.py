@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.reader.report.bench_table import MeasuredRow, file_text, rows_text
 from hpc_gpt.reader.report.published_tables import (
@@ -45,41 +45,23 @@ gpus = 1
 "large" = { layout.micro_batch = 8, published.step_s = "slow", published.notes = "by night" }
 "none" = { layout.tp = 3, impossible = "tp3 does not divide 12 heads by 4" }
 """
-MADE: dict[str, Callable[[Path], str]] = {
-    "usual, md": lambda _: records_text([RUN, OTHER, WAITS], "md"),
-    "usual, of what waits": lambda _: records_text([WAITS], "md") + as_block(WAITS),
-    "usual, csv": lambda _: records_text([RUN, OTHER, WAITS], "csv"),
-    **{
-        f"terminal of {room}": lambda _, room=room: on_terminal(room)  # type: ignore[misc]
-        for room in (200, 90, 30)
-    },
-    **{
-        name: lambda _, name=name: published(name)  # type: ignore[misc]
-        for name in list(PUBLISHED_TABLES)[1:]
-    },
-    "any run in published columns": lambda _: sweep_text(lines_in_columns_of("memory-ladder", [FULL]), "table"),
-    "own sweep, md": lambda folder: sweep_text(own_sweep(folder), "md"),
-    "own sweep, csv": lambda folder: sweep_text(own_sweep(folder), "csv"),
-    "own sweep, json": lambda folder: rows_of_json(sweep_text(own_sweep(folder), "json")),
-    "own sweep, terminal of 100": lambda folder: "\n".join(terminal_table(own_sweep(folder), 100)[1]) + "\n",
-    "published sweep, terminal of 75": lambda _: terminal_table(sweep_lines("colab-ladder", []), 75)[0],
-    "bench": lambda _: rows_text(measured()),
-    "bench of one row": lambda _: rows_text(measured()[:1]),
-    **{
-        f"race {name}": lambda folder, name=name: race_text(folder, **RACES[name])  # type: ignore[misc]
-        for name in ("won", "of two rounds", "on CPUs", "not over", "without a winner")
-    },
+RACES: dict[str, dict[str, Any]] = {
+    "won": {"is_over": True, "winner": "R#2", "why": "it was measured in 3 rounds", "place": 2},
+    "of two rounds": {"is_over": True, "winner": "R#1", "why": "it is faster", "unchecked": True, "rounds": 2},
+    "on CPUs": {"is_over": True, "winner": "R#2", "why": "it is faster", "device": None},
+    "not over": {"is_over": False, "winner": "R#2"},
+    "without a winner": {"is_over": True, "winner": None, "why": "no row was measured"},
 }
 
 
-def published(name: str) -> str:
+def published(name: str, _: Path) -> str:
     """Our figures beside those of the row that has most of them."""
     row = max(find_sweep(name).rows, key=lambda row: len(row.published))  # type: ignore[union-attr, arg-type]
     ours = SweepLines(name, [SweepLine(row, FULL, FULL)], [FULL])
     return sweep_text(ours, "md")
 
 
-def on_terminal(room: int) -> str:
+def on_terminal(room: int, _: Path) -> str:
     settings = {"sweep": {"name": "a", "row": "r", "varied": {"train": {"lr": 0.01}}}}
     text, notes = terminal_table(lines_of([RUN, OTHER, replace(RUN, run="r-13", settings=settings)]), room)
     return text + "".join(f"{note}\n" for note in notes)
@@ -109,22 +91,12 @@ def measured() -> list[MeasuredRow]:
     return [MeasuredRow(record, row) for record, row in rows]
 
 
-RACES: dict[str, dict[str, Any]] = {
-    "won": {"is_over": True, "winner": 1, "why": "it was measured in 3 rounds", "place": 2},
-    "of two rounds": {"is_over": True, "winner": 0, "why": "it is faster", "unchecked": True, "rounds": 2},
-    "on CPUs": {"is_over": True, "winner": 1, "why": "it is faster", "device": None},
-    "not over": {"is_over": False, "winner": 1},
-    "without a winner": {"is_over": True, "winner": None, "why": "no row was measured"},
-}
-
-
-def race_text(
-    folder: Path, rounds: int = 3, device: str | None = "H100", winner: int | None = None, **race: Any
-) -> str:
-    run: RunFolder = make_run(folder, "generic-slurm")
+def race_text(name: str, folder: Path) -> str:
+    race, run = RACES[name], make_run(folder, "generic-slurm")
+    rounds, device = race.get("rounds", 3), race.get("device", "H100")
     speeds = {"slow": (100.0, 101.0, 99.0), "quick": (110.0, 112.0, 111.0), "far": (50.0, 51.0, 49.0), "out": ()}
     records, rows = [], []
-    for place, (name, each) in enumerate(speeds.items(), 1):
+    for place, (row, each) in enumerate(speeds.items(), 1):
         rate = each[0] if each else None
         record = Record(
             run=f"R#{place}", tokens_per_s=rate, step_s=rate and 64 / rate, ended="done" if rate else "error", tp=place,
@@ -133,13 +105,30 @@ def race_text(
         )  # fmt: skip
         records.append(record.to_tables())
         note = None if each else "out of memory at the first visit"
-        rows.append({"tokens_per_s": each[:rounds], "name": name, "predicted_step_s": place / 8, "note": note,
+        rows.append({"tokens_per_s": each[:rounds], "name": row, "predicted_step_s": place / 8, "note": note,
                      "ratio": rate and rate / 110})  # fmt: skip
-    own = {"rows": rows, "winner": None if winner is None else f"R#{winner + 1}", **race}
-    page = {"schema": 1, "bench": "R", "records": records, "rows": rows, "race": own}
+    page = {"schema": 1, "bench": "R", "records": records, "rows": rows, "race": {"rows": rows, **race}}
     (run.path / "bench.json").write_text(json.dumps(page))
     text = file_text(run.path / "bench.json").replace(str(run.path), "FOLDER")
     return text if "place" in race else text[text.index("device:") :]
+
+
+MADE: dict[str, Callable[[Path], str]] = {
+    "usual, md": lambda _: records_text([RUN, OTHER, WAITS], "md"),
+    "usual, of what waits": lambda _: records_text([WAITS], "md") + as_block(WAITS),
+    "usual, csv": lambda _: records_text([RUN, OTHER, WAITS], "csv"),
+    **{f"terminal of {room}": partial(on_terminal, room) for room in (200, 90, 30)},
+    **{name: partial(published, name) for name in list(PUBLISHED_TABLES)[1:]},
+    "any run in published columns": lambda _: sweep_text(lines_in_columns_of("memory-ladder", [FULL]), "table"),
+    "own sweep, md": lambda folder: sweep_text(own_sweep(folder), "md"),
+    "own sweep, csv": lambda folder: sweep_text(own_sweep(folder), "csv"),
+    "own sweep, json": lambda folder: rows_of_json(sweep_text(own_sweep(folder), "json")),
+    "own sweep, terminal of 100": lambda folder: "\n".join(terminal_table(own_sweep(folder), 100)[1]) + "\n",
+    "published sweep, terminal of 75": lambda _: terminal_table(sweep_lines("colab-ladder", []), 75)[0],
+    "bench": lambda _: rows_text(measured()),
+    "bench of one row": lambda _: rows_text(measured()[:1]),
+    **{f"race {name}": partial(race_text, name) for name in RACES},
+}
 
 
 @pytest.mark.parametrize("name", MADE)

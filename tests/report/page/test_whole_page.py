@@ -14,6 +14,7 @@ from hpc_gpt.reader.readers.logs import Failure, Place
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.page import build_page, details_of
 from hpc_gpt.reader.report.page.run_table import ended_sign
+from tests.report.page.test_anomalies import FAILURES
 from tests.report.step_tables import step_table
 from tests.report.test_whole_texts import RUN
 
@@ -106,17 +107,13 @@ def test_each_line_of_a_page_is_what_its_runs_say() -> None:
     assert found == WHOLE.read_text(encoding="utf-8").splitlines()
 
 
-ENDS = ("refused", "no_progress", "gpu_memory", "host_memory", "collective_timeout", "hang", "node_failure", "nan",
-        "data", "disk_full", "user_error", "error", "done", "made", "up")  # fmt: skip
-
-
 def test_what_a_page_has_no_room_for_is_counted() -> None:
     many = []
     for at in range(254):
         words = f"{chr(97 + at // 26)}{chr(97 + at % 26)}"
         record = Record(run=words, params=(at + 1) * 10**9, seq=8, tokens_per_s=100.0 + at, gpus=1,
                         flags=[f"{words} odd"],
-                        ended=ENDS[at % 15], cause=f"{words} broke")  # fmt: skip
+                        ended=(*FAILURES, "done", "made", "up")[at % 15], cause=f"{words} broke")  # fmt: skip
         many.append(RunRead(record, step_table(step=np.array([1.0, 2]), loss=np.array([2.0, 1]))))
     page = build_page(many)
     assert page.count('<span class="words">') == 200 + 200 + 60, "of failures and others, and of runs in detail"
