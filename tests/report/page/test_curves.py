@@ -101,7 +101,7 @@ def test_memory_and_a_rate_the_script_cannot_compute_are_there():
     assert (one["memory"], one["rate"]) == ([1, 2, 3], [100, 100, 100])
 
 
-def test_groups_are_models_sweeps_and_experiments_the_newest_first():
+def test_groups_are_models_sweeps_experiments_the_newest_first():
     """Not those of one run, nor what differs in runs of several sweeps; of what a sweep varies at most three keys."""
     runs = []
     of_each = ((1e6, "a", 0, "1"), (1e6, "b", 1, "3"), (2e6, "b", 1, "2"), (None, "c", 0, "4"), (2e6, "c", 0, "0"))
