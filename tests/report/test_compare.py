@@ -109,10 +109,8 @@ def test_a_loss_is_compared_where_both_have_one_each_step_once():
 
 
 def test_settings_are_shown_in_full():
-    text = comparison_text(
-        compare_runs(made(1, settings={"lr": 0.00012}), made(2, settings={"lr": 0.0001200001})), "A", "B"
-    )
-    assert "lr  0.00012 -> 0.0001200001" in text
+    a, b = (made(1, settings={"lr": lr}) for lr in (0.00012, 0.0001200001))
+    assert "lr  0.00012 -> 0.0001200001" in comparison_text(compare_runs(a, b), "A", "B")
 
 
 def test_many_settings_are_cut_and_counted():

@@ -85,9 +85,8 @@ def test_a_contradiction_is_in_the_table_and_in_json(logs):
     ("printed", "marked"), [(26.66, False), (26.6, False), (26.7, False), (26.5, True), (27, False), (28, True)]
 )
 def test_a_figure_that_is_rounded_or_cut_off_follows(printed, marked):
-    asked = Record(
-        seq=1024, global_batch=512, gpus=16, recompute="full"
-    )  # 8 x 18e9 x 1,024 x 512 / (177 x 16 x 1e12) = 26.66
+    # 8 x 18e9 x 1,024 x 512 / (177 x 16 x 1e12) = 26.66
+    asked = Record(seq=1024, global_batch=512, gpus=16, recompute="full")
     row = SweepRow("a", published={"size": "18B", "step_s": 177, "tflops_seed": printed})
     assert bool(SweepLine(row, asked).contradiction) is marked
 

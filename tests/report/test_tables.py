@@ -1,7 +1,5 @@
 """Records as text: the source's columns, whole figures, and readable at any width."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -41,11 +39,6 @@ def test_a_narrow_terminal_gets_a_block_a_record_uncut(width):
 
 def test_a_wide_terminal_gets_the_table():
     assert records_text([RUN], "table", 400) == records_text([RUN], "table", None)
-
-
-def test_csv_of_an_odd_name():
-    (row,) = csv.DictReader(io.StringIO(records_text([replace(RUN, name='a,"b"\nc')], "csv")))
-    assert row["name"] == 'a,"b"\nc'
 
 
 def test_markdown_takes_a_bar_in_a_heading_or_a_cell():

@@ -46,6 +46,9 @@ def test_of_two_failures_the_costlier_stands_first():
         (FAILED, "hung: b"),
         (FAILED, "error: a"),
     ]
+    few = RunRead(megatron(ended="nan", cause="a", gpu_hours=None, gpus=8))
+    many = RunRead(megatron(ended="nan", cause="b", gpu_hours=None, gpus=16))
+    assert told(few, many)[0] == (FAILED, "NaN loss: b"), "without hours that of more GPUs"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def test_memory_and_a_rate_the_script_cannot_compute_are_there():
                        tokens_per_s=np.full(3, 800.0))  # fmt: skip
     (one,) = data_of([RunRead(Record(gpus=8), steps)])["runs"]
     assert (one["memory"], one["rate"]) == ([1, 2, 3], [100, 100, 100])
+    # Seconds are to the millisecond, whole ones beyond some hours, so that the last is right.
+    for step_s, seconds in ((0.12345, [0.123, 0.124, 0.123]), (6000.4, [6000, 6001, 6000])):
+        (one,) = data_of([RunRead(Record(), replace(steps, columns={**steps.columns, "step_s": np.full(3, step_s)}))])[
+            "runs"
+        ]
+        assert one["seconds"] == seconds
 
 
 def test_groups_are_models_sweeps_experiments_the_newest_first():

@@ -176,12 +176,6 @@ def test_the_title_has_the_folder_and_the_day(folder):
     assert "<h1>2 runs</h1>" in build_page([RunRead(Record()), RunRead(Record())])
 
 
-def test_many_notes_are_cut_and_counted():
-    page = build_page([], [f"file {place} is binary" for place in range(250)])
-    assert page.count("is binary") == 100
-    assert "150 more notes of this kind." in page
-
-
 def test_paths_in_words_are_told_from_the_same_folder():
     files = [Path("/data/logs/a/x.out"), Path("/data/logs/b/y.out")]
     record = megatron(flags=["counted twice (/data/logs/a/x.out:12)"], sources={"tp": "/data/logs/b/y.out:3"})

@@ -28,6 +28,7 @@ def test_the_best_by_mfu_and_by_rate_of_one_model_and_sequence():
     assert (group["by_tokens"]["place"], group["by_tokens"]["figure"]) == (1, "141")
     assert group["by_tokens"]["about"] == "tp4-pp8-dp2, 64 v100-32g, fp16"
     assert notes == []
+    assert best(fast, fast)[0][0]["by_mfu"]["place"] == 0, "the first of equals"
 
 
 @pytest.mark.parametrize("change", [{"params": 7_000_000_000}, {"seq": 2048}])

@@ -115,10 +115,11 @@ def test_what_a_page_has_no_room_for_is_counted() -> None:
                         flags=[f"{words} odd"],
                         ended=(*FAILURES, "done", "made", "up")[at % 15], cause=f"{words} broke")  # fmt: skip
         many.append(RunRead(record, step_table(step=np.array([1.0, 2]), loss=np.array([2.0, 1]))))
-    page = build_page(many)
+    page = build_page(many, [f"file {place} is binary" for place in range(103)])
     assert page.count('<span class="words">') == 200 + 200 + 60, "of failures and others, and of runs in detail"
     for words in ("<summary>180 more<", ">4 more are not listed here", ">87 more are not listed here",
-                  ", 3 other ways to end. 287 ", "All figures of 60 of 254 runs", "The other 194 runs"):  # fmt: skip
+                  ", 3 other ways to end. 287 ", "All figures of 60 of 254 runs", "The other 194 runs",
+                  ">3 more notes of this kind."):  # fmt: skip
         assert words in page, words
     assert page.count('role="img"') == 12
     best = page[page.index('<table class="best">') : page.index('<section id="failures"')]
