@@ -49,14 +49,6 @@ def test_percent_have_the_digits_that_the_interval_carries(interval, shown):
     assert percent_text(interval) == shown
 
 
-def test_too_few_steps_make_no_claim():
-    comparison = compare_runs(made(1), made(2, step_s=50, count=6))
-    assert comparison.verdict == "no_interval"
-    text = comparison_text(comparison, "A", "B")
-    assert text.startswith("B against A: no interval can be given: B has 5 steady steps, but an interval needs 8\n")
-    assert "faster by" not in text
-
-
 def test_nothing_known_makes_no_claim():
     empty = RunRead(Record(run="x"))
     for a, b in ((empty, made(1)), (made(1), empty), (empty, RunRead(Record(run="y")))):

@@ -91,17 +91,6 @@ def test_a_figure_that_is_rounded_or_cut_off_follows(printed, marked):
     assert bool(SweepLine(row, asked).contradiction) is marked
 
 
-def test_our_figure_stands_beside_the_source(logs):
-    run = ran(logs, "gpt2-meg-ds-3d", "48b", step_s=73.0)
-    row = cells(call("--format", "md").stdout, "48b")
-    assert row == {
-        "Row": "48b", "GPUs": "64", "Size": "52.0B", "Size published": "48B", "DP": "1", "PP": "16", "PP Chunks": "256",
-        "Mic-BS": "4", "Glob-BS": "1024", "Throughput s": "73.0", "Throughput s published": "146",
-        "TFLOPs (8 or 6) P s B": "93.3", "TFLOPs (8 or 6) P s B published": "43", "Notes": "05-27", "Ended": "done",
-        "Run": run.run_id,
-    }  # fmt: skip
-
-
 def test_rows_without_a_run_and_impossible_ones_have_a_reason(logs):
     run = ran(logs, "gpt2-meg", "32g-18b")
     text = call(str(logs), "--format", "md").stdout

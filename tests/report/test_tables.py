@@ -22,13 +22,6 @@ def test_cp_is_shown_where_a_run_has_it():
     assert "CP" in records_text([RUN, wide]).splitlines()[0].split()
 
 
-def test_a_pipe_gets_whole_lines_a_record_each():
-    lines = records_text([RUN, EMPTY]).splitlines()
-    assert len(lines) == 3
-    assert "…" not in "".join(lines)
-    assert lines[0].index("Ended") == lines[1].index("error") == lines[2].index("pending")
-
-
 @pytest.mark.parametrize("width", [20, 60, 80, 100])
 def test_a_narrow_terminal_gets_a_block_a_record_uncut(width):
     text = records_text([RUN, replace(EMPTY, flags=["a long flag " * 10])], "table", width)

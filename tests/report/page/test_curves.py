@@ -73,17 +73,6 @@ def test_a_thousand_runs_with_all_that_is_drawn_stay_small():
     assert len(curves_json(runs, ["run"] * 1000, groups_of(runs)).markup) < 5_000_000, "of the page's 8 MB"
 
 
-def test_attempts_have_their_causes_where_they_begin():
-    attempts = [{"attempt": 1, "ended": "node_failure", "cause": "node n7 did not answer"},
-                {"attempt": 2, "ended": "walltime"}, {"attempt": 3, "ended": "done"}]  # fmt: skip
-    (one,) = data_of([RunRead(megatron(attempts=attempts), curve(5000, attempts=3))])["runs"]
-    steps = np.cumsum(one["step"])
-    assert [text for _, text in one["starts"]] == [
-        "attempt 2 after node failure: node n7 did not answer", "attempt 3 after out of walltime"]  # fmt: skip
-    assert [int(steps[at]) for at, _ in one["starts"]] == [1662, 3328]
-    assert (steps[[at for at, _ in one["starts"]]] < steps[[at - 1 for at, _ in one["starts"]]]).all()
-
-
 def test_marks_are_few_and_a_missing_loss_is_no_nan():
     run = RunRead(megatron(nan_steps=3), curve(nan=(40, 60, 80), skipped=(4, 5)))
     (one,) = data_of([run])["runs"]
