@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from hpc_gpt.core.files import logs_dir
-from tests.cli.command import error_of, hpc_gpt, in_process
+from tests.cli.command import hpc_gpt, in_process
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 
@@ -58,13 +58,6 @@ def test_a_record_that_was_kept_makes_no_claim(own_folders, tmp_path):
     assert "no difference shown" in in_process("compare", run.run_id, other.path / "record.json").stdout
 
 
-def test_several_records_in_a_file_are_refused(own_folders, tmp_path):
-    finished(1)
-    run = finished(2)
-    (kept := tmp_path / "kept.json").write_text(in_process("report", "--json").stdout)
-    assert "holds 2 records" in error_of(in_process("compare", run.run_id, kept, code=2))[0]
-
-
 def megatron_log(path, seed: int, step_ms: float):
     noise = np.random.default_rng(seed).standard_normal(60)
     lines = [
@@ -84,16 +77,6 @@ def test_anyones_logs(tmp_path):
     assert "\nB against A: faster by 24.8 % (" in done.stdout
     assert "the same to the last digit at all 60 common steps" in done.stdout
     assert "equal losses: two logs of one run" in done.stdout
-
-
-def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path):
-    a = megatron_log(tmp_path / "a.log", 1, 1000.0)
-    (tmp_path / "many").mkdir()
-    for name in ("x.log", "y.log"):
-        megatron_log(tmp_path / "many" / name, 2, 800.0)
-    message, _ = error_of(in_process("compare", a, tmp_path / "many", code=5))
-    assert "2 runs" in message
-    assert "x" in message
 
 
 def test_a_log_against_a_run_of_ours(own_folders, tmp_path):

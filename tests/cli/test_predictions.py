@@ -1,7 +1,5 @@
 """What submit and render say of a run's memory and time, refuse and leave to the planner; and how good it was."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -24,7 +22,6 @@ from hpc_gpt.launcher.launch.submission import write_run
 from hpc_gpt.launcher.plan.prediction import plan_open, predict, search_layouts
 from hpc_gpt.launcher.plan.search import search
 from hpc_gpt.reader.readers.runs.own_run import read_run
-from hpc_gpt.reader.report.tables import as_block
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
 from tests.made_runs import add_attempt, metrics_line
 
@@ -306,30 +303,6 @@ def test_the_report_card_as_json(two_runs):
         "step_error": pytest.approx(0.2), "step_runs": 1, "memory_error": pytest.approx(0.1), "memory_runs": 1,
     }  # fmt: skip
     assert "note: 1 of 2 runs have no prediction\n" in done.stderr
-
-
-def test_a_run_on_a_cpu_measures_no_prediction_for_a_gpu(two_runs):
-    (two_runs[0].path / "attempts" / "1" / "trainer.json").write_text('{"device": "cpu"}')
-    page = json.loads(in_process("report", "--predictions", "--json").stdout)
-    assert (page["predictions"][0]["step_s"], page["predictions"][0]["step_error"]) == (0.5, None)
-    assert (page["mean"]["step_error"], page["mean"]["step_runs"]) == (None, 0)
-
-
-@pytest.mark.parametrize("form", ["table", "md", "csv"])
-def test_the_report_card_as_text(two_runs, form):
-    done = in_process("report", "--predictions", "--format", form, code=0)
-    if form == "csv":
-        (line,) = csv.DictReader(io.StringIO(done.stdout))
-        assert float(line["step_error"]) == pytest.approx(-0.2)
-    else:
-        assert re.search(r"tp2-pp2-dp1 .*0\.500\W+0\.400\W+-20\.0%\W+2\.00\W+2\.20\W+\+10\.0%", done.stdout)
-        assert re.search(r"mean of 1 and 1 runs, absolute\W+20\.0%\W+10\.0%", done.stdout)
-
-
-def test_a_record_shows_predicted_beside_measured(two_runs):
-    lines = [as_block(read_run(run)) for run in two_runs]
-    assert "  predicted   0.400 s a step (-20.0%), 2.20 GiB allocated (+10.0%)\n" in re.sub(" {3,}", "   ", lines[0])
-    assert "predicted" not in lines[1]
 
 
 def test_no_run_with_a_prediction_is_an_empty_card(two_runs):

@@ -133,21 +133,122 @@ def test_after_a_later_cancel_the_kill_is_history() -> None:
     assert (found["cause"], [each["cause"] for each in found["attempts"]]) == (words, [KILL, words])
 
 
-def test_a_failed_attempt_is_told_with_its_place_and_lines() -> None:
+ALL = """\
+RUN (demo): gpu_memory: a GPU has too little memory for the model, the batch and what the allocator holds
+cause    rank 3: OOM
+rank     3
+where    LOG:12
+
+   4 | line 4
+   5 | line 5
+   6 | line 6
+   7 | line 7
+   8 | line 8
+   9 | line 9
+  10 | line 10
+  11 | line 11
+> 12 | OOM
+  13 | LOST 0
+  14 | LOST 1
+  15 | LOST 2
+  16 | LOST 3
+
+also     error: KeyError: 'a' (LOG:25)
+         error: ValueError: 'a' (LOG:26)
+         collective_timeout: TIMEOUT (LOG:27)
+         collective_timeout: TIMEOUT (LOG:28)
+         collective_timeout: TIMEOUT (LOG:29)
+         and 6 more
+
+then     10 x rank # lost another rank: RuntimeError: Read error: Connection reset by peer #
+         2 x rank # lost another rank: RuntimeError: Read error: Connection reset by peer ##
+
+to do    a smaller micro-batch with as many more of them, recompute, more tp or pp, a higher ZeRO stage, or offload
+retry    no
+
+attempts
+  1  walltime: the time limit of 60 s is over
+  2  gpu_memory: rank 3: OOM
+"""
+
+
+def test_all_of_an_answer_is_what_the_attempts_say() -> None:
     run = submitted()
-    attempt = add_attempt(run, [metrics_line(1)], "gpu_memory", cause=f"rank 3: {OOM}")
-    words = ["starting", "rank 3 failed:", "Traceback (most recent call last):", OOM, "rank 1 lost another rank: gone"]
-    attempt.log.write_text("\n".join(words) + "\n")
+    first = add_attempt(run, [metrics_line(1)], "walltime", cause="the time limit of 60 s is over", requeue=True)
+    first.log.write_text(TIME_LIMIT + "\n")
+    attempt = add_attempt(run, [metrics_line(2)], "gpu_memory", cause=f"rank 3: {OOM}")
+    lines = [*(f"line {number}" for number in range(1, 12)), OOM, *(f"{LOST} {number}" for number in range(12))]
+    lines += ["KeyError: 'a'", "ValueError: 'a'", *map(timeout, range(9))]
+    attempt.log.write_text("\n".join(lines) + "\n")
+    words = {str(attempt.log): "LOG", run.run_id: "RUN", OOM: "OOM", LOST: "LOST", timeout(0)[9:]: "TIMEOUT"}
+
+    def short(text: str) -> str:
+        for long, word in words.items():
+            text = text.replace(long, word)
+        return text
+
+    assert short(why(run.run_id)) == ALL
+    shown = [line.partition(" | ") for line in ALL.splitlines() if " | " in line]
+    place = {"rank": 3, "node": None, "failed_node": None, "file": "LOG", "line": 12, "sure": None}
+    other = {"rank": None, "node": None, "file": "LOG"}
+    others = [
+        {**other, "ended": "error", "cause": f"{kind}Error: 'a'", "line": line}
+        for kind, line in (("Key", 25), ("Value", 26))
+    ]
+    others += [
+        {**other, "ended": "collective_timeout", "cause": "TIMEOUT", "rank": rank, "line": 27 + rank}
+        for rank in range(8)
+    ]
+    then = {
+        f"rank # lost another rank: RuntimeError: Read error: Connection reset by peer {end}": count
+        for end, count in (("#", 10), ("##", 2))
+    }
+    nothing = {"others": [], "survived": [], "followed": {"count": 0, "words": {}}}
+    answer = json.loads(short(json.dumps(why_json(run.run_id))))
+    assert answer.pop("attempts") == [
+        {"attempt": 1, "ended": "walltime", "cause": "the time limit of 60 s is over", **place, "rank": None,
+         "file": str(first.log).replace(run.run_id, "RUN"), "line": 1, **nothing},
+        {"attempt": 2, "ended": "gpu_memory", "cause": "rank 3: OOM", **place, "others": others, "survived": [],
+         "followed": {"count": 12, "words": then}},
+    ]  # fmt: skip
+    assert answer == {
+        "schema": 1, "run": "RUN", "name": "demo", "job_id": "4711", "ended": "gpu_memory", "status": None,
+        "cause": "rank 3: OOM", **place, "retry": False, "exclude": None, "chain": None, "unread": [],
+        "means": "a GPU has too little memory for the model, the batch and what the allocator holds",
+        "to_do": ALL.partition("to do    ")[2].partition("\n")[0],
+        "lines": [{"line": int(number.strip("> ")), "text": text} for number, _, text in shown],
+    }  # fmt: skip
+
+
+ELSEWHERE = (
+    "the reason is elsewhere: in the output of the step or of each rank (srun --output, torchrun --log-dir), in the "
+    "node's kernel log (dmesg), or in sacct -j JOB -o JobID,State,ExitCode,MaxRSS,NodeList"
+)
+KERNEL = "look in the kernel's log of {} (dmesg): if it killed the process, ask for more memory (--mem)"
+SIGKILL = "rank 1{} was ended by SIGKILL, by hand or by the kernel's memory killer"
+NO_STEP = {"go_on": False, "ended": "no_progress", "attempt_ended": "error", "cause": "exit code 1"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "log", "verdict", "to_do", "chain"),
+    [
+        (SIGKILL.format(""), "step 1", {}, KERNEL.format("its node"), None),
+        (SIGKILL.format(" on r6"), "step 1", {}, KERNEL.format("r6"), None),
+        ("exit code 1", "srun: error: n7: task 3: Exited with exit code 1", {}, ELSEWHERE, None),
+        ("exit code 1", "step 1", NO_STEP | {"why": "3 made none"},
+         "see why those attempts ended; a retry would end the same way", "ends as no_progress: 3 made none"),
+        ("exit code 1", "step 1", NO_STEP | {"ended": "error", "why": "exit code 1"},
+         "read the lines around the cause", None),
+        ("exit code 1", "step 1", NO_STEP | {"go_on": True}, "nothing to do yet", "continues after error"),
+    ],
+)  # fmt: skip
+def test_what_to_do_and_the_chain_follow_from_the_end(cause, log, verdict, to_do, chain) -> None:
+    attempt = add_attempt(run := submitted(), [metrics_line(1)], "error", cause=cause)
+    attempt.log.write_text(f"{log}\n")
+    if verdict:
+        write_once(attempt.folder / "next.json", json.dumps(verdict))
     found = why_json(run.run_id)
-    assert (found["ended"], found["cause"], found["retry"]) == ("gpu_memory", f"rank 3: {OOM}", False)
-    assert (found["file"], found["line"], found["rank"]) == (str(attempt.log), 4, 3)
-    assert [line["text"] for line in found["lines"]] == words
-    assert found["attempts"][0]["followed"]["count"] == 1
-    shown = why(run.run_id)
-    assert f"where    {attempt.log}:4" in shown
-    assert f"> 4 | {OOM}" in shown
-    assert "smaller micro-batch" in shown
-    assert "exclude" not in shown
+    assert (found["to_do"], found["chain"]) == (to_do, chain)
 
 
 def test_slurms_own_output_says_what_the_trainer_could_not() -> None:
@@ -186,21 +287,6 @@ def test_a_job_that_died_before_its_first_attempt() -> None:
     found = why_json(run.run_id)
     assert found["cause"] == "module: command not found"
     assert found["attempts"][0]["ended"] == "user_error"
-
-
-def test_every_attempt_is_told_and_the_last_decides() -> None:
-    run = submitted()
-    first = add_attempt(run, [metrics_line(1)], "walltime", cause="the time limit of 60 s is over", requeue=True)
-    first.log.write_text(TIME_LIMIT + "\n")
-    add_attempt(run, [metrics_line(2)], "nan", cause="rank 0: 8 steps in a row with a loss that is no number")
-    found = why_json(run.run_id)
-    assert [attempt["ended"] for attempt in found["attempts"]] == ["walltime", "nan"]
-    assert found["cause"] == "rank 0: 8 steps in a row with a loss that is no number"
-    shown = why(run.run_id).splitlines()
-    assert shown[-2:] == [
-        "  1  walltime: the time limit of 60 s is over",
-        "  2  nan: rank 0: 8 steps in a row with a loss that is no number",
-    ]
 
 
 def test_a_run_that_did_not_fail_says_how_it_stands() -> None:
@@ -280,9 +366,7 @@ def test_a_failure_with_a_cure_of_its_own_says_what_to_do(tmp_path: Path) -> Non
 def test_what_is_only_an_exit_code_says_where_more_may_be(tmp_path: Path) -> None:
     (log := tmp_path / "gpt.err").write_text("srun: error: n7: task 3: Exited with exit code 1\n")
     found = why_json(log)
-    assert (found["ended"], found["rank"], found["node"]) == ("error", 3, "n7")
-    for place in ("srun --output", "dmesg", "sacct"):
-        assert place in found["to_do"]
+    assert [found[key] for key in ("ended", "rank", "node", "to_do")] == ["error", 3, "n7", ELSEWHERE]
 
 
 def test_the_node_that_ran_out_of_memory_is_in_the_record(tmp_path: Path) -> None:

@@ -26,23 +26,8 @@ def restarted_run(logs: Path, by_source: dict[str, float] | None = None, **overr
 def log_run(folder: Path, **record) -> RunRead:
     """A run of a log without times of day, of four steps; one loss is no number."""
     step = np.arange(1.0, 5)
-    curve = step_table(
-        step=step,
-        step_s=np.array([4.0, 2.0, 2.0, 2.0]),
-        loss=np.array([3.0, np.nan, 2.0, 1.0]),
-        attempt=np.ones(4, np.int64),
-        steady=step > 1,
-        counts=np.ones(4, np.bool_),
-        skipped=step == 2,
-    )
+    curve = step_table(step=step, step_s=[4.0, 2.0, 2.0, 2.0], loss=[3.0, np.nan, 2.0, 1.0],
+                       attempt=np.ones(4, np.int64), steady=step > 1, skipped=step == 2)  # fmt: skip
     settings = {"arguments": {"lr": 1e-4, "hub_token": "hf_secret", "eos_token": "</s>"}}
-    given = {
-        "run": "job",
-        "name": "job",
-        "settings": settings,
-        "step_s": 2.0,
-        "tflops_seed": 40.0,
-        "gpus": 64,
-        **record,
-    }
-    return RunRead(Record(**given), curve, files=[folder / "job.out"])
+    given = {"run": "job", "name": "job", "settings": settings, "step_s": 2.0, "tflops_seed": 40.0, "gpus": 64}
+    return RunRead(Record(**given | record), curve, files=[folder / "job.out"])

@@ -1,22 +1,20 @@
 """The rows of a bench in a report and a comparison: once, and not the rounds below them."""
 
 import json
-import math
-from statistics import median as median_of
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError, NoSuchRun
+from hpc_gpt.core.errors import NoSuchRun
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.launcher.bench.bench_run import make_folder
 from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.reader.readers.runs import BENCH_FILE
 from hpc_gpt.reader.report.compare import compare_runs
-from hpc_gpt.reader.report.compare_text import as_tables, comparison_text
 from hpc_gpt.reader.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
+from tests.report.test_compared_notes import row
 
 
 @pytest.fixture
@@ -30,12 +28,11 @@ def bench(logs):
     folder = make_folder(logs, "gpt2")
     add_attempt(make_run(folder.path), 10)
     write_log(folder.path / "peer-round1.log", dump(), iterations(1, 5))
-    folder.write(
-        [
-            BenchRow(name, Record(run=folder.name_of(place), name=name, tokens_per_s=speed, ended="done"), (speed,))
-            for place, (name, speed) in enumerate((("ddp", 100.0), ("fsdp", 90.0)))
-        ]
-    )
+    rows = enumerate((("ddp", 100.0), ("fsdp", 90.0)))
+    records = [
+        Record(run=folder.name_of(at), name=name, tokens_per_s=speed, ended="done") for at, (name, speed) in rows
+    ]
+    folder.write([BenchRow(str(record.name), record, (record.tokens_per_s,)) for record in records])
     return folder
 
 
@@ -64,14 +61,6 @@ def test_a_row_by_its_number(bench, logs):
     for name in (bench.id, bench.id[:12], bench.path, bench.file):
         assert [read_one(f"{name}#{number}", logs).record.name for number in (1, 2)] == ["ddp", "fsdp"]
         assert read_compared(f"{name}#2", logs).record.name == "fsdp"
-    with pytest.raises(NoSuchRun):
-        read_one(f"{bench.path}#3", logs)
-    with pytest.raises(NoSuchRun) as refused:
-        read_one(str(bench.path), logs)
-    assert f"{bench.id}#1" in refused.value.hint
-    with pytest.raises(ConfigError) as several:
-        read_compared(str(bench.file), logs)
-    assert f"{BENCH_FILE}#1" in several.value.hint
 
 
 def test_no_bench_of_that_id(logs):
@@ -80,83 +69,11 @@ def test_no_bench_of_that_id(logs):
             read_one(name, logs)
 
 
-def rows_of(logs, *rows):
-    """A bench of rows, each `{a key of a record: its value}` and the tokens/s of its rounds; as they are read."""
-    folder = make_folder(logs, "gpt2")
-    folder.write(
-        [
-            BenchRow(
-                str(place),
-                Record(
-                    run=folder.name_of(place), tokens_per_s=median_of(speeds) if speeds else None, ended="done", **more
-                ),
-                speeds,
-            )
-            for place, (more, speeds) in enumerate(rows)
-        ]
-    )
-    return [read_compared(f"{folder.id}#{place}", logs) for place in range(1, len(rows) + 1)]
-
-
-def test_two_rows_are_compared_by_pairs_of_rounds(logs):
-    """What moves both of a round, as heat does, is in no ratio."""
-    a, b = rows_of(logs, ({}, (100.0, 90.0, 80.0)), ({}, (110.0, 100.0, 88.0)))
-    assert a.rounds == [100.0, 90.0, 80.0]
-    found = compare_runs(a, b)
-    ratios = [math.log(each) for each in (1.1, 100 / 90, 1.1)]
-    mean = sum(ratios) / 3
-    interval = found.speeds[0].interval
-    assert (found.verdict, found.rounds) == ("faster", (3, 3))
-    assert found.speeds[0].name == "tokens_per_s"
-    assert interval.change == pytest.approx(100 * (math.exp(mean) - 1))
-    assert 8 < interval.low < interval.change < interval.high < 13
-    words = comparison_text(found, "A", "B")
-    assert "faster by" in words
-    assert "90 -> 100, medians of 3 rounds each" in words
-    assert "the interval is that of the 3 ratios of rounds" in words
-    assert "there are only 3 rounds" in words
-
-
-def test_no_interval_of_one_round_or_of_rounds_without_figures(logs):
-    a, b, c, d = rows_of(logs, ({}, (100.0,)), ({}, (110.0, 111.0, 112.0)), ({}, (110.0, 10.0, 60.0)), ({}, ()))
-    found = compare_runs(a, b)
-    assert found.verdict == "no_interval"
-    assert "A has 1 round, but an interval needs 3" in comparison_text(found, "A", "B")
-    found = compare_runs(b, c)
-    assert found.verdict == "no_difference"
-    assert compare_runs(a, d).verdict == "no_interval"
-    assert "no_interval" in json.dumps(as_tables([found], ["x", "y"]))
-
-
-def test_rows_of_two_benches_have_no_pairs(logs):
-    (a,) = rows_of(logs, ({}, (100.0, 101.0, 99.0)))
-    (b,) = rows_of(logs, ({}, (50.0, 50.5, 49.5, 50.1)))
-    found = compare_runs(a, b)
-    assert (found.verdict, found.rounds) == ("slower", (3, 4))
-    assert "their rounds are not pairs" in comparison_text(found, "A", "B")
-    assert found.speeds[0].interval.change == pytest.approx(-50, abs=0.2)
-
-
-def test_a_row_that_stopped_early_is_paired_as_far_as_it_goes(logs):
-    a, b = rows_of(logs, ({}, (100.0, 101.0, 100.0, 90.0)), ({}, (100.0, 103.0, 102.0)))
-    assert (
-        compare_runs(a, b).speeds[0].interval
-        == compare_runs(*rows_of(logs, ({}, (100.0, 101.0, 100.0)), ({}, (100.0, 103.0, 102.0)))).speeds[0].interval
-    )
-
-
-def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well(logs):
-    one = {"gpus": 1, "hidden": 64, "tflops_model": 10.0}
-    two = {"gpus": 2, "hidden": 128, "tflops_model": 15.0}
-    found = compare_runs(*rows_of(logs, (one, (100.0, 102.0, 98.0)), (two, (150.0, 153.0, 147.0))))
+def test_rows_on_other_gpu_counts_are_compared_by_gpu_as_well():
+    one = row("p", "f", 100, 102, 98, gpus=1, hidden=64, tflops_model=10.0)
+    found = compare_runs(one, row("q", "f", 150, 153, 147, gpus=2, hidden=128, tflops_model=15.0))
     assert [speed.name for speed in found.speeds] == ["tokens_per_s", "tokens_per_s_gpu", "tflops_model"]
     assert [speed.interval.change for speed in found.speeds] == pytest.approx([50.0, -25.0, 50.0])
-
-
-def test_a_row_and_a_run_have_no_interval_and_words_say_why(bench, logs):
-    found = compare_runs(read_compared(f"{bench.id}#1", logs), read_compared(str(bench.path / "demo"), logs))
-    assert found.verdict == "no_interval"
-    assert "is a row of a bench" in comparison_text(found, "A", "B")
 
 
 def test_rounds_that_are_no_speeds_are_none(bench, logs):
@@ -168,8 +85,9 @@ def test_rounds_that_are_no_speeds_are_none(bench, logs):
 
 
 def test_the_only_row_of_a_bench_by_its_file(logs):
-    (a,) = rows_of(logs, ({}, (100.0, 101.0)))
-    assert read_compared(str(a.files[0]), logs).rounds == [100.0, 101.0]
+    folder = make_folder(logs, "gpt2")
+    folder.write([BenchRow("a", Record(run=folder.name_of(0), tokens_per_s=100.5, ended="done"), (100.0, 101.0))])
+    assert read_compared(str(folder.file), logs).rounds == [100.0, 101.0]
 
 
 def test_a_report_of_that_name_hides_no_run(logs):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.core.words import Grid
-from hpc_gpt.reader.report.tables import choose_columns, look_up, records_text, sort_records
+from hpc_gpt.reader.report.tables import choose_columns, json_lines, json_text, look_up, records_text, sort_records
 
 FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})
 SLOW = Record(run="slow", gpus=64, step_s=2.0, memory_allocated_gib=[3.0, 21.586], flags=["odd"])
@@ -23,13 +23,6 @@ def test_columns_stand_in_the_order_asked_for():
     assert lines[0].split() == ["Step", "s", "GPUs", "settings.engine.compile", "memory_allocated_gib"]
     assert lines[1].split() == ["0.500", "8", "blocks", "-"]
     assert lines[2].split() == ["2.00", "64", "-", "3.00,", "21.6"]
-
-
-def test_csv_has_the_chosen_keys_in_full():
-    rows = list(
-        csv.reader(io.StringIO(records_text([SLOW], "csv", columns=choose_columns(["memory_allocated_gib", "gpus"]))))
-    )
-    assert rows == [["memory_allocated_gib", "gpus"], ["[3.0, 21.586]", "64"]]
 
 
 @pytest.mark.parametrize("key", ["stepp_s", "", "settngs.engine", "-gpus"])
@@ -81,6 +74,7 @@ def test_a_name_from_a_log_obeys_no_terminal_and_no_spreadsheet():
     assert rows[0]["gpus"] == "1"
 
 
-def test_a_block_leaves_out_what_nobody_measured():
-    grid = Grid(["Run", "A", "Bee"], [False, True, True], [["x", "-", "2"]])
-    assert grid.block(grid.lines[0]) == "x\n  Bee  2\n"
+@pytest.mark.parametrize(("write", "value"), [(json_text, {"a": math.nan}), (json_lines, [{"a": math.inf}])])
+def test_json_has_no_word_of_pythons_alone(write, value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write(value)

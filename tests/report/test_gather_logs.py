@@ -1,16 +1,20 @@
 """Runs of other programs in a report: beside our own, by file or folder, and what is refused."""
 
 import io
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hpc_gpt.core.errors import NoSuchRun
+from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.launcher.bench.bench_run import make_folder
+from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.reader.readers.logs import read_log
 from hpc_gpt.reader.readers.runs import foreign_run
-from hpc_gpt.reader.report.gather import gather_paths, read_one
+from hpc_gpt.reader.report.gather import compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
 from tests.readers.made_logs import dump, iterations, write_log
 
@@ -50,18 +54,12 @@ def test_a_file_that_was_named_and_holds_no_run_is_an_error(lab, logs):
     assert (gathered.unread, gathered.notes) == ([], [f"skipped {empty}", f"skipped {nothing}"])
 
 
-def test_a_folder_without_runs_is_refused(tmp_path, logs):
-    (tmp_path / "none").mkdir()
-    write_log(tmp_path / "some" / "a.log", dump(), iterations(1, 5))
-    with pytest.raises(NoSuchRun, match="no runs under"):
-        gather_paths([str(tmp_path / "none")], logs)
-    (tmp_path / "none" / "notes.txt").write_text("nothing\n")
-    for other in ("some", "some/a.log"):
-        with pytest.raises(NoSuchRun, match=r"no runs under .*none"):
-            gather_paths([str(tmp_path / other), str(tmp_path / "none")], logs)
-    assert not gather_paths([str(logs)] if logs.is_dir() else [], logs).runs
-    with pytest.raises(NoSuchRun):
-        gather_paths(["no such thing"], logs)
+def test_a_folder_without_runs_is_refused_beside_others(lab, logs):
+    (lab / "none").mkdir()
+    for other in (lab, lab / "a.log"):
+        with pytest.raises(NoSuchRun, match=r"no runs under .*none$"):
+            gather_paths([str(other), str(lab / "none")], logs)
+    assert not gather_paths([], logs).runs
 
 
 def test_standard_input_is_a_log(logs, monkeypatch):
@@ -86,12 +84,60 @@ def test_one_run_by_a_log_a_folder_or_its_number_in_a_log(lab, logs):
     assert read_one(str(lab / "only"), logs).record.run == "b"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("two.log", "2 runs in .*: two, two#2"), ("two.log#3", "no run in"), ("", "3 runs in")]
-)
-def test_none_or_several_are_refused(lab, logs, name, words):
-    with pytest.raises(NoSuchRun, match=words):
-        read_one(str(lab / name), logs)
+A_RUN = "give a log with training steps, a run folder, a run id or a job id"
+RUNS = "give a log, a run folder, or a folder of run folders, such as logs/"
+A_LOG = "name one log; the second run in a log is LOG#2"
+NONE = "no runs under LAB/none; skipped LAB/none/plot.py: no log by its name (*.py)"
+
+
+def test_what_names_no_run_or_several_is_refused(lab, logs):
+    own = with_attempt(make_run(logs), 10)
+    bench = make_folder(logs, "gpt2")
+    names = ("ddp", "fsdp")
+    bench.write(
+        [
+            BenchRow(name, Record(run=bench.name_of(place), name=name, ended="done"), ())
+            for place, name in enumerate(names)
+        ]
+    )
+    (lab / "plot.py").write_text("x")
+    (lab / "none").mkdir()
+    (lab / "none" / "plot.py").write_text("x")
+    page = {"schema": 1, "records": [record.to_tables() for record in gather_paths([str(lab)], logs).records]}
+    (lab / "all.json").write_text(json.dumps(page))
+    one = {"schema": 1, "records": page["records"][:1]}
+    (lab / "one.json").write_text(json.dumps(one))
+    of_bench = f"name one row, such as {bench.id}#1"
+    for ask, name, line, hint in (
+        (read_one, lab / "two.log", "2 runs in LAB/two.log: two, two#2", A_LOG),
+        (read_one, f"{lab}/two.log#3", "no run in LAB/two.log#3", A_RUN),
+        (read_one, lab, "3 runs in LAB: a, two, two#2", A_LOG),
+        (read_one, lab / "none", NONE, RUNS),
+        (read_one, bench.path, f"2 runs in {bench.path}: {bench.id}#1, {bench.id}#2", of_bench),
+        (read_one, f"{bench.id}#3", f"no run in {bench.id}#3", A_RUN),
+        (read_compared, bench.file, f"{bench.file} holds 2 records: {bench.id}#1, {bench.id}#2",
+         f"compare single rows, such as {bench.file}#1"),
+        (read_compared, lab / "all.json", "LAB/all.json holds 3 records: a, two, two#2", "give a file of one run"),
+        (gather_path, lab / "none", NONE, RUNS),
+    ):  # fmt: skip
+        with pytest.raises((NoSuchRun, ConfigError)) as refused:
+            ask(str(name), logs)
+        assert (str(refused.value).replace(str(lab), "LAB"), refused.value.hint) == (line, hint)
+    assert read_compared(str(lab / "one.json"), logs).record.run == "a"
+    assert refresh_record(own).run == own.run_id
+    assert read_compared(str(own.path / "record.json"), logs).record.run == own.run_id
+    assert compared_names(bench.id, logs) == [f"{bench.path}#1", f"{bench.path}#2"]
+    assert compared_names(own.run_id, logs) == [own.run_id]
+    assert compared_names(str(lab), logs) == [str(lab)]
+    damaged = make_run(logs)
+    (damaged.path / "resolved.json").write_text("{")
+    with pytest.raises(RunFolderError, match=damaged.run_id) as refused:
+        refresh_record(damaged)
+    assert refused.value.hint == "is this a run folder?"
+
+
+def gather_path(path, logs):
+    return gather_paths([path], logs)
 
 
 def test_paths_that_overlap_give_each_run_once(lab, logs):

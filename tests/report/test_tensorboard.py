@@ -1,5 +1,6 @@
 """Event files, read back by TensorBoard itself."""
 
+import hashlib
 import math
 import os
 import tempfile
@@ -13,9 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from hpc_gpt.core.errors import RunFolderError, UserError
-from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, safe_name, started_name, write_events
+from hpc_gpt.core.runs.record import Record
+from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.report.exports import EVENT_FILE, export_runs, started_name, write_events
 from tests.conftest import REPOSITORY
-from tests.made_runs import STARTED, add_attempt, metrics_line
+from tests.made_runs import STARTED
 from tests.programs import python
 from tests.report.any_run import any_run
 from tests.report.exported_runs import log_run, restarted_run
@@ -92,28 +95,33 @@ def test_a_second_export_replaces_the_first_and_nothing_else(tmp_path):
     assert (path.read_bytes(), sorted(path.parent.iterdir())) == (first, sorted([path, others]))
 
 
-def test_a_run_that_goes_on_stays_the_same_run(tmp_path):
-    from hpc_gpt.core.runs.run_folder import RunFolder
-    from hpc_gpt.reader.readers.runs.own_run import read_own
+def test_a_run_has_one_id_of_its_name_or_its_path(tmp_path):
+    def ids(*runs):
+        return [made.id for made in export_runs(runs)]
 
-    before = restarted_run(tmp_path / "logs")
-    paths = write_events([before], tmp_path / "out")
-    more = [metrics_line(step, time=STARTED + 200 + step) for step in (9, 10)]
-    add_attempt(RunFolder(before.folder), more, resumed_step=8, started=STARTED + 200)
-    assert write_events([read_own(RunFolder(before.folder))], tmp_path / "out") == paths
-    assert [step for step, _ in scalars(paths[0], "loss")] == list(range(1, 11))
+    def path_digits(path):
+        return hashlib.sha256(str(path).encode()).hexdigest()[:8]
 
-
-def test_two_logs_of_one_name_are_two_runs(tmp_path):
+    own = RunRead(Record(run="20261101-1", name="demo"), folder=tmp_path / "a")
+    job = replace(own, record=replace(own.record, run="4711"))
+    assert ids(own, own, job) == ["20261101-1", "demo-4711"]
+    copy = replace(own, folder=tmp_path / "copy")
+    assert ids(own, copy) == [f"20261101-1-{path_digits(run.folder)}" for run in (own, copy)]
     a, b = log_run(tmp_path / "a"), log_run(tmp_path / "b")
-    assert len(set(write_events([a, b], tmp_path / "out"))) == 2
-    assert [made.id for made in export_runs([a, b])] == [made.id for made in export_runs([b, a])][::-1]
+    of_a, of_b = (f"job-{path_digits(tmp_path / name / 'job.out')}" for name in "ab")
+    assert (ids(a, b), ids(b, a)) == ([of_a, of_b], [of_b, of_a])
+    twice = f"{of_a}-{of_a[4:]}"
+    assert ids(a, replace(a)) == [twice, f"{twice}-2"]
+    assert ids(RunRead(Record())) == [f"run-{path_digits(None)}"]
 
 
-def test_copies_of_a_run_and_equal_logs_are_runs_of_their_own(tmp_path):
-    run = restarted_run(tmp_path / "logs")
-    copy = replace(run, folder=tmp_path / "copy")
-    assert len({made.id for made in export_runs([run, copy, log_run(tmp_path), log_run(tmp_path)])}) == 4
+def test_a_folder_of_wandb_has_the_start_in_utc():
+    last = "9999-12-31T23:59:59Z", "99991231_235959"
+    for started, name in (("2026-01-02T03:04:05Z", "20260102_030405"), (None, "19700101_000000"), last):
+        (made,) = export_runs([RunRead(Record(started=started))])
+        assert started_name(made) == name
+    assert started_name(replace(made, began=1e15, run=RunRead(Record()))) == "19700101_000000"
+    assert started_name(replace(made, began=60.0, run=RunRead(Record()))) == "19700101_000100"
 
 
 @pytest.mark.parametrize(
@@ -143,10 +151,6 @@ def test_whatever_a_log_says_it_can_be_exported(run, started):
         assert started_name(exported).replace("_", "").isdecimal()
 
 
-def test_names_that_only_look_alike_when_made_safe_stay_apart():
-    assert safe_name("a b") != safe_name("a-b") != safe_name("a/b")
-
-
 def test_a_link_that_leads_elsewhere_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").mkdir()
@@ -163,9 +167,6 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
 
 
 def test_a_run_without_steps_has_its_settings(tmp_path):
-    from hpc_gpt.core.runs.record import Record
-    from hpc_gpt.reader.readers.runs import RunRead
-
     (path,) = write_events([RunRead(Record(run="r", gpus=4, step_s=math.nan))], tmp_path)
     assert read_back(path).Tags()["scalars"] == []
 
@@ -187,6 +188,6 @@ assert "torch" not in sys.modules
 def test_without_the_package_the_user_learns_what_to_install(tmp_path, package, function):
     text = WITHOUT.format(package=package, function=function, folder=str(tmp_path))
     done = python("-c", text, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, code=0)
-    assert done.stdout.startswith("UserError ")
-    assert f"pip install 'hpc-gpt[{package}]'" in done.stdout
+    line = f"UserError the export needs the package {package}, which is not installed: import of {package} halted; "
+    assert done.stdout == f"{line}None in sys.modules | pip install 'hpc-gpt[{package}]'\n"
     assert issubclass(RunFolderError, UserError)

@@ -164,10 +164,10 @@ class Run:
 """
 
 
-def stand_in(folder: Path, log: str = "pass") -> str:
+def stand_in(folder: Path, log: str = "pass", module: str = "") -> str:
     """A folder with a wandb that has steps 1 to 7 on its server, and notes what comes."""
     folder.mkdir()
-    (folder / "wandb.py").write_text(STAND_IN.replace("{log}", log))
+    (folder / "wandb.py").write_text(module + STAND_IN.replace("{log}", log))
     return str(folder)
 
 
@@ -177,9 +177,24 @@ def test_online_wandb_says_itself_which_steps_it_has(tmp_path):
     assert (tmp_path / "calls").read_text().split("\n") == [f"init {run.run_id} allow", "8", "9", "10", ""]
 
 
-def test_a_fault_of_one_is_a_line_and_the_other_goes_on(tmp_path):
+@pytest.mark.parametrize(
+    ("log", "module", "words"),
+    [
+        ("raise RuntimeError('no\\nnetwork')", "", "no network"),
+        ("pass", "raise ImportError('no wheel')",
+         "the export needs the package wandb, which is not installed: no wheel (pip install 'hpc-gpt[wandb]')"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_one_is_a_line_and_the_other_goes_on(log, module, words, tmp_path):
     run = with_attempt(make_run(tmp_path, track__wandb="gpt", track__tensorboard=True), 10)
-    own = stand_in(tmp_path / "own", "raise RuntimeError('no\\nnetwork')")
+    own = stand_in(tmp_path / "own", log, module)
     said = track_in_a_process(run, 1, before=own, CALLS=str(tmp_path / "calls"))
-    assert said == "track: wandb: no network; the run goes on without it\n"
+    assert said == f"track: wandb: {words}; the run goes on without it\n"
     assert len(losses(run)) == 10
+
+
+def test_a_run_that_is_gone_is_a_line(tmp_path):
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    gone = "the run folder is not there any more (was it moved or deleted? name its new place)"
+    said = track_in_a_process(RunFolder(tmp_path), 1)
+    assert said == f"track: {tmp_path}: {gone}; the run goes on without it\n"

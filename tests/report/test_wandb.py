@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import RunFolderError
-from hpc_gpt.reader.report.exports import EXPORT_MARK, PROJECT, write_offline_runs
+from hpc_gpt.reader.report.exports import EXPORT_MARK, FLOPS, PROJECT, write_offline_runs
 from tests.report.exported_runs import log_run, restarted_run
 from tests.report.wandb_file import read_records
 
@@ -72,7 +72,19 @@ def test_a_run_over_its_restarts_is_one_run_without_a_network(tmp_path, network)
     assert {"lr", "grad_norm", "skipped", "step_s", "tokens_per_s"} <= set(history[0])
     (made,) = records(own, "run")
     assert (made.run_id, made.project, made.run_group) == (run.record.run, PROJECT, "demo")
-    assert not made.host
+    assert (made.host, made.display_name) == ("", f"demo/{run.record.run}")
+    summary = {
+        item.key or "/".join(item.nested_key): json.loads(item.value_json)
+        for each in records(own, "summary")
+        for item in each.update
+    }
+    figures = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
+    known = {name: value for name in figures if (value := getattr(run.record, name)) is not None}
+    assert {name: summary.get(name) for name in (*known, "ended")} == {**known, "ended": "done"}
+    assert len(known) > 5
+    assert {name: summary[f"loss_eval_by/{name}"] for name in by_source} == by_source
+    assert not {path.name for path in own.iterdir()} & {"logs", "tmp"}
+    assert json.loads((own / EXPORT_MARK).read_text()) == {"written_by": "hpc-gpt report --wandb"}
     config = {item.key: json.loads(item.value_json) for item in made.config.update}
     assert (config["tp"], config["train.lr"]) == (2, 0.001)
     # Names stay within the folder, and secrets out of the file.

@@ -26,33 +26,14 @@ FAMILIES = ["gpt2", *(name for name, shape in PRESETS.items() if shape.positions
 
 # As published with transformers 4: Llama 3.1's keys, without what ours writes in addition.
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.43.0.dev0",
-    "use_cache": True,
-    "vocab_size": 128256,
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
+    "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
 }  # fmt: skip
 LLAMA3 = LLAMA["rope_scaling"]
 
@@ -95,10 +76,7 @@ def test_a_byte_order_mark_is_no_fault(write):
     "rotation",
     [
         {"rope_theta": 500000.0, "rope_scaling": LLAMA3},
-        {
-            "rope_theta": 500000.0,
-            "rope_scaling": {key.replace("rope_type", "type"): LLAMA3[key] for key in LLAMA3},
-        },
+        {"rope_theta": 500000.0, "rope_scaling": {key.replace("rope_type", "type"): LLAMA3[key] for key in LLAMA3}},
         {"rope_parameters": {"rope_theta": 500000.0, **LLAMA3}},
         {"rope_theta": 500000.0, "rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 500000.0, **LLAMA3}},
     ],
@@ -225,11 +203,8 @@ _GPT2 = {"n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample"
 _WINDOWS = {"use_sliding_window": False, "max_window_layers": 28, "sliding_window": 32768}
 PUBLISHED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt2": ("gpt2", _GPT2 | _DROPOUTS | _SUMMARY, ""),
-    "gpt2-medium": (
-        "gpt2-medium",
-        _GPT2 | _DROPOUTS | _SUMMARY | {"n_special": 0, "predict_special_tokens": True},
-        "n_special is 0, predict_special_tokens is true",
-    ),
+    "gpt2-medium": ("gpt2-medium", _GPT2 | _DROPOUTS | _SUMMARY | {"n_special": 0, "predict_special_tokens": True},
+                    "n_special is 0, predict_special_tokens is true"),
     "gpt2-large": ("gpt2-large", _GPT2 | {"output_past": True}, ""),
     "distilgpt2": (
         "gpt2",

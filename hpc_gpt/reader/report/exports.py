@@ -179,8 +179,9 @@ def _log_run(wandb: Any, run: ExportedRun, folder: str) -> Path:
     made = begin_wandb_run(wandb, run, folder, PROJECT, mode="offline")
     place = Path(made.settings.sync_dir)
     for step, at, row in run.rows:
-        made.log({**row, "_timestamp": at}, step=step)
-    figures = {key: float(value) for key in _FIGURES if (value := getattr(record, key)) is not None}
+        # Sent at once: a row that waits for the next goes last, over the figures of the whole run.
+        made.log({**row, "_timestamp": at}, step=step, commit=True)
+    figures = {key: value for key in _FIGURES if (value := getattr(record, key)) is not None}
     by_source = {name: loss for name, loss in (record.loss_eval_by or {}).items() if loss is not None}
     figures |= {f"loss_eval_by/{plain_text(name)}": loss for name, loss in by_source.items()}
     made.summary.update({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})

@@ -46,6 +46,9 @@ def test_of_two_failures_the_costlier_stands_first():
         (FAILED, "hung: b"),
         (FAILED, "error: a"),
     ]
+    few = RunRead(megatron(ended="nan", cause="a", gpu_hours=None, gpus=8))
+    many = RunRead(megatron(ended="nan", cause="b", gpu_hours=None, gpus=16))
+    assert told(few, many)[0] == (FAILED, "NaN loss: b"), "without hours that of more GPUs"
 
 
 @pytest.mark.parametrize(
@@ -80,12 +83,34 @@ def test_words_that_differ_in_figures_alone_are_one_of_many():
     assert len(rank_anomalies(runs[:3])) == 3
 
 
+def told_of_speed(*runs):
+    return [anomaly.message.partition(" (")[0] for anomaly in rank_anomalies(runs)]
+
+
 def test_a_run_slower_than_its_like_is_told_with_both_figures():
-    runs = [RunRead(megatron(step_s=seconds, step_s_p10=None)) for seconds in (100.0, 101.0, 99.0, 150.0)]
-    (anomaly,) = rank_anomalies(runs)
+    def at(step_s, **changes):
+        return RunRead(megatron(step_s=step_s, step_s_p10=None, **changes))
+
+    (anomaly,) = rank_anomalies([at(100.0), at(101.0), at(99.0), at(150.0)])
     assert anomaly.runs == (3,)
     assert anomaly.message == "1.49 x the median step time of similar runs (150 s, not 100 s)"
-    assert rank_anomalies([*runs[:2], RunRead(megatron(step_s=500.0, step_s_p10=None, tp=8))]) == []
+    assert told_of_speed(at(10.0), at(10.0), at(11.0)) == ["1.10 x the median step time of similar runs"]
+    assert told_of_speed(at(10.0), at(10.0), at(10.99)) == told_of_speed(at(10.0), at(50.0)) == []
+    others = {"engine": "fsdp", "gpus": 32, "tp": 8, "pp": 8, "cp": 2, "dp": 2, "zero_stage": 1, "device": "h200",
+              "params": 7, "seq": 8,
+              "global_batch": 9, "micro_batch": 1, "recompute": None, "dtype": "bf16"}  # fmt: skip
+    for key, value in others.items():
+        assert told_of_speed(*[at(100.0)] * 3, at(150.0, **{key: value})) == [], key
+    assert len(told_of_speed(*[at(100.0)] * 3, at(150.0, cp=1))) == 1
+    assert told_of_speed(*[at(100.0, gpus=None)] * 3, at(150.0, gpus=None)) == []
+
+
+def test_steps_that_vary_are_told_unless_a_flag_says_it():
+    for low, high, flags, messages in (
+        (2.0, 3.0, [], ["step time varies: 90th percentile 3.00 s is 1.5 x the 10th"]), (2.0, 2.99, [], []),
+        (2.0, 3.0, [Flag("wide", "spread")], ["wide"]), (0.0, 3.0, [], []),
+    ):  # fmt: skip
+        assert told_of_speed(RunRead(megatron(step_s_p10=low, step_s_p90=high, flags=flags))) == messages
 
 
 def test_steps_trained_again_count_the_restarts():

@@ -16,7 +16,7 @@ from hpc_gpt.reader.readers.logs import Failure, Place
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.loss_curve import extremes
 from hpc_gpt.reader.report.page.curves import ALL_POINTS, POINTS, curves_json
-from hpc_gpt.reader.report.page.groups import groups_of
+from hpc_gpt.reader.report.page.groups import RunGroup, groups_of, varied_keys
 from tests import examples
 from tests.report.page.page_runs import HOSTILE, curve, megatron, swept_runs
 from tests.report.step_tables import step_table
@@ -73,17 +73,6 @@ def test_a_thousand_runs_with_all_that_is_drawn_stay_small():
     assert len(curves_json(runs, ["run"] * 1000, groups_of(runs)).markup) < 5_000_000, "of the page's 8 MB"
 
 
-def test_attempts_have_their_causes_where_they_begin():
-    attempts = [{"attempt": 1, "ended": "node_failure", "cause": "node n7 did not answer"},
-                {"attempt": 2, "ended": "walltime"}, {"attempt": 3, "ended": "done"}]  # fmt: skip
-    (one,) = data_of([RunRead(megatron(attempts=attempts), curve(5000, attempts=3))])["runs"]
-    steps = np.cumsum(one["step"])
-    assert [text for _, text in one["starts"]] == [
-        "attempt 2 after node failure: node n7 did not answer", "attempt 3 after out of walltime"]  # fmt: skip
-    assert [int(steps[at]) for at, _ in one["starts"]] == [1662, 3328]
-    assert (steps[[at for at, _ in one["starts"]]] < steps[[at - 1 for at, _ in one["starts"]]]).all()
-
-
 def test_marks_are_few_and_a_missing_loss_is_no_nan():
     run = RunRead(megatron(nan_steps=3), curve(nan=(40, 60, 80), skipped=(4, 5)))
     (one,) = data_of([run])["runs"]
@@ -99,24 +88,41 @@ def test_memory_and_a_rate_the_script_cannot_compute_are_there():
                        tokens_per_s=np.full(3, 800.0))  # fmt: skip
     (one,) = data_of([RunRead(Record(gpus=8), steps)])["runs"]
     assert (one["memory"], one["rate"]) == ([1, 2, 3], [100, 100, 100])
+    # Seconds are to the millisecond, whole ones beyond some hours, so that the last is right.
+    for step_s, seconds in ((0.12345, [0.123, 0.124, 0.123]), (6000.4, [6000, 6001, 6000])):
+        (one,) = data_of([RunRead(Record(), replace(steps, columns={**steps.columns, "step_s": np.full(3, step_s)}))])[
+            "runs"
+        ]
+        assert one["seconds"] == seconds
 
 
-def test_the_newest_model_is_first_and_a_sweep_is_a_group():
-    data = data_of(swept_runs())
-    assert [group["title"] for group in data["groups"]] == [
-        "sweep lr-demo",
-        "52.0B parameters, sequence 1,024",
-        "all runs",
+def test_groups_are_models_sweeps_experiments_the_newest_first():
+    """Not those of one run, nor what differs in runs of several sweeps; of what a sweep varies at most three keys."""
+    runs = []
+    of_each = ((1e6, "a", 0, "1"), (1e6, "b", 1, "3"), (2e6, "b", 1, "2"), (None, "c", 0, "4"), (2e6, "c", 0, "0"))
+    for params, name, sweep, started in (*of_each, (2e6, "d", 2, "")):
+        place = len(runs)
+        varied = {
+            "train": {"lr": place, "seed": place, "wd": place, "beta": place},
+            "environment": {"x": place},
+            "list": [place],
+        }
+        settings = (
+            {"sweep": {"name": f"s{sweep}", "row": str(place)}, "name": str(place), "one": 1, **varied} if sweep else {}
+        )
+        runs.append(RunRead(Record(params=params, seq=8, name=name, started=started, settings=settings)))
+    sizes = [f"{size}.0M parameters, sequence 8" for size in (1, 2)]
+    assert groups_of(runs) == [
+        RunGroup("model", sizes[0], (0, 1)), RunGroup("model", sizes[1], (2, 4, 5)),
+        RunGroup("sweep", "sweep s1", (1, 2), ("train.lr", "train.seed", "train.wd")),
+        RunGroup("experiment", "experiment c", (3, 4)),
+        RunGroup("all", "all runs", (0, 1, 2, 3, 4, 5)), RunGroup("model", "runs of an unknown model", (3,)),
+    ]  # fmt: skip
+    values = [
+        replace(run.record, settings={"a": at % 2, "b": at, "c": at // 3, "d": at}) for at, run in enumerate(runs)
     ]
-    assert data["groups"][0]["varied"] == ["train.lr"]
-    assert data["groups"][0]["rows"] == ["lr-0.0001", "lr-0.0003", "lr-0.001", "lr-0.003"]
-    assert [group["models"] for group in data["groups"]] == [1, 1, 2]
+    assert varied_keys(values) == ("b", "d", "a")
     assert data_of([*swept_runs(), swept_runs()[1]])["groups"][0]["rows"] == [], "two runs of a row keep their names"
-    assert (data["per"], data_of(swept_runs()[:1])["per"]) == ("device", "GPU")
-    assert [run.get("varied") for run in data["runs"]] == [
-        None,
-        *({"train.lr": rate} for rate in (1e-4, 3e-4, 1e-3, 3e-3)),
-    ]
 
 
 def test_a_sweep_without_curves_has_figures_over_what_it_varies():
@@ -129,14 +135,6 @@ def test_a_sweep_without_curves_has_figures_over_what_it_varies():
     waits = [RunRead(replace(run.record, step_s=None, tokens_per_s=None, loss_last=None, memory_allocated_gib=None))
              for run in swept]  # fmt: skip
     assert data_of(waits) == {"per": "device", "groups": [], "runs": []}, "nothing of them is known yet"
-
-
-def test_an_experiment_of_several_models_is_a_group():
-    runs = [RunRead(megatron(name="mix", params=params), curve(5)) for params in (1_000_000, 1_000_000, 2_000_000)]
-    titles = [group["title"] for group in data_of([*runs, RunRead(megatron(), curve(5))])["groups"]]
-    assert "experiment mix" in titles
-    title = "1.0M parameters, sequence 1,024"
-    assert data_of(runs[:2])["groups"] == [{"title": title, "models": 1, "runs": [0, 1], "varied": [], "rows": []}]
 
 
 @pytest.mark.parametrize("figures", [[1e300, -1e300], [5e-324, 1e308], [math.inf, 1.0]])

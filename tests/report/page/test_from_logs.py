@@ -1,12 +1,10 @@
 """The page of runs as they are read: the three real logs, and runs of our own with restarts, skips and NaN."""
 
-import json
 import re
 
 from hpc_gpt.reader.report.gather import gather_paths
 from hpc_gpt.reader.report.page import build_page
 from hpc_gpt.reader.report.page.anomalies import ABSURD
-from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
 
 
 def test_the_three_real_logs(shared, tmp_path):
@@ -20,23 +18,6 @@ def test_the_three_real_logs(shared, tmp_path):
     assert page.count('role="img"') >= 1
     assert str(shared) not in page
     assert "meg_gpt2_perf_n16.out:" in page
-
-
-def test_a_run_of_our_own_with_a_restart_a_skip_and_a_nan(tmp_path):
-    run = with_attempt(make_run(tmp_path), 40, "node_failure", cause="node n3 is gone")
-    later = [
-        metrics_line(step, skipped=step == 50, loss=None if step == 60 else 2.0, memory_allocated_gib=[1.5, 2.5])
-        for step in range(36, 81)
-    ]
-    add_attempt(run, later, "done")
-    page = build_page(gather_paths([], tmp_path).runs)
-    assert "5 steps trained again after 1 restart" in page
-    (drawn,) = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["runs"]
-    assert [text for _, text in drawn["starts"]] == ["attempt 2 after node failure: node n3 is gone"]
-    assert (drawn["skipped"], drawn["nan"]) == ([50], [60])
-    assert set(drawn["memory"]) == {None, 2.5}
-    assert "<td>node failure</td><td>1</td><td>40</td><td>node n3 is gone</td>" in page
-    assert re.search(r"<h3>demo/[^<]+</h3>", page)
 
 
 def test_a_step_time_off_by_a_hundred_tops_the_anomalies(tmp_path):

@@ -15,12 +15,10 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.secrets import REMOVED
 from hpc_gpt.reader.readers.logs import Failure, Place
 from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.readers.steps import StepTable
-from hpc_gpt.reader.report.page import build_page, details_of, samples
-from hpc_gpt.reader.report.page.anomalies import trained_again
+from hpc_gpt.reader.report.page import build_page
 from hpc_gpt.reader.report.svg import safe
 from tests import examples
-from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, swept_runs, usual_runs
+from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, usual_runs
 
 VOID = {"meta", "link", "br", "wbr", "img", "input"}
 
@@ -146,24 +144,6 @@ def test_absurd_figures_never_stop_the_page():
     assert "made_up" in page
 
 
-def test_the_page_depends_on_its_runs_alone():
-    assert build_page(usual_runs(), ["a note"]) == build_page(usual_runs(), ["a note"])
-    assert "a note" in build_page([], ["a note"])
-
-
-def test_files_are_told_from_the_folder_above_all_of_them():
-    page = build_page(usual_runs())
-    assert "/data/logs" not in page
-    assert "<code>meg_gpt2_perf_n16.out</code>" in page
-
-
-def test_each_figure_says_where_it_is_from():
-    page = build_page(usual_runs()[:1])
-    assert 'title="meg_gpt2_perf_n16.out:35; meg_gpt2_perf_n16.out:36">tp4-pp16-dp1' in page
-    assert re.search(r"<th>tp</th><td>4</td><td>meg_gpt2_perf_n16\.out:35</td>", page)
-    assert re.search(r"<th>step_s</th><td>129\.0</td><td>meg_gpt2_perf_n16\.out:210-308", page)
-
-
 def test_a_column_that_no_run_fills_is_left_out():
     page = build_page([RunRead(Record(run="a", gpus=4))])
     heads = re.findall(r'<th scope="col"[^>]*>(?:<span>)?([^<]+)(?:</span>)?</th>', page)
@@ -186,23 +166,6 @@ def test_a_page_of_120_runs_stays_below_two_megabytes():
     assert len(build_page(many_runs(120)).encode()) < 2_000_000
 
 
-def test_each_group_has_its_static_curve():
-    page = build_page(swept_runs())
-    titles = re.findall(r"<figcaption>(Loss of [^<]+)</figcaption>", page)
-    assert titles == ["Loss of sweep lr-demo", "Loss of 52.0B parameters, sequence 1,024", "Loss of all runs"]
-    assert page.count('role="img"') == 3
-
-
-def test_a_swept_key_is_a_column_and_one_flops_figure_is_shown():
-    page = build_page(swept_runs())
-    head = page[page.index("<thead>") : page.index("</thead>")]
-    shown = [each[1] for each in re.findall(r'<th scope="col"( class="l")?[^>]*>(?:<span>)?([^<]+)', head)]
-    few = shown[: shown.index("Anomalies")]
-    assert few[2] == "lr"
-    assert [each for each in few if "TFLOP" in each or "MFU" in each] == ["TFLOP/s 6N+12Lhs", "MFU"]
-    assert 'title="lr-demo/20261120-080001-00a1">lr-demo/00a1</a>' in page
-
-
 @pytest.mark.parametrize("folder", ["/data/logs", "logs"])
 def test_the_title_has_the_folder_and_the_day(folder):
     runs = [RunRead(megatron(run=run), files=[Path(folder) / run / "x.out"]) for run in ("a", "b")]
@@ -213,18 +176,6 @@ def test_the_title_has_the_folder_and_the_day(folder):
     assert "<h1>2 runs</h1>" in build_page([RunRead(Record()), RunRead(Record())])
 
 
-def test_many_notes_are_cut_and_counted():
-    page = build_page([], [f"file {place} is binary" for place in range(250)])
-    assert page.count("is binary") == 100
-    assert "150 more notes of this kind." in page
-
-
-def test_a_name_that_the_run_begins_with_is_told_once():
-    page = build_page([RunRead(Record(name="meg_n16", run="meg_n16-4711")), RunRead(Record(name="a", run="b"))])
-    assert ">meg_n16-4711</a>" in page
-    assert ">a/b</a>" in page
-
-
 def test_paths_in_words_are_told_from_the_same_folder():
     files = [Path("/data/logs/a/x.out"), Path("/data/logs/b/y.out")]
     record = megatron(flags=["counted twice (/data/logs/a/x.out:12)"], sources={"tp": "/data/logs/b/y.out:3"})
@@ -233,25 +184,3 @@ def test_paths_in_words_are_told_from_the_same_folder():
     assert "counted twice (a/x.out:12)" in page
     assert "b/y.out:3" in page
     assert "logs/x.out" in build_page([RunRead(record, files=[Path("logs/x.out")])]), "a relative one is the user's own"
-
-
-def test_ten_steps_of_the_curve_are_a_table():
-    told = samples(curve(attempts=2, skipped=(1,)))
-    assert told["headings"] == ("Step", "Attempt", "Loss", "Step s", "Gradient norm", "Skipped")
-    assert (len(told["lines"]), told["lines"][0][0], told["lines"][-1][0]) == (10, "1", "100")
-    assert samples(StepTable())["lines"] == []
-
-
-def test_the_parts_of_a_start_are_bars():
-    run = RunRead(megatron(start_s=42.0, start_parts={"script": 2.0, "imports": 30.0, "first_step": 10.0}))
-    parts = details_of(run, "a", 0, "")["start"]
-    assert [(name, seconds) for name, seconds, _ in parts] == [
-        ("script", "2.00"), ("imports", "30.0"), ("first_step", "10.0")]  # fmt: skip
-    page = build_page([run])
-    assert "Start of the last attempt, 42.0 s to the end of its first step" in page
-    assert '<span>imports</span> <meter value="1" aria-hidden="true"></meter> <span>30.0 s</span>' in page
-    assert "<span>first step</span>" in page
-
-
-def test_steps_trained_again_are_counted():
-    assert trained_again(curve(attempts=3)) == 10

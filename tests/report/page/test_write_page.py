@@ -54,5 +54,6 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     folder = tmp_path / "kept"
     if os.access(folder, os.W_OK):  # root may write anywhere but in what the kernel shows
         folder = Path("/proc/self")
-    with pytest.raises(ConfigError, match="cannot be written to"):
+    with pytest.raises(ConfigError, match=f"^{folder} cannot be written to$") as failure:
         check_page_target(folder / "report.html")
+    assert failure.value.hint == "give another FILE to --html"

@@ -71,7 +71,7 @@ _NO_HISTORY = ("done", "running", "pending", "unknown")
 MOST_FAILURES = 12
 MOST_ATTEMPTS = 40
 # Keys shown elsewhere, or of no use to a reader; settings may be private.
-_NOT_FIGURES = {"schema", "settings", "attempts", "flags", "sources", "ended", "cause", "versions"}
+_NOT_FIGURES = {"schema", "settings", "attempts", "flags", "flag_kinds", "sources", "ended", "cause", "versions"}
 _MEMORY = {"memory_allocated_gib": "allocated", "memory_reserved_gib": "reserved", "predicted_memory_gib": "predicted"}
 ATTEMPT_HEADINGS = ("Attempt", "Job", "Started", "Ended", "First step", "Last step", "Cause")
 _ATTEMPT_KEYS = ("attempt", "job_id", "started", "ended", "first_step", "last_step", "cause")
@@ -352,6 +352,8 @@ def _value_text(key: str, value: object) -> str:
         return NOTHING
     if isinstance(value, list):
         return ", ".join(figure_text(show_digits, number(figure)) for figure in value[:64])
+    if isinstance(value, dict):
+        return safe(", ".join(f"{name} {_value_text('', figure)}" for name, figure in value.items()), 200)
     if isinstance(value, float):
         return figure_text(lambda figure: show_digits(figure, 4), number(value))
     if isinstance(value, int):

@@ -72,7 +72,7 @@ def _best(
 
 
 def ends_of(runs: Sequence[RunRead]) -> dict[str, Any]:
-    """How many runs are done, failed and neither, as text and as a bar."""
+    """How many runs are done, and a bar of those that are done, failed and neither."""
     done = sum(run.record.ended == "done" for run in runs)
     failed = sum(has_failed(run.record.ended) for run in runs)
     counts = {"done": done, "failed": failed, "other": len(runs) - done - failed}
@@ -81,8 +81,7 @@ def ends_of(runs: Sequence[RunRead]) -> dict[str, Any]:
         wide = 100 * count / max(1, len(runs))
         bar += element("rect", x=f"{left:.2f}%", y=0, width=f"{wide:.2f}%", height=8, class_=kind) if count else ""
         left += wide
-    texts = [f"{count:,} {kind}" for kind, count in counts.items() if count]
-    return {"bar": Svg(element("svg", bar, class_="ends", aria_hidden="true")), "text": ", ".join(texts), "done": done}
+    return {"bar": Svg(element("svg", bar, class_="ends", aria_hidden="true")), "done": done}
 
 
 def gpu_hours_of(runs: Sequence[RunRead]) -> dict[str, Any] | None:
