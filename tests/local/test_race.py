@@ -131,13 +131,6 @@ def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path)
 
 
 @pytest.mark.long
-def test_two_rows_that_fail_in_turn_end_the_race(race):
-    run, said = race("bad1 bad2 quick", "--wait", code=3)
-    assert names_of(run) == ["bad1", "bad2"]
-    assert "two rows in turn failed" in said
-
-
-@pytest.mark.long
 def test_nobody_wins_if_two_rows_train_something_else(race):
     run, said = race("quick other", "--rounds", 1, "--wait")
     assert page_of(run)["race"]["winner"] is None

@@ -255,9 +255,7 @@ class Race:
                     "place": row.place,
                     "predicted_step_s": predicted.get("step_s"),
                     "ratio": ratio(self.measured, number, leader) if is_in and leader is not None else None,
-                    "note": differ.get(number)
-                    or left.get(number)
-                    or (self.table[number].record.cause if not is_in else None),
+                    "note": differ.get(number) or left.get(number) or (None if is_in else self._why_out(number)),
                     "losses_differ": number in differ,
                 }
             )
@@ -267,6 +265,11 @@ class Race:
         return {
             "winner": run, "why": why, "place": place, "is_over": over, "unchecked": unchecked, "rows": rows
         }  # fmt: skip
+
+    def _why_out(self, row: int) -> str | None:
+        """Why a row is not compared: a failed visit's cause, also after a round that went well; or what it lacks."""
+        visit = self.failed.get(row)
+        return visit.cause if visit is not None and visit.cause else self.table[row].record.cause
 
     def write(self) -> None:
         """Replaces bench.json. Raises RunFolderError."""
