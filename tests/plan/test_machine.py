@@ -113,6 +113,7 @@ def test_a_pair_on_a_board_of_four_has_a_third_of_its_links(device, each_of, all
     assert machine_of(load_profile(write(tmp_path, profile + "[machine]\nswitched = true\n"))).switched
     # Four GPUs of a rack that a switch joins are no board.
     assert machine_named("gb200", 4, "infiniband 4x400G").switched
+    assert machine_named("b200", 4, "infiniband 4x400G").switched, "of NVLink 5"
 
 
 def test_a_send_takes_as_long_as_its_slowest_boundary():
