@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.core.settings.resolved import config_hash
@@ -91,18 +90,8 @@ def test_without_a_gpu_the_ranks_run_on_the_cpu():
 
 
 def test_rows_by_name_in_the_order_of_the_ladder():
-    assert [rung.row.name for rung in rungs_of("memory", rows=["loss-chunks", "for-loop"])] == [
-        "for-loop",
-        "loss-chunks",
-    ]
-    with pytest.raises(ConfigError, match="no row 'los-chunks'") as refusal:
-        rungs_of("memory", rows=["los-chunks"])
-    assert "loss-chunks" in refusal.value.hint
-
-
-def test_an_unknown_setting_is_refused_before_any_rung():
-    with pytest.raises(ConfigError, match=r"train\.stepss"):
-        rungs_of("colab", overrides={"train.stepss": 3})
+    chosen = rungs_of("memory", rows=["loss-chunks", "for-loop"])
+    assert [rung.row.name for rung in chosen] == ["for-loop", "loss-chunks"]
 
 
 def measured(rungs, **figures):
@@ -151,18 +140,11 @@ def test_the_colab_ladder_has_its_columns_and_last_ratio():
     text = ladder_text(LADDERS["colab"], on_one("colab"), rows)
     assert cells(text, "baseline")[1:6] == ["28", "30.0", "37", "40,000", "16939.79"]
     assert cells(text, "workers")[1:6] == ["64", "28.5", "38.7", "410,000", "146766.49"]
-    _, beside, _ = text.split("\n\n")
-    assert beside.splitlines()[0].startswith("Against baseline: x base is the time of as many tokens")
-    switched = "tf32, dtype fp16, vocab_multiple 64, tied, workers 2, compile whole, attention flash, micro_batch 64"
-    (last,) = [
-        each for each in ladder_json(LADDERS["colab"], on_one("colab"), rows)["savings"] if each["row"] == "workers"
-    ]
-    assert sorted(last["switched_on"].split(", ")) == sorted(switched.split(", "))
-    assert last["time_ratio"] == pytest.approx(40 / 410)
-    assert last["predicted_memory_gib"] > 10
     # A rung that was not measured keeps the source's figure.
     assert cells(text, "tied")[-4:] == ["148637.53", "-", "-", "-"]
     assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (published: 8.66)"
+    end = "peak memory of for-loop over batch128: not measured (published: 0.516 at 1.54 x)"
+    assert ladder_text(LADDERS["memory"], on_one("memory"), []).splitlines()[-1] == end
 
 
 def test_the_mingpt_ladder_compares_flops():
@@ -172,34 +154,13 @@ def test_the_mingpt_ladder_compares_flops():
     assert found.line() == "TFLOP/s hardware of ckpt-prefetch-b64 over b1: 40.0 (published: 23.1)"
 
 
-@pytest.mark.parametrize(
-    ("name", "end"),
-    [
-        ("colab", "tokens/s of workers over baseline: not measured (published: 8.66)"),
-        ("memory", "peak memory of for-loop over batch128: not measured (published: 0.516 at 1.54 x)"),
-        ("mingpt", "TFLOP/s hardware of ckpt-prefetch-b64 over b1: not measured (published: 23.1)"),
-    ],
-)
-def test_what_is_missing_is_not_measured(name, end):
-    assert ladder_text(LADDERS[name], on_one(name), []).splitlines()[-1] == end
-
-
 def test_a_shrunken_run_is_no_measure_of_its_rung():
     smoke = {"tokens_per_s": 1000.0, "name": "colab-ladder-baseline-smoke"}
     rows = measured(on_one("colab"), baseline=smoke, workers={**smoke, "name": "colab-ladder-workers-smoke"})
     assert outcome(LADDERS["colab"], on_one("colab"), rows).ratio is None
     text = ladder_text(LADDERS["colab"], on_one("colab"), rows)
-    small = {"tokens_per_s": 1000.0, "memory_allocated_gib": [1.0], "name": "memory-techniques-base-smoke"}
-    (base,) = [
-        each
-        for each in ladder_json(LADDERS["memory"], on_one("memory"), measured(on_one("memory"), base=small))["savings"]
-        if each["row"] == "base"
-    ]
-    assert (base["memory_allocated_gib"], base["saved_gib"], base["time_ratio"]) == (1.0, None, None)
     published, small = (line for line in text.split("\n\n")[0].splitlines() if line.startswith("baseline "))
-    assert "16939.79" in published
-    assert "16939.79" not in small
-    assert "smoke run" in small
+    assert ("16939.79" in published, "16939.79" in small, "smoke run" in small) == (True, False, True)
 
 
 def test_a_measured_ladder_as_written():

@@ -29,7 +29,7 @@ VISIT = r"^round (./.)  (\w+): \2/ID\nhpc-gpt-next visit (\d+) RACE/\2/ID\n\2: "
 # By a row's name: the seconds and the loss of its steps, or what it prints before it fails.
 ROWS = {"quick": (0.1, 5.0), "near": (0.1004, 5.0), "slow": (0.2, 5.0), "other": (0.1, 6.0), "hangs": (0.1002, 5.0)}
 ROWS |= {"oom": "torch.OutOfMemoryError: CUDA out of memory.\n", "dies": "srun: error: Node failure on n1\n"}
-ROWS |= dict.fromkeys(("bad", "bad2"), "ValueError: no\n") | {"killed": "", "program": (0.11, 4.0)}
+ROWS |= dict.fromkeys(("bad", "bad2"), "ValueError: no\n") | {"killed": "", "program": (0.102, 4.0)}
 
 
 class Raced:
@@ -94,8 +94,12 @@ class Raced:
         elif name == "hangs" and len(list(visit.path.parent.iterdir())) > 1:
             self.now, self.code = self.now + 20, 137
         else:
+            again = len(list(visit.path.parent.iterdir())) - 1 if name == "program" else 0
             tokens = {} if "nano" in str(self.run.path) else {"tokens": 4096}
-            lines = [{"step": at, "loss": does[1], "step_s": does[0], **tokens, "time": at} for at in range(1, 11)]
+            lines = [
+                {"step": at, "loss": does[1], "step_s": does[0] + 0.004 * again, **tokens, "time": at}
+                for at in range(1, 11)
+            ]
             attempt.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
             attempt.write_ended("done", None, 10)
 
@@ -103,15 +107,16 @@ class Raced:
         """What it keeps of its end, and the answers to its user."""
         attempt = self.run.attempt(number)
         end = {key: value for key, value in attempt.ended().items() if key != "time"}
-        yield f"ended.json: {json.dumps(end)}\n"
+        yield f"ended.json: {json.dumps(end)}"
         for path in sorted(attempt.asked.glob("*.done.json")):
             answer = {key: value for key, value in json.loads(path.read_text()).items() if key != "time"}
-            yield f"{path.name}: {json.dumps(answer)}\n"
+            yield f" {path.name}: {json.dumps(answer)}"
         if (file := self.run.path / "bench.json").is_file():
             race = json.loads(file.read_text())["race"]
             rows = [(row["keys"]["row"], row["losses_differ"]) for row in race.pop("rows")]
             race["differ"] = [name for name, differs in rows if differs]
-            yield f"bench.json: {json.dumps(race)}\n"
+            yield f" bench.json: {json.dumps(race)}"
+        yield "\n"
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_a_device_of_ones_own_needs_its_figures(tmp_path):
     whole = own + "node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\nbf16 = 1307.4\n"
     machine = machine_of(load_profile(write(tmp_path, whole)))
     assert (machine.device, machine.network_gb_s, machine.peak_tflops) == ("mi999", 400, {"bf16": 1307.4})
+    assert machine.network_latency_s == machine_named("h200", 8, "infiniband 8x400G").network_latency_s > 0
 
 
 @pytest.mark.shared

@@ -43,21 +43,6 @@ def of_a_grid(teller: Teller) -> Job:
 
 
 @slow_story
-def requeued(teller: Teller) -> Job:
-    """Put back to the queue in the second visit, and started on the same node: on another one a round begins again."""
-    job = submit(teller.launcher, "again", TWO, "--rounds", "1", WAIT_AT="b2")
-    job.wait("the second visit", lambda: (job.run.path / "waits-0").exists())
-    (node,) = job.nodes()
-    job.cluster.run("scontrol", "requeue", job.id, check=True)
-    job.wait("its turn in the queue", lambda: job.slurm_state == "PENDING")
-    job.cluster.run("scontrol", "update", f"jobid={job.id}", "starttime=now", f"reqnodelist={node}")
-    job.wait("the second attempt", lambda: len(job.run.attempts()) == 2)
-    (job.run.path / "go").touch()
-    job.wait_end()
-    return job
-
-
-@slow_story
 def lost_node(teller: Teller) -> tuple[Job, str]:
     """A node dies in the second visit: the round begins again on others."""
     job = submit(teller.launcher, "lost", TWO, "--rounds", "1", gpus=2, WAIT_AT="b2")
@@ -83,20 +68,6 @@ def test_the_rows_of_a_grid_race_and_its_winner_is_taken(told: Teller) -> None:
     file = str(told.launcher.folder / "raced.toml")
     _, said = told.launcher.run("submit", file, "--winner", job.run.run_id, "--dry-run")
     assert f"from race {job.run.run_id}, row micro_batch{size}: layout.micro_batch = {size}" in said
-
-
-@pytest.mark.long
-@pytest.mark.story(requeued)
-def test_a_requeue_drops_the_visit(told: Teller) -> None:
-    job = told(requeued)
-    visits = read_visits(job.run)
-    assert [(visit.row, visit.attempt, visit.dropped) for visit in visits if not visit.dropped] == [
-        (0, 1, False),
-        (1, 2, False),
-    ]
-    assert [(visit.row, visit.attempt) for visit in visits if visit.dropped] == [(1, 1)]
-    assert job.ended()[-1] == "done"
-    assert bench_of(job)["race"]["is_over"]
 
 
 @pytest.mark.long

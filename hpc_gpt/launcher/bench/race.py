@@ -205,8 +205,8 @@ class Race:
 
     def _measurement(self, visit: Visit) -> Measurement:
         record = with_predicted_memory(self._of(visit).record, self._resolved(visit.row))
-        ended = visit.ended if visit.ended not in GOOD else record.ended
-        return Measurement(replace(record, ended=ended, cause=visit.cause or record.cause), self.run.path / visit.place)
+        record = replace(record, ended=visit.ended, cause=visit.cause or record.cause)
+        return Measurement(record, self.run.path / visit.place)
 
     def _resolved(self, row: int) -> Any:
         return RunFolder(self.run.path / str(self.rows[row].folder)).resolved()
