@@ -94,10 +94,6 @@ def test_one_row_moves_no_constant_far_and_none_moves_nothing() -> None:
     assert all(getattr(unmoved, name) == pytest.approx(value) for name, value in asdict(DEFAULT).items())
 
 
-def test_the_same_rows_give_the_same_constants() -> None:
-    assert fit(_samples()) == fit(_samples())
-
-
 def test_of_one_training_on_one_machine_the_shortest_step_counts() -> None:
     (one, other), slow = _trainings()[:2], replace(MACHINE, gpus_per_node=4)
     steps = [("a", one, MACHINE, 9.0), ("b", one, MACHINE, 8.0), ("b", one, MACHINE, 8.5), ("c", one, MACHINE, None),
