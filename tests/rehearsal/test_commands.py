@@ -140,7 +140,7 @@ ANSWERS = [
     ("scontrol show job 7", "\n   ".join(f"{key}={value}" for key, value in JOB.items()) + "\n\n"),
     ("scontrol show job 9", NO_JOB),
     ("scontrol requeue 9", "Invalid job id specified for job 9"),
-    ("scontrol update JobId=7 Nice=1", f"scontrol: error: 'scontrol update nice=' {AWAY}"),
+    ("scontrol update JobId=7 TimeLimit=10", f"scontrol: error: 'scontrol update timelimit=' {AWAY}"),
     ("scontrol show nodes", f"scontrol: error: 'scontrol show nodes' {AWAY}"),
     ("scontrol --details show job 7", f"scontrol: error: scontrol --details {AWAY}"),
     ("squeue --long", f"squeue: error: squeue --long {AWAY}"),
