@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.core.settings.resolved import config_hash
-from hpc_gpt.launcher.bench.ladder import ladder_json, ladder_text, outcome, savings_of
+from hpc_gpt.launcher.bench.ladder import ladder_json, ladder_text, outcome
 from hpc_gpt.launcher.bench.measurement import BenchRow
 from hpc_gpt.launcher.launch.bench_rows import BenchRequest
 from hpc_gpt.launcher.launch.ladder import LADDERS, prepare_rungs
 from hpc_gpt.launcher.launch.this_machine import profile_here, with_predicted_memory
 
+TEXT = Path(__file__).with_name("ladder.txt").read_text(encoding="utf-8")
 H200 = {"name": "NVIDIA H200", "memory_gib": 139.8}
 
 
@@ -90,18 +90,8 @@ def test_without_a_gpu_the_ranks_run_on_the_cpu():
 
 
 def test_rows_by_name_in_the_order_of_the_ladder():
-    assert [rung.row.name for rung in rungs_of("memory", rows=["loss-chunks", "for-loop"])] == [
-        "for-loop",
-        "loss-chunks",
-    ]
-    with pytest.raises(ConfigError, match="no row 'los-chunks'") as refusal:
-        rungs_of("memory", rows=["los-chunks"])
-    assert "loss-chunks" in refusal.value.hint
-
-
-def test_an_unknown_setting_is_refused_before_any_rung():
-    with pytest.raises(ConfigError, match=r"train\.stepss"):
-        rungs_of("colab", overrides={"train.stepss": 3})
+    chosen = rungs_of("memory", rows=["loss-chunks", "for-loop"])
+    assert [rung.row.name for rung in chosen] == ["for-loop", "loss-chunks"]
 
 
 def measured(rungs, **figures):
@@ -150,31 +140,11 @@ def test_the_colab_ladder_has_its_columns_and_last_ratio():
     text = ladder_text(LADDERS["colab"], on_one("colab"), rows)
     assert cells(text, "baseline")[1:6] == ["28", "30.0", "37", "40,000", "16939.79"]
     assert cells(text, "workers")[1:6] == ["64", "28.5", "38.7", "410,000", "146766.49"]
-    _, beside, _ = text.split("\n\n")
-    assert beside.splitlines()[0].startswith("Against baseline: x base is the time of as many tokens")
-    switched = "tf32, dtype fp16, vocab_multiple 64, tied, workers 2, compile whole, attention flash, micro_batch 64"
-    (last,) = [
-        each for each in ladder_json(LADDERS["colab"], on_one("colab"), rows)["savings"] if each["row"] == "workers"
-    ]
-    assert sorted(last["switched_on"].split(", ")) == sorted(switched.split(", "))
-    assert last["time_ratio"] == pytest.approx(40 / 410)
-    assert last["predicted_memory_gib"] > 10
     # A rung that was not measured keeps the source's figure.
     assert cells(text, "tied")[-4:] == ["148637.53", "-", "-", "-"]
     assert text.splitlines()[-1] == "tokens/s of workers over baseline: 10.2 (published: 8.66)"
-
-
-def test_the_memory_ladder_is_judged_by_the_plain_run():
-    rows = measured(
-        on_one("memory"),
-        batch128=speed("batch128", 0.15, memory_reserved_gib=[20.0]),
-        for_loop=speed("for-loop", 0.18, memory_reserved_gib=[9.0]),
-    )
-    found = outcome(LADDERS["memory"], on_one("memory"), rows)
-    assert (found.ratio, found.time) == (pytest.approx(0.45), pytest.approx(1.2))
-    words = "peak memory of for-loop over batch128: 0.450 at 1.20 x the time (published: 0.516 at 1.54 x)"
-    assert found.line() == words
-    assert ladder_text(LADDERS["memory"], on_one("memory"), rows).splitlines()[-1] == words
+    end = "peak memory of for-loop over batch128: not measured (published: 0.516 at 1.54 x)"
+    assert ladder_text(LADDERS["memory"], on_one("memory"), []).splitlines()[-1] == end
 
 
 def test_the_mingpt_ladder_compares_flops():
@@ -184,99 +154,44 @@ def test_the_mingpt_ladder_compares_flops():
     assert found.line() == "TFLOP/s hardware of ckpt-prefetch-b64 over b1: 40.0 (published: 23.1)"
 
 
-@pytest.mark.parametrize(
-    ("name", "end"),
-    [
-        ("colab", "tokens/s of workers over baseline: not measured (published: 8.66)"),
-        ("memory", "peak memory of for-loop over batch128: not measured (published: 0.516 at 1.54 x)"),
-        ("mingpt", "TFLOP/s hardware of ckpt-prefetch-b64 over b1: not measured (published: 23.1)"),
-    ],
-)
-def test_what_is_missing_is_not_measured(name, end):
-    assert ladder_text(LADDERS[name], on_one(name), []).splitlines()[-1] == end
-
-
 def test_a_shrunken_run_is_no_measure_of_its_rung():
     smoke = {"tokens_per_s": 1000.0, "name": "colab-ladder-baseline-smoke"}
     rows = measured(on_one("colab"), baseline=smoke, workers={**smoke, "name": "colab-ladder-workers-smoke"})
     assert outcome(LADDERS["colab"], on_one("colab"), rows).ratio is None
     text = ladder_text(LADDERS["colab"], on_one("colab"), rows)
-    small = {"tokens_per_s": 1000.0, "memory_allocated_gib": [1.0], "name": "memory-techniques-base-smoke"}
-    (base,) = [
-        each
-        for each in ladder_json(LADDERS["memory"], on_one("memory"), measured(on_one("memory"), base=small))["savings"]
-        if each["row"] == "base"
-    ]
-    assert (base["memory_allocated_gib"], base["saved_gib"], base["time_ratio"]) == (1.0, None, None)
     published, small = (line for line in text.split("\n\n")[0].splitlines() if line.startswith("baseline "))
-    assert "16939.79" in published
-    assert "16939.79" not in small
-    assert "smoke run" in small
+    assert ("16939.79" in published, "16939.79" in small, "smoke run" in small) == (True, False, True)
 
 
-def test_a_rung_without_figures_says_why():
-    oom = {"ended": "gpu_memory", "cause": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
-    broken = {"ended": "error", "cause": "RuntimeError: " + "x" * 300}
-    rows = measured(on_one("memory"), batch32=oom, batch64=broken)
-    text = ladder_text(LADDERS["memory"], on_one("memory"), rows)
-    table, savings, _ = text.split("\n\n")
-    assert "out of memory" in table
-    assert cells(table, "batch32")[-2:] == ["gpu_memory", "bench#1"]
-    assert "xxx… error bench#2" in " ".join(cells(table, "batch64"))
-    assert "needs 2 GPUs, this machine has 1 refused" in " ".join(cells(table, "fsdp"))
-    assert max(map(len, table.splitlines())) < 260
-    assert [cells(savings, row)[-1] for row in ("batch32", "batch64", "fsdp")] == ["gpu_memory", "error", "refused"]
-
-
-def test_a_rung_that_barely_fits_is_marked():
-    rungs = rungs_of("mingpt", gpus=4)
-    rows = measured(rungs, b7={"step_s": 0.7}, b8={"step_s": 1.7, "allocator_retries": 12})
-    text = ladder_text(LADDERS["mingpt"], rungs, rows)
-    assert "slowed down by allocator retries" in next(line for line in text.splitlines() if line.startswith("b8 "))
-    assert text.count("slowed down") == 1
-
-
-def test_savings_and_costs_are_against_the_base_of_each_group():
+def test_a_measured_ladder_as_written():
+    """Against the plain run, the base of each group: a quarter of the batch in half the time is twice the time."""
     figures = {
-        "batch128": speed("batch128", 0.2, memory_allocated_gib=[15.0]),
-        "accumulation": speed("accumulation", 0.25, memory_allocated_gib=[11.0]),
-        "batch32": speed("batch32", 0.1, memory_allocated_gib=[11.5]),
-        "base": speed("base", 0.04, memory_allocated_gib=[14.0], predicted_memory_gib=[14.3]),
+        "batch128": speed("batch128", 0.2, memory_allocated_gib=[14.0, 15.0], memory_reserved_gib=[20.0]),
+        "accumulation": speed("accumulation", 0.25, memory_allocated_gib=[11.0], allocator_retries=2),
+        "batch32": speed("batch32", 0.1, memory_allocated_gib=[11.5], predicted_memory_gib=[8.0, 9.0]),
+        "batch64": {"ended": "error", "cause": "RuntimeError: " + "x" * 300},
+        "recompute": {"ended": "gpu_memory", "cause": "torch.OutOfMemoryError: CUDA out of memory."},
+        "for_loop": speed("for-loop", 0.18, memory_reserved_gib=[9.0]),
+        "base": speed("base", 0.04, memory_allocated_gib=[14.0]),
         "loss_chunks": speed("loss-chunks", 0.042, memory_allocated_gib=[8.0]),
+        "full_recompute": speed("full-recompute", 0.05, memory_allocated_gib=[7.0], name="full-recompute-smoke"),
         "zero_3_offload": {"ended": "host_memory"},
     }
-    rows = measured(on_one("memory"), **figures)
-    ladder = LADDERS["memory"]
-    rungs = {each["row"]: each for each in savings_of(ladder, on_one("memory"), rows)}
-    # A quarter of the batch in half the time is twice the time for the same samples.
-    assert (rungs["batch32"]["time_ratio"], rungs["batch32"]["saved_gib"]) == (pytest.approx(2.0), 3.5)
-    assert (rungs["accumulation"]["time_ratio"], rungs["accumulation"]["saved_gib"]) == (pytest.approx(1.25), 4.0)
-    assert rungs["accumulation"]["switched_on"] == "micro_batches 4"
-    chunks = rungs["loss-chunks"]
-    assert (chunks["switched_on"], chunks["saved_gib"], chunks["time_ratio"]) == (
-        "loss_chunks 8",
-        6.0,
-        pytest.approx(1.05),
-    )
-    assert rungs["base"]["predicted_memory_gib"] == 14.3
-    lost = rungs["zero-3-offload"]
-    assert (lost["step_s"], lost["time_ratio"], lost["saved_gib"], lost["ended"]) == (None, None, None, "host_memory")
-    assert lost["predicted_memory_gib"] > 1
-    assert lost["switched_on"] == "deepspeed-zero, zero_stage 3, offload full"
-    line = next(line for line in ladder_text(ladder, on_one("memory"), rows).splitlines() if "loss_chunks 8" in line)
-    assert line.split()[:4] == ["loss-chunks", "loss_chunks", "8", "124M"]
-    assert line.split()[6:10] == ["0.0420", "1.05", "8.00", "6.00"]
-
-
-def test_json_has_what_the_table_has():
-    rows = measured(on_one("memory"), base=speed("base", 0.04, memory_allocated_gib=[14.0]))
+    given = {name: {"predicted_memory_gib": [7.5], **each} for name, each in figures.items()}
+    rows = [row for row in measured(on_one("memory"), **given) if row.record.ended != "refused"]
+    assert ladder_text(LADDERS["memory"], on_one("memory"), rows) == TEXT
     page = json.loads(json.dumps(ladder_json(LADDERS["memory"], on_one("memory"), rows), allow_nan=False))
-    assert (page["sweep"], page["seed"], page["what"]) == ("memory-ladder", "004", "peak memory")
-    assert (page["first"], page["last"], page["ratio"]) == ("batch128", "for-loop", None)
-    assert page["seed_ratio"] == pytest.approx(0.516, abs=1e-3)
-    (refused, base) = page["savings"]
-    assert (refused["row"], refused["ended"], refused["saved_gib"]) == ("fsdp", "refused", None)
-    assert (base["row"], base["memory_allocated_gib"], base["saved_gib"]) == ("base", 14.0, 0.0)
+    savings = page.pop("savings")
+    assert page == {
+        "sweep": "memory-ladder", "seed": "004", "what": "peak memory", "first": "batch128", "last": "for-loop",
+        "ratio": 0.45, "seed_ratio": pytest.approx(0.5162, abs=1e-4), "time": pytest.approx(0.9),
+        "seed_time": pytest.approx(1.5429, abs=1e-4),
+    }  # fmt: skip
+    assert savings[0] == {
+        "sweep": "memory-ladder", "row": "batch32", "switched_on": "", "shape": "708M s11 v3", "step_s": 0.1,
+        "time_ratio": pytest.approx(2.0), "memory_allocated_gib": 11.5, "saved_gib": 3.5, "predicted_memory_gib": 9.0,
+        "ended": "done",
+    }  # fmt: skip
 
 
 def test_a_narrow_terminal_gets_a_block_a_row():

@@ -32,11 +32,6 @@ def test_the_spread_is_a_share_and_has_no_unit(figures, factor):
     assert abs(scaled - spread) <= 1e-6 * max(1.0, spread)
 
 
-def test_one_round_has_no_spread():
-    assert spread_of([5.0]) is None
-    assert spread_of([]) is None
-
-
 @given(st.lists(st.one_of(st.none(), speeds), max_size=8))
 def test_ratios_are_to_the_first_that_is_known(figures):
     ratios = ratios_to_first(figures)

@@ -1,8 +1,13 @@
 """Profiles of sites that are not at hand, from what their Slurm says."""
 
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.launcher.doctor import site
 from hpc_gpt.launcher.doctor.site import (
@@ -12,9 +17,12 @@ from hpc_gpt.launcher.doctor.site import (
     choice_lines,
     choose_kind,
     choose_partition,
+    count_gpus,
     guess_device,
     lines_to_fill_in,
     profile_text,
+    read_site,
+    threads_per_core,
 )
 from tests.cli.command import in_process
 
@@ -47,27 +55,113 @@ def loaded(tmp_path, text):
     return load_profile(str(path))
 
 
-def test_a_profile_with_all_that_slurm_says(tmp_path):
-    found = a_site(CPU, GPU, accounts=("abc@a100", "xyz"), qos=("normal", "gpu_normal", "gpu_long"))
-    chosen = choose_partition(found, None)
-    assert chosen is GPU, "the default partition has no GPUs"
-    profile = loaded(tmp_path, profile_text(found, chosen))
-    assert (profile.device, profile.gpus_per_node, profile.gpu_type, profile.cpus_per_node) == (
-        "a100-80g",
-        8,
-        "a100",
-        128,
+EMPTY = partition("empty", [])
+ALIKE = partition("alike", [(V100, 3), (replace(V100, cpus=20), 2)], MaxTime="3:00:00", DefaultTime="NONE")
+WHOLE = partition("whole", [(NodeKind(4, None, 8, 2048, ()), 9)], MaxTime="UNLIMITED", OverSubscribe="EXCLUSIVE",
+                  AllowAccounts="none")  # fmt: skip
+ACCOUNTS, QOS = ("abc@a100", "xyz"), ("normal", "gpu_normal", "gpu_long")
+SITES = {
+    "gpu": a_site(CPU, GPU, EMPTY, accounts=ACCOUNTS, qos=QOS),
+    "cpu": a_site(CPU, GPU, accounts=ACCOUNTS[:1], qos=QOS[:1], config={}),
+    "alike": a_site(ALIKE, config={"JobRequeue": "0"}),
+    "whole": a_site(WHOLE, accounts=ACCOUNTS, qos=QOS),
+}
+PROFILES = dict(
+    re.findall(
+        r"^== (\w+)\n(.*?)(?=^==|\Z)", Path(__file__).with_name("profiles.txt").read_text(), re.DOTALL | re.MULTILINE
     )
+)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_profile_and_its_choice_are_as_written(name):
+    """The first profile whole, of the others what Slurm says of them."""
+    found = SITES[name]
+    text = profile_text(found, found.partitions[name])
+    shown = text if name == "gpu" else text.split("\n\n")[1] + "\n"
+    choice = "".join(f"{line}\n" for line in choice_lines(found, found.partitions[name]))
+    assert f"{shown}\n{choice}" == PROFILES[name]
+
+
+def test_a_profile_with_all_that_slurm_says(tmp_path):
+    chosen = choose_partition(SITES["gpu"], None)
+    assert chosen is GPU, "the default partition has no GPUs"
+    profile = loaded(tmp_path, profile_text(SITES["gpu"], chosen))
+    asked = (profile.device, profile.gpus_per_node, profile.gpu_type, profile.cpus_per_node, profile.constraint)
+    assert asked == ("a100-80g", 8, "a100", 128, "a100")
     assert (profile.partition, profile.account, profile.qos) == ("gpu", "abc@a100", "gpu_normal")
-    assert profile.constraint in ("a100", "a100_80gb"), "which the partition's V100 nodes do not have"
     assert (profile.time, profile.chain, profile.gpu_flag) == ("01:00:00", "requeue", "gres")
-    text = profile_text(found, chosen)
-    assert "# or gpu_long" in text
-    assert "hardware threads a core" in text
-    assert "cannot be checked here" in text
-    lines = "\n".join(choice_lines(found, chosen))
-    for words in ("--partition takes another: cpu", "* 12 nodes: 8 a100 GPUs", "  5 nodes: 4 v100 GPUs"):
-        assert words in lines
+
+
+ANSWERS = {
+    "scontrol show config": "Configuration data as of now\nClusterName = dahu\nJobRequeue  = 1\n",
+    "sinfo -h -N -o %N|%R|%c|%m|%G|%f": "n1|fast|96|515000|gpu:a100:4(S:0-1)|ib,big\n"
+    "n2|fast|64+|256000+|(null)|(null)\nn3|fast|64|256000|(null)|(null)\nn1|all|96|515000|gpu:a100:4|ib,big\n"
+    "slurmd: error\n",
+    "scontrol --oneliner show partition": "PartitionName=fast Default=NO State=UP MaxNodes=2\n"
+    "PartitionName=all Default=YES State=DOWN\nPartitionName=none\n\n",
+    "sacctmgr -nP show assoc cluster=dahu user=ada format=Account,QOS,DefaultQOS": "abc|normal,long|long\nxyz|fast|\n",
+    "sacctmgr -nP show user ada cluster=dahu withassoc format=DefaultAccount": "xyz\n",
+    "scontrol --oneliner show node n1": "NodeName=n1 ThreadsPerCore=2 CPUTot=8\n",
+    "scontrol --oneliner show node n2": "NodeName=n2 CPUTot=8\n",
+}
+
+
+@pytest.fixture
+def answers(tmp_path, monkeypatch):
+    """The folder of what Slurm's clients print to ada, a file each by their words; they know no other ones."""
+    for name in ("scontrol", "sinfo", "sacctmgr"):
+        (tmp_path / name).write_text(f'#!/bin/bash\ncat "{tmp_path}/answers/${{0##*/}} $*" || exit 1\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    (folder := tmp_path / "answers").mkdir()
+    for words, text in ANSWERS.items():
+        (folder / words).write_text(text)
+    return folder
+
+
+def test_a_site_is_what_slurms_clients_print(answers):
+    n1, n2 = NodeKind(4, "a100", 96, 515000, ("big", "ib")), NodeKind(0, None, 64, 256000, ())
+    fast = {"PartitionName": "fast", "Default": "NO", "State": "UP", "MaxNodes": "2"}
+    whole = {"PartitionName": "all", "Default": "YES", "State": "DOWN"}
+    found = Site(
+        "dahu",
+        {"ClusterName": "dahu", "JobRequeue": "1"},
+        {
+            "fast": SlurmPartition("fast", fast, {n2: ["n2", "n3"], n1: ["n1"]}),
+            "all": SlurmPartition("all", whole, {n1: ["n1"]}),
+            "none": SlurmPartition("none", {"PartitionName": "none"}, {}),
+        },
+        ("xyz", "abc"),
+        ("long", "normal", "fast"),
+        frozenset({"big", "ib"}),
+    )
+    assert read_site() == found
+    assert list(read_site().partitions["fast"].kinds) == [n2, n1], "the most frequent first"
+    assert (threads_per_core("n1"), threads_per_core("n2"), threads_per_core("n9")) == (2, None, None)
+    assert [count_gpus(each, 4) for each in found.partitions.values()] == [4, 4, 0]
+    assert [each.is_up for each in found.partitions.values()] == [True, False, False]
+    assert choose_partition(found, None).name == "fast", "which is up"
+    associations, default = (words for words in ANSWERS if words.startswith("sacctmgr"))
+    (answers / default).unlink()
+    assert read_site() == replace(found, accounts=("abc", "xyz"))
+    (answers / associations).unlink()
+    assert read_site() == replace(found, accounts=(), qos=())
+    (answers / "scontrol --oneliner show partition").unlink()
+    with pytest.raises(JobRefused, match=r"^scontrol: cat: .*No such file") as refused:
+        read_site()
+    assert refused.value.hint == "is Slurm set up?"
+
+
+def test_a_site_without_a_partition_and_one_that_does_not_answer(answers):
+    with pytest.raises(ConfigError, match=r"^dahu has no partition that you may see$") as refused:
+        choose_partition(a_site(), None)
+    assert refused.value.hint == "ask its administrators"
+    (answers.parent / "sinfo").write_text("#!/bin/bash\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    with pytest.raises(SlurmUnreachable, match=r"^sinfo: Unable to contact slurm controller") as unreachable:
+        read_site()
+    assert unreachable.value.hint == "is slurmctld up?"
 
 
 def test_a_partition_of_its_own_choice(tmp_path):
@@ -89,17 +183,6 @@ def test_with_its_last_lines_filled_in_init_has_what_it_wants(tmp_path, gpu_type
     asked = ("init", "big", "--model", "gpt2-xl", "--gpus", "16", "--cluster", "mine.toml")
     in_process(*asked, cwd=tmp_path, code=0)
     assert (tmp_path / "big.toml").is_file()
-
-
-def test_a_site_that_does_not_requeue_submits_the_chain_ahead(tmp_path):
-    found = a_site(GPU, config={"JobRequeue": "0"})
-    assert loaded(tmp_path, profile_text(found, GPU)).chain == "singleton"
-
-
-def test_what_may_not_use_the_partition_is_not_written(tmp_path):
-    found = a_site(GPU, accounts=("abc",), qos=("normal",))
-    assert loaded(tmp_path, profile_text(found, GPU)).qos is None
-    assert "none of yours (normal) may use this partition" in profile_text(found, GPU)
 
 
 def test_names_that_would_break_the_file_do_not(tmp_path):

@@ -131,22 +131,6 @@ def test_rows_are_measured_in_turns_and_failed_ones_have_a_cause(race, tmp_path)
 
 
 @pytest.mark.long
-def test_two_rows_that_fail_in_turn_end_the_race(race):
-    run, said = race("bad1 bad2 quick", "--wait", code=3)
-    assert names_of(run) == ["bad1", "bad2"]
-    assert "two rows in turn failed" in said
-
-
-@pytest.mark.long
-def test_nobody_wins_if_two_rows_train_something_else(race):
-    run, said = race("quick other", "--rounds", 1, "--wait")
-    assert page_of(run)["race"]["winner"] is None
-    assert "nobody wins" in said
-    message, _ = error_of(in_process("submit", newest().path.parents[1] / "x.toml", "--winner", run.run_id))
-    assert "nobody wins" in message
-
-
-@pytest.mark.long
 def test_stop_ends_it_after_the_visit_and_resume_continues(race):
     run, _ = race("quick waits", "--rounds", 1)
     wait(lambda: len(read_visits(run)) == 2)

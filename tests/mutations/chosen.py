@@ -12,7 +12,7 @@ import pytest
 
 _FIXTURES = {"file_regression", "data_regression", "num_regression"}
 _KEPT = re.compile(
-    r"tests/(lock/|mutations/|plan/test_rows|readers/test_printed\.py::test_what_is_made_of_it|docs/test_pages\.py::test_(a_generated_part|the_picture_of_the_plan)_is"
+    r"tests/(lock/|mutations/|readers/test_printed\.py::test_what_is_made_of_it|docs/test_pages\.py::test_(a_generated_part|the_picture_of_the_plan)_is"
     r"|cli/test_document\.py::test_the_(page_is_current|stored_short_helps))"
 )
 

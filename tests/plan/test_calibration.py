@@ -1,4 +1,4 @@
-"""Constants of a cluster from its rows, whose constants a row takes, and [calibration] in a user's profile."""
+"""Constants of a cluster from measured steps, and [calibration] in a user's profile."""
 
 import dataclasses
 import math
@@ -14,92 +14,17 @@ from hpc_gpt.core.settings.cluster import list_profiles, load_profile
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.launcher.plan.calibration import (
     Calibrated,
+    calibrate,
     calibration_path,
+    fastest,
     fit,
     store_calibration,
     without_table,
 )
 from hpc_gpt.launcher.plan.machine import DEFAULT, Constants, Machine, constants_from
+from hpc_gpt.launcher.plan.measured_steps import MeasuredStep
 from hpc_gpt.launcher.plan.step_time import predict_step
 from tests.plan.machines import machine_named
-from tests.plan.published.rows import rows_of
-from tests.plan.published.scores import (
-    calibrate,
-    calibrate_clusters,
-    chosen_for,
-    fastest,
-    without_row,
-    without_source,
-)
-from tests.plan.row_examples import row
-
-TRUE = dataclasses.replace(DEFAULT, gemm=0.66, network=0.5)
-SPLITS = [(1, 1, 64), (2, 2, 16), (4, 4, 4), (8, 1, 8), (8, 8, 1), (1, 8, 8), (2, 4, 8), (4, 1, 16)]
-
-
-def rows(name=None, *, true: Constants = TRUE, **fields):
-    """Rows of several layouts, with the times that `true` constants give."""
-    made = [
-        row(id=f"{tp}-{pp}-{dp}", tp=tp, pp=pp, dp=dp, **{"memory_gib": None, "memory_kind": None, **fields})
-        for tp, pp, dp in SPLITS
-    ]
-    read = rows_of({"rows": made}, "rows").rows
-    for fields_of, entry in zip(made, read, strict=True):
-        fields_of["sec_per_iter"] = predict_step(entry.training, entry.machine, true).step_s
-    content = {"clusters": {name: made}} if name else {"rows": made}
-    return rows_of(content, "rows").rows
-
-
-def test_constants_come_back_near_those_that_made_the_rows():
-    found = calibrate("mine", rows())
-    assert found.mean_error < 0.03 < _mean_error(rows(), DEFAULT)
-    assert abs(found.constants.gemm - TRUE.gemm) < abs(DEFAULT.gemm - TRUE.gemm)
-    assert set(found.residuals) == {"-".join(map(str, split)) for split in SPLITS}
-
-
-def _mean_error(entries, constants):
-    return sum(
-        abs(predict_step(entry.training, entry.machine, constants).step_s / entry.published.step_s - 1)
-        for entry in entries
-    ) / len(entries)
-
-
-def test_noisy_rows_do_not_count_and_a_layouts_fastest_does():
-    read = rows_of({"rows": [row(id="a"), row(id="b", sec_per_iter=8.0), row(id="c", sec_per_iter=1.0, noisy=True),
-                             row(id="d", sec_per_iter=None)]}, "rows").rows  # fmt: skip
-    assert [entry.id for entry in fastest(read)] == ["b"]
-
-
-def test_clusters_by_name_or_else_by_machine():
-    assert [each.name for each in calibrate_clusters(rows("mine"))] == ["mine"]
-    mixed = rows() + rows(fabric="omni-path 4x100G")
-    found = calibrate_clusters(mixed)
-    assert [each.name for each in found] == ["a100-80g-8-infiniband-8x200g", "a100-80g-8-omni-path-4x100g"]
-    assert calibrate_clusters(rows_of({"rows": [row(sec_per_iter=None)]}, "rows").rows) == []
-
-
-def test_a_row_takes_the_cluster_of_its_device_and_node_size():
-    ib = calibrate("ib", rows("ib", source="x"))
-    opa = calibrate("opa", rows("opa", source="y", fabric="omni-path 4x100G"))
-    h100 = dataclasses.replace(ib, name="h100", device="h100-80g")
-
-    def chosen(clusters, **fields):
-        (entry,) = rows_of({"rows": [row(**fields)]}, "rows").rows
-        return chosen_for(entry, clusters)
-
-    clusters = [opa, ib, h100]
-    assert chosen(clusters) is ib
-    assert chosen(clusters, source="y") is opa
-    assert chosen(clusters, fabric="omni-path 4x100G") is opa
-    assert chosen(clusters, device="h100-80g") is h100
-    assert chosen(clusters, device="v100-32g") is None
-    assert chosen(clusters, gpus_per_node=4) is None
-    assert chosen([opa, h100], fabric="infiniband 8x400G") is opa
-    between = chosen(clusters, fabric="infiniband 8x400G")
-    assert between.name == "the middle of opa, ib"
-    for name, value in vars(between.constants).items():
-        low, high = sorted([getattr(ib.constants, name), getattr(opa.constants, name)])
-        assert low * (1 - 1e-9) <= value <= high * (1 + 1e-9)
 
 
 def test_constants_as_a_profile_stores_them():
@@ -107,21 +32,6 @@ def test_constants_as_a_profile_stores_them():
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="gemm"):
             constants_from({"gemm": wrong})
-
-
-def test_cross_validation_predicts_rows_its_constants_never_saw():
-    slow = rows("a", source="slow", true=dataclasses.replace(DEFAULT, gemm=0.6))
-    fast = rows("b", source="fast", true=dataclasses.replace(DEFAULT, gemm=0.9))
-    by_source = without_source(slow + fast)
-    assert len(by_source) == len(slow) + len(fast)
-    signs = {source: [e.time_error < 0 for e in by_source if e.row.source == source] for source in ("slow", "fast")}
-    assert all(signs["slow"])  # predicted by the fast source's constants
-    assert not any(signs["fast"])
-    by_row = without_row(slow + fast)
-    assert sum(abs(entry.time_error) for entry in by_row) < sum(abs(entry.time_error) for entry in by_source) / 2
-    assert without_row(rows()) == []
-    alone = without_source(slow)
-    assert {entry.calibration for entry in alone} == {"data sheets"}
 
 
 MACHINE = machine_named("a100-80g", 8, "infiniband 4x200G")
@@ -184,8 +94,19 @@ def test_one_row_moves_no_constant_far_and_none_moves_nothing() -> None:
     assert all(getattr(unmoved, name) == pytest.approx(value) for name, value in asdict(DEFAULT).items())
 
 
-def test_the_same_rows_give_the_same_constants() -> None:
-    assert fit(_samples()) == fit(_samples())
+def test_of_one_training_on_one_machine_the_shortest_step_counts() -> None:
+    (one, other), slow = _trainings()[:2], replace(MACHINE, gpus_per_node=4)
+    steps = [("a", one, MACHINE, 9.0), ("b", one, MACHINE, 8.0), ("b", one, MACHINE, 8.5), ("c", one, MACHINE, None),
+             ("b", other, MACHINE, 7.0), ("d", one, slow, 9.5)]  # fmt: skip
+    rows = [MeasuredStep(*each) for each in steps]
+    assert [(row.id, row.step_s) for row in fastest(rows)] == [("b", 8.0), ("b", 7.0), ("d", 9.5)]
+    found = calibrate("mine", rows)
+    counted = [(one, MACHINE, 8.0), (other, MACHINE, 7.0), (one, slow, 9.5)]
+    shares = [predict_step(*each[:2], found.constants).step_s / each[2] - 1 for each in counted]
+    assert found.name == "mine"
+    assert dict(found.residuals) == pytest.approx(dict(zip(("b", "b 2", "d"), shares, strict=True)))
+    assert found.mean_error == pytest.approx(sum(map(abs, shares)) / 3)
+    assert calibrate("none", [rows[3]]) == Calibrated("none", DEFAULT, {})
 
 
 @pytest.mark.parametrize("measured", [0.0, -1.0, math.nan, math.inf])

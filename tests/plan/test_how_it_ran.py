@@ -17,8 +17,6 @@ from hpc_gpt.launcher.plan.step_time import StepTime, layer_time, predict_step
 from tests.conftest import REPOSITORY
 from tests.engines.trainings import LLAMA
 from tests.plan.machines import machine_named
-from tests.plan.published.rows import rows_of
-from tests.plan.row_examples import row
 
 H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
 GB200 = machine_named("gb200", 4, "infiniband 4x400G")
@@ -187,17 +185,6 @@ def test_a_row_with_an_unlisted_value_ends_the_benchmark_with_2(tmp_path) -> Non
     assert "hint: use one of unfused, triton" in done.stderr
 
 
-def test_traits_are_read_from_a_rows_fields_alone() -> None:
-    stated = {"attention": "fa3", "grad_sum": "bf16", "tp_overlap": True, "fused_loss": "jit", "edges_as_layers": True,
-              "states": "bf16", "offloaded_layers": 2, "whole_gradients": True, "whole_logits": True}  # fmt: skip
-    (plain,), (full,) = (
-        rows_of({"rows": [row(source="llm-foundry", layers=30, **fields)]}, "rows").rows for fields in ({}, stated)
-    )
-    for name, value in stated.items():
-        assert getattr(full.training, name) == value
-        assert getattr(plain.training, name) == getattr(Training(LLAMA), name)
-
-
 def test_gradients_reduced_once_are_gathered_for_all_along() -> None:
     """Weights are gathered in each pass, gradients are reduced in the last micro-batch alone; until then a rank holds
     whole ones, whose place their shards take."""
@@ -217,11 +204,3 @@ def test_our_fsdp_does_not_pay_deepspeeds_synchronizations() -> None:
     alike = [Training(LLAMA, dp=8, flash=True, engine=name) for name in ("fsdp", "deepspeed-3d")]
     assert states_of(alike[0]).synchronizations == states_of(replace(alike[0], engine="ddp")).synchronizations
     assert states_of(alike[0]).synchronizations < states_of(alike[1]).synchronizations
-
-
-def test_a_row_states_the_width_of_its_heads_and_what_overlaps() -> None:
-    (told, plain) = (rows_of({"rows": [row(**more)]}, "rows").rows[0].training for more in (
-        {"head_dim": 64, "dp_overlap": True}, {}))  # fmt: skip
-    assert (told.shape.head_width, told.dp_overlap, plain.dp_overlap) == (64, True, False)
-    with pytest.raises(ConfigError, match="dp_overlap"):
-        rows_of({"rows": [row(dp_overlap="yes")]}, "rows")

@@ -113,6 +113,7 @@ def test_a_pair_on_a_board_of_four_has_a_third_of_its_links(device, each_of, all
     assert machine_of(load_profile(write(tmp_path, profile + "[machine]\nswitched = true\n"))).switched
     # Four GPUs of a rack that a switch joins are no board.
     assert machine_named("gb200", 4, "infiniband 4x400G").switched
+    assert machine_named("b200", 4, "infiniband 4x400G").switched, "of NVLink 5"
 
 
 def test_a_send_takes_as_long_as_its_slowest_boundary():
@@ -143,6 +144,7 @@ def test_a_device_of_ones_own_needs_its_figures(tmp_path):
     whole = own + "node_gb_s = 448.0\nhost_gb_s = 63.0\n[machine.peak_tflops]\nbf16 = 1307.4\n"
     machine = machine_of(load_profile(write(tmp_path, whole)))
     assert (machine.device, machine.network_gb_s, machine.peak_tflops) == ("mi999", 400, {"bf16": 1307.4})
+    assert machine.network_latency_s == machine_named("h200", 8, "infiniband 8x400G").network_latency_s > 0
 
 
 @pytest.mark.shared

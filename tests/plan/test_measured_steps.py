@@ -47,10 +47,10 @@ def test_a_record_is_a_step_of_the_profiles_machine(tmp_path, profile):
 
 def test_settings_tell_the_switches(tmp_path, profile):
     path = tmp_path / "record.json"
-    settings = {"engine": {"sequence_parallel": True, "offload": "optimizer"}}
+    settings = {"engine": {"sequence_parallel": True, "offload": "optimizer", "sharded_optimizer": True}}
     path.write_text(dataclasses.replace(RECORD, settings=settings).to_json())
     (entry,) = rows(path, profile)
-    assert entry.training.sequence_parallel
+    assert (entry.training.sequence_parallel, entry.training.sharded_optimizer) == (True, True)
     assert entry.training.offload == "optimizer"
     path.write_text(dataclasses.replace(RECORD, settings={"engine.sequence_parallel": True}).to_json())
     (entry,) = rows(path, profile)

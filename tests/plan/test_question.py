@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.request import usual_batch
-from hpc_gpt.launcher.plan.machine import Machine, check_dtype
+from hpc_gpt.launcher.plan.machine import Machine
 from hpc_gpt.launcher.plan.nearest import (
     check_possible,
     fewest_gpus,
@@ -67,11 +67,6 @@ def test_gpus_are_counted_as_the_launcher_does(layout, gpus):
     assert question_of(experiment(layout), PROFILE).gpus == gpus
 
 
-def test_one_machine_has_its_own_gpus_alone():
-    with pytest.raises(LayoutError, match="this one machine"):
-        question_of(experiment(), replace(PROFILE, scheduler="local"))
-
-
 def test_what_is_said_to_work_works_and_what_is_not_does_not():
     asked = experiment({"gpus": 28, "pp": 8}, {"name": "deepspeed-3d"})
     question = question_of(asked, PROFILE, {"layout.pp"})
@@ -93,11 +88,9 @@ def test_what_is_said_to_work_works_and_what_is_not_does_not():
             check_possible(question_of(fails, PROFILE, {"layout.pp"}), fails, PROFILE, "it")
 
 
-def test_a_dtype_without_a_unit_is_refused():
-    machine = Machine("v100-32g", 31.7, {"fp32": 15.7, "fp16": 125.0}, 900, 4, 150, 50, 12)
-    check_dtype("fp16", machine)
-    with pytest.raises(ConfigError, match=r"v100-32g has no unit for train\.dtype bf16"):
-        check_dtype("bf16", machine)
+def test_numbers_of_gpus_that_work_may_be_far():
+    asked = experiment({"gpus": 4, "dp": 1024, "global_batch": 1024}, {"name": "deepspeed-3d"})
+    assert working_counts(question_of(asked, PROFILE, {"layout.dp", "engine.name"})) == [1024, 2048, 4096]
 
 
 def test_a_batch_nobody_gave_is_divided_and_does_not_grow():

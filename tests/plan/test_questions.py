@@ -9,7 +9,7 @@ import pytest
 from tests.cli.command import in_process, profile_of
 
 TEXT = Path(__file__).with_name("questions.md").read_text(encoding="utf-8")
-QUESTIONS = re.findall(r"^### (\d+)\. .*?```sh\nhpc-gpt (.*?)\n```(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+QUESTIONS = re.findall(r"^### (\d+)\. .*?^    \$ hpc-gpt (.*?)\n(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL)
 CLUSTERS = {
     "l40s": (8, "infiniband 2x200G"),
     "mi250x": (8, "slingshot 4x200G"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.launcher.plan.machine import DEFAULT
 from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
+from tests.engines.trainings import trainings
 from tests.plan.machines import machine_named
 from tests.plan.published.programs import PROGRAMS
 
@@ -20,60 +22,18 @@ SELENE = machine_named("a100-80g", 8, "infiniband 8x200G")
 PARTS = [field.name for field in fields(StepTime)]
 
 
-@st.composite
-def trainings(draw: st.DrawFn) -> Training:
-    """Layouts of every engine, small to absurd."""
-    heads = draw(st.sampled_from([1, 2, 12, 16, 96]))
-    hidden = heads * draw(st.sampled_from([1, 64, 80, 150, 256]))
-    layers = draw(st.integers(1, 200))
-    tp = draw(st.sampled_from([divisor for divisor in (1, 2, 4, 8, 16, 32) if heads % divisor == 0]))
-    pp = draw(st.integers(1, layers))
-    gated = draw(st.booleans())
-    shape = ModelShape(
-        hidden,
-        layers,
-        heads,
-        vocab=draw(st.sampled_from([128, 50304, 256000])),
-        seq=draw(st.sampled_from([1, 512, 2048, 131072])),
-        kv_heads=draw(st.sampled_from([None, 1, heads])),
-        mlp="swiglu" if gated else "gelu",
-        tied=not gated,
-        positions="rope" if gated else "learned",
-    )
-    zero = draw(st.integers(0, 3))
-    fits = [cp for cp in (1, 2, 4, 8) if heads // tp % cp == 0 and shape.seq % (2 * cp) == 0]
-    return Training(
-        shape,
-        tp=tp,
-        cp=draw(st.sampled_from(fits or [1])),
-        cp_exchange=draw(st.sampled_from(["heads", "keys", "ring"])),
-        pp=pp,
-        dp=draw(st.sampled_from([1, 2, 8, 512])),
-        vp=draw(st.integers(1, max(1, min(4, layers // pp)))),
-        micro_batch=draw(st.sampled_from([1, 3, 64])),
-        micro_batches=draw(st.sampled_from([1, 7, 512])),
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
-        sequence_parallel=draw(st.booleans()),
-        zero_stage=zero,
-        dtype=draw(st.sampled_from(["fp16", "bf16", "fp32"])),
-        flash=draw(st.booleans()),
-        engine=draw(st.sampled_from(["megatron-lm", "deepspeed-3d", "deepspeed-zero", "fsdp", "ddp", "hf-deepspeed"])),
-        sharded_optimizer=draw(st.booleans()),
-        offload=draw(st.sampled_from(["none", "optimizer", "full"])),
-        compiled=draw(st.booleans()),
-    )
-
-
 @given(
     trainings(),
     st.sampled_from(["v100-16g", "a100-40g", "h100-96g-500w", "gb300", "cpu"]),
     st.sampled_from([1, 4, 8]),
     st.sampled_from([None, "infiniband 4x200G", "ethernet 1x10G"]),
+    st.sampled_from([("none", 1, "heads"), ("optimizer", 2, "keys"), ("full", 2, "ring"), ("none", 2, "heads")]),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_part_is_finite_and_not_negative_and_they_sum_up(
-    training: Training, device: str, per_node: int, fabric: str | None
+    training: Training, device: str, per_node: int, fabric: str | None, more: tuple[Any, int, Any]
 ) -> None:
+    training = replace(training, **dict(zip(("offload", "cp", "cp_exchange"), more, strict=True)))
     step = predict_step(training, machine_named(device, per_node, fabric))
     values = {name: getattr(step, name) for name in PARTS}
     assert all(math.isfinite(value) and value >= 0 for value in values.values()), values

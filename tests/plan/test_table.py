@@ -1,7 +1,5 @@
 """A search in words: reasons that hold, bars that add up, nothing wider than the terminal."""
 
-import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,26 +8,20 @@ from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.words import wrapped
-from hpc_gpt.launcher.plan.explanation import explain_plan
 from hpc_gpt.launcher.plan.memory import Memory, StageMemory
 from hpc_gpt.launcher.plan.search import Candidate, figures_of
-from hpc_gpt.launcher.plan.search_tables import search_tables
 from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
 from hpc_gpt.launcher.plan.table import (
     LINES,
-    candidate_settings,
     does_not_fit,
     figures_lines,
     heading,
     left_out_text,
     legend,
     loses,
-    memory_bar,
     search_table,
     settings_text,
-    shares,
     slow_text,
-    time_bar,
     unchecked,
 )
 from tests.plan.machines import machine_named
@@ -83,14 +75,6 @@ def test_steps_of_other_sizes_are_compared_by_the_token():
     assert loses(half, candidate()) == "bubble 39 % against 6 %"
 
 
-def test_bars_fill_what_they_stand_for():
-    assert (time_bar(STEP, 20), len(time_bar(STEP, 37))) == ("ccccccccccccccrrttbd", 37)
-    assert sum(shares(STEP).values()) == pytest.approx(1)
-    assert memory_bar(32, 32, 10, False) == "##########"
-    assert memory_bar(0.1, 32, 10, True) == "█░░░░░░░░░"
-    assert memory_bar(1e9, 32, 10, True) == "█████████>"
-
-
 def test_settings_that_are_the_engines_own_are_not_told():
     assert settings_text(Training(ModelShape(64, 2, 2), engine="fsdp")) == "-"
     run = Training(ModelShape(64, 4, 2), tp=2, pp=2, vp=2, engine="megatron-lm", sharded_optimizer=True,
@@ -115,34 +99,6 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert all(str(each.layout) in text for each in searched.best_of_layouts[:LINES])
 
 
-def test_every_kept_candidate_is_in_the_json_and_it_has_no_nan():
-    searched, _ = searched_for(recompute="full")
-    source = {"source": "data sheets"}
-    page = search_tables(searched, 300e9, {"name": "48b"}, "hpc-gpt submit", source)
-    again = json.loads(json.dumps(page, allow_nan=False))
-    assert len(again["candidates"]) == len(searched.candidates)
-    assert [each["layout"] for each in again["too_large"]] == [str(each.layout) for each in searched.too_large]
-    assert again["settings_fitting"] + again["settings_not_fitting"] >= len(searched.candidates)
-
-
-def test_what_a_host_must_hold_is_told_to_be_unknown_where_it_is():
-    moved, _ = searched_for("7.5b", 4, host_memory_gib=None, offload="optimizer", zero_stage=2)
-    assert moved.candidates
-    assert moved.best is None
-    assert "host_memory_gib" in unchecked(moved)
-    assert f"{moved.candidates[0].layout} needs 139 GiB in the memory of each node" in unchecked(moved)
-    assert "what it has is not known" in legend(moved)
-    known, _ = searched_for("7.5b", 4, host_memory_gib=200.0, offload="optimizer", zero_stage=2)
-    assert not unchecked(known)
-    assert "it has 200 GiB" in legend(known)
-    assert all("offload optimizer (host 139 GiB)" in candidate_settings(each) for each in known.candidates)
-    small, _ = searched_for("7.5b", 4, host_memory_gib=100.0, offload="optimizer", zero_stage=2)
-    assert {does_not_fit(each) for each in small.too_large} == {"does not fit: 139 of 100 GiB of a host's memory"}
-    assert "host" not in legend(searched_for("7.5b", 16, offload="none")[0])
-    kept, _ = searched_for("7.5b", 16, offload="none")
-    assert not unchecked(kept)
-
-
 def test_a_layout_that_needs_an_unknown_host_is_not_the_best():
     best, moved = candidate(), replace(candidate(replace(STEP, compute_s=20), offload="optimizer"), host_gib=80.0)
     assert moved.tokens_per_s > best.tokens_per_s
@@ -159,37 +115,6 @@ def test_offload_that_is_twenty_times_slower_is_said():
     assert text == "slow: without offload the best layout has 82 tokens/s, 20 times as many"
     assert not slow_text(candidate(replace(STEP, offload_s=1890)), candidate(), "the best")
     assert not slow_text(slow, None, "the best")
-
-
-@pytest.mark.parametrize("place", [0, -1])
-def test_an_explanation_shows_the_sums_it_states(place):
-    searched, _ = searched_for()
-    one, figures = searched.candidates[place], searched.figures(searched.candidates[place], 300e9)
-    text = explain_plan(one, searched.machine, figures)
-    run = one.training
-    assert f"tp {run.tp} x pp {run.pp} x dp {run.dp} = 64" in text
-    assert f"= {run.global_batch} samples" in text
-    assert f"{figures.tokens_per_s:,.0f}" in text
-    column = [line.split() for line in text.splitlines()]
-    start = next(at for at, words in enumerate(column) if words[:1] == ["parameters"] and len(words) < 6)
-    sums = {words[0]: [float(each) for each in words[1:]] for words in column[start : start + 9]}
-    parts = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
-    for at, allocated in enumerate(sums["allocated"]):
-        assert sum(sums[part][at] for part in parts) == pytest.approx(allocated, abs=0.04)
-
-
-def test_parameters_and_bytes_come_to_the_states_of_the_table():
-    searched, model = searched_for(pp=16, micro_batch=4, recompute="full", zero_stage=1, sequence_parallel=False)
-    one = searched.candidates[0]
-    assert (one.training.engine, str(one.layout)) == ("deepspeed-3d", "tp4-pp16-dp1")
-    text = explain_plan(one, searched.machine, None)
-    stage = one.memory.deciding
-    params = float(re.search(r"= ([\d,.]+)e6 of one GPU", text)[1].replace(",", "")) * 1e6
-    assert re.search(rf"parameters   stage {stage}: 4 layers x 201\.\d+e6 \+ ", text)
-    weights = float(re.search(r"weights ([\d.]+) ", text)[1])
-    assert one.memory.stages[stage].parameters == pytest.approx(weights * params / 2**30, rel=1e-3)
-    assert model.block_params / 4 == pytest.approx(201.4e6, rel=1e-2)
-    assert "x 4 layers x 64.0 MiB" in text  # 2 s b h of 1024 x 4 x 8192
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama3.1-8b", "llama3.1-405b"])

@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from hpc_gpt.core.process import start_time
 from hpc_gpt.launcher.rehearsal.local_slurm import LocalSlurm, RehearsedJob, SlurmState, marked
 from tests.rehearsal.commands import Commands
@@ -195,33 +193,6 @@ def test_an_attempt_is_held_until_it_is_not_to_be(slurm: LocalSlurm, commands: C
             state.hold_after = steps
         commands.wait_end(commands.submit("job", "srun bash -c 'echo $HPC_GPT_HOLD_AFTER'"))
         assert commands.output("job") == f"{steps}\n"
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("scontrol show licenses", "'scontrol show licenses'"),
-        ("scontrol update jobid=1 TimeLimit=10", "'scontrol update timelimit='"),
-        ("scontrol --details show job 1", "scontrol --details"),
-        ("squeue --long", "squeue --long"),
-        ("squeue -h -o %L", "'squeue -o %L'"),
-        ("sacct -n -P -j 1 -o MaxRSS", "sacct but with -n -P -j and -o JobID,State"),
-        ("scancel --name=it", "scancel --name"),
-        ("sbatch --array=0-3 job.sh", "sbatch --array=0-3"),
-        ("sbatch --nosuch job.sh", "sbatch --nosuch"),
-        ("srun --multi-prog plan", "srun --multi-prog"),
-        ("sinfo -h", "sinfo"),
-        ("sacctmgr show qos", "sacctmgr"),
-    ],
-)
-def test_a_call_that_the_stand_ins_do_not_know_is_refused(slurm, commands, command, what):
-    (commands.folder / "job.sh").write_text("#!/bin/sh\n")
-    done = commands.run(*command.split())
-    name = command.split()[0]
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{name}: error: {what} is not known to a rehearsal")
-    assert done.stderr.endswith("a real Slurm knows it\n")
-    assert not slurm.jobs()
 
 
 def test_one_element_of_an_array_is_a_job_that_has_both_names(slurm: LocalSlurm, commands: Commands) -> None:

@@ -54,7 +54,7 @@ class BenchFolder:
 
     def write(self, rows: Sequence[BenchRow]) -> None:
         """Replaces bench.json whole. Raises RunFolderError if it cannot be written."""
-        replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1, allow_nan=False) + "\n")
+        replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1) + "\n")
 
 
 def make_folder(logs: Path, experiment: str) -> BenchFolder:
@@ -125,7 +125,7 @@ class Bench:
         peaks = self.profile.machine.peak_tflops if self.profile.machine else None
         return [
             measurement_row(self.cells[place].name, self.folder.name_of(place), measured, peaks)
-            for place, measured in sorted(self._measured.items())
+            for place, measured in self._measured.items()
         ]
 
     @property

@@ -205,8 +205,8 @@ class Race:
 
     def _measurement(self, visit: Visit) -> Measurement:
         record = with_predicted_memory(self._of(visit).record, self._resolved(visit.row))
-        ended = visit.ended if visit.ended not in GOOD else record.ended
-        return Measurement(replace(record, ended=ended, cause=visit.cause or record.cause), self.run.path / visit.place)
+        record = replace(record, ended=visit.ended, cause=visit.cause or record.cause)
+        return Measurement(record, self.run.path / visit.place)
 
     def _resolved(self, row: int) -> Any:
         return RunFolder(self.run.path / str(self.rows[row].folder)).resolved()
@@ -255,9 +255,7 @@ class Race:
                     "place": row.place,
                     "predicted_step_s": predicted.get("step_s"),
                     "ratio": ratio(self.measured, number, leader) if is_in and leader is not None else None,
-                    "note": differ.get(number)
-                    or left.get(number)
-                    or (self.table[number].record.cause if not is_in else None),
+                    "note": differ.get(number) or left.get(number) or (None if is_in else self._why_out(number)),
                     "losses_differ": number in differ,
                 }
             )
@@ -268,10 +266,15 @@ class Race:
             "winner": run, "why": why, "place": place, "is_over": over, "unchecked": unchecked, "rows": rows
         }  # fmt: skip
 
+    def _why_out(self, row: int) -> str | None:
+        """Why a row is not compared: a failed visit's cause, also after a round that went well; or what it lacks."""
+        visit = self.failed.get(row)
+        return visit.cause if visit is not None and visit.cause else self.table[row].record.cause
+
     def write(self) -> None:
         """Replaces bench.json. Raises RunFolderError."""
         tables = {**tables_of(self.table, self.folder), "race": finite(self.result)}
-        replace_whole(self.folder.file, json.dumps(tables, indent=1, allow_nan=False) + "\n")
+        replace_whole(self.folder.file, json.dumps(tables, indent=1) + "\n")
 
 
 # --- in a job

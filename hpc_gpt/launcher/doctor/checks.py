@@ -333,7 +333,8 @@ def _check_gpus_asked(resolved: Resolved, partitions: list[SlurmPartition]) -> l
     most = max(kind.gpus for kind in kinds)
     if most < resolved.ranks_per_node:
         text = f"{resolved.ranks_per_node} GPUs a node are asked for, the nodes have {most}"
-        return [Check("gpus_per_node", "fail", text, f"set gpus_per_node = {most} in the profile")]
+        hint = f"set gpus_per_node = {most} in the profile" if most else "choose another with --partition"
+        return [Check("gpus_per_node", "fail", text, hint)]
     types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
     if profile.gpu_type and profile.gpu_type not in types:
         known = ", ".join(types) or "none"

@@ -300,7 +300,7 @@ def _partition(site: Site, partition: SlurmPartition, kind: NodeKind) -> Iterabl
     if alike and own:
         yield f"constraint = {_text(own[0])}  # of the partition's kinds of nodes only this one has it"
     elif alike:
-        yield f"# {len(alike)} other kinds of GPU nodes are in this partition, and no feature is this one's alone"
+        yield f"# other kinds of GPU nodes in this partition: {len(alike)}; no feature is this one's alone"
     elif kind.features:
         yield f"# constraint: its nodes offer {plain(', '.join(kind.features))}"
     if partition.settings.get("OverSubscribe") == "EXCLUSIVE":

@@ -221,7 +221,7 @@ def _shape(record: Record) -> tuple[str, ...]:
         return ()
     batch = f"global batch {record.global_batch}" if record.global_batch else ""
     ranks = counted(record.gpus, "rank") if record.gpus else ""
-    return f"{record.params:,} parameters", f"sequence {record.seq}", batch, str(record.dtype), ranks
+    return f"{record.params:,} parameters", f"sequence {record.seq}", batch, record.dtype or "", ranks
 
 
 def _device(record: Record) -> str:
