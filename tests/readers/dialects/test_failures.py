@@ -12,7 +12,7 @@ from hpc_gpt.reader.readers.part_failures import one_a_line
 from tests.readers.reading import read_lines, specimen_of
 from tests.readers.test_printed import FILES, MADE, logs_of
 
-FAMILIES, ENDS = (Path(__file__).with_name(name) for name in ("families.txt", "ends.txt"))
+FAILURES, ENDS = (Path(__file__).with_name(name) for name in ("failures.txt", "ends.txt"))
 OURS = {
     "collectives",
     "gpu_faults",
@@ -29,7 +29,7 @@ def test_every_pattern_matches_a_line_of_its_specimen() -> None:
     stated = [file.read_text(encoding="utf-8").split("\n") for file in FILES if file.stem not in MADE]
     printed = [line for given in stated for lines in logs_of(given).values() for line in lines]
     for dialect in dialects():
-        if dialect.name in ("failure_families", "program_ends"):  # families.txt, ends.txt
+        if dialect.name in ("failure_families", "program_ends"):  # failures.txt, ends.txt
             continue
         own = specimen_of(dialect.name).splitlines()
         for each in all_patterns():
@@ -75,18 +75,18 @@ def test_an_error_of_cuda_is_read_by_number_name_and_words(code: int) -> None:
 
 
 def test_every_family_has_a_line_with_its_class_and_advice() -> None:
-    """families.txt: a class and its cure, and below them lines whose failure is of it and has the line's words."""
-    blocks = FAMILIES.read_text(encoding="utf-8").strip().split("\n\n")[1:]
+    """failures.txt: class, rank, node and cure, and below them lines that report this one failure, in their words."""
     stated = set()
-    for kind, *lines in (block.split("\n") for block in blocks):
-        stated.add(kind)
+    for kind, *lines in (block.split("\n") for block in FAILURES.read_text(encoding="utf-8").strip().split("\n\n")[1:]):
         for line in (each.removeprefix("> ") for each in lines):
-            first, *others = one_a_line([each for part in read_lines("a", [line]) for each in part.failures])
-            cure = f": {first.to_do}" if first.to_do else ""
-            assert (f"{first.ended}{' of another' * first.echo}{cure}", others) == (kind, []), line
-            assert line.endswith(first.message)
+            (found,) = one_a_line([each for part in read_lines("a", [line]) for each in part.failures])
+            rank, node = f" rank {found.rank}" * (found.rank is not None), f" on {found.node}" * bool(found.node)
+            of = f"{found.ended}{' of another' * found.echo}"
+            assert f"{of}{rank}{node}" + f": {found.to_do}" * bool(found.to_do) == kind, line
+            assert line.endswith(found.message)
+            stated.add((of, found.to_do))
     known = next(each.patterns for each in dialects() if each.name == "failure_families")
-    assert stated >= {f"{each.ended}{' of another' * each.echo}: {each.to_do}" for each in known}
+    assert stated >= {(f"{each.ended}{' of another' * each.echo}", each.to_do) for each in known}
 
 
 def test_the_words_of_an_end() -> None:
