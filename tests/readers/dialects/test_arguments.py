@@ -1,8 +1,20 @@
 """What the text of an argument is: a whole number, the first that is given, a quotient."""
 
+from pathlib import Path
+
 import pytest
 
+from hpc_gpt.reader.readers.dialects.megatron_arguments import interpret
 from hpc_gpt.reader.readers.pattern import Arguments, quotient
+
+ARGUMENTS = Path(__file__).with_name("arguments.txt")
+
+
+def test_what_arguments_of_megatron_say() -> None:
+    """arguments.txt: a dump a line, and all the fields that it gives."""
+    for line in ARGUMENTS.read_text(encoding="utf-8").splitlines()[1:]:
+        given, said = (dict(pair.split("=") for pair in half.split()) for half in line.split("->"))
+        assert {name: str(value) for name, value in interpret(given).items()} == said, line
 
 
 @pytest.mark.parametrize("text", ["", "None", "many", "1.5", "1e400", "nan", "9" * 5000, "inf"])

@@ -2,8 +2,6 @@
 
 from hpc_gpt.reader.readers.pattern import Dialect, Pattern, line
 
-_WORLD = "using world size: "
-_MODEL_PARALLEL = "number of parameters on "
 
 
 def _size(name: str, field: str) -> Pattern:
@@ -11,7 +9,6 @@ def _size(name: str, field: str) -> Pattern:
     return Pattern(
         "fact",
         rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){name}[ -]size: (?P<{field}>\d{{1,9}})",
-        literal=_WORLD,
     )
 
 
