@@ -10,6 +10,7 @@ from hpc_gpt.reader.readers.dialects import dialects
 from hpc_gpt.reader.readers.logs import Part
 from hpc_gpt.reader.readers.logs.matches import all_patterns, find
 from hpc_gpt.reader.readers.pattern import STEP_FACTS, STEP_FIELDS, unit
+from hpc_gpt.reader.readers.runs.draft import asked_at
 from tests.readers.reading import SPECIMENS, read_lines, specimen_of
 
 PREFIXES = ("12: ", "[default7]:", "[rank0]:", "[2026-11-20 10:00:00] ", "\x1b[2m\x1b[36m[rank3]:\x1b[0m ")
@@ -65,7 +66,7 @@ def figures(part: Part) -> set[tuple[str, str, Any]]:
     found |= {("argument", key, text) for key, (text, _) in part.arguments.items()}
     found |= {("eval", str(step), loss) for step, loss, _ in part.evals}
     found |= {("progress", str(step), elapsed) for step, elapsed, _ in part.progress}
-    found |= {("save", str(step), took) for step, took, _ in part.saves}
+    found |= {("save", name, value) for step, took, _ in part.saves for name, value in (("step", step), ("s", took))}
     found |= {("params", name, params) for name, (params, _) in part.rank_params.items()}
     found |= {("timer", name, total) for name, (total, _) in part.timers_s.items()}
     for memory in part.memory.values():
@@ -84,6 +85,8 @@ def said(lines: list[str]) -> str:
         values["read", "by"] += [name for name in part.dialects if name not in values["read", "by"]]
         for kind, name, value in sorted(figures(part), key=str):
             values[kind, name].append(f"{value:.7g}" if isinstance(value, float) else str(value))
+        for name, fact in asked_at(part).items():
+            values["asks for", name].append(str(fact.value))
         for failure in part.failures:
             about = [f"rank {failure.rank}"] * (failure.rank is not None) + [f"on {failure.node}"] * bool(failure.node)
             kind = f"failure{' of another' * failure.echo}"
