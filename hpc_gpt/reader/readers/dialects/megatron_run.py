@@ -3,7 +3,6 @@
 from hpc_gpt.reader.readers.pattern import Dialect, Pattern, line
 
 
-
 def _size(name: str, field: str) -> Pattern:
     """A size in the line of the world size. Versions differ in hyphens, commas, and what is between them."""
     return Pattern(
