@@ -159,20 +159,6 @@ def test_no_figure_is_infinite_but_one_that_says_so(text: str) -> None:
     assert figure("inf") == math.inf
 
 
-def test_what_cannot_be_is_counted(log: Path) -> None:
-    line = (
-        " iteration {step:8d}/    1000 | elapsed time per iteration (ms): {ms} | learning rate: 1.500E-04 |"
-        " global batch size:     4 | lm loss: {loss} | number of skipped iterations:   0 |\n"
-    )
-    rows = [(1, "0.0", "1.0"), (2, "-5.0", "1.0"), (3, "1e999", "inf"), (4, "2.5", "nan")]
-    found = check(log, "".join(line.format(step=step, ms=ms, loss=loss) for step, ms, loss in rows).encode())
-    (part,) = found.parts
-    assert part.left_out == {"impossible figures of step_s": 2}
-    (steps,) = part.steps.values()
-    assert np.array_equal(steps["step_s"], [np.nan, np.nan, np.nan, 0.0025], equal_nan=True)
-    assert steps.totals["nan_loss"] == 2
-
-
 def test_more_than_is_held_is_counted(log: Path) -> None:
     data = b"".join(b"Traceback (most recent call last):\nRuntimeError: %d\n" % number for number in range(3000))
     (part,) = check(log, data).parts
