@@ -24,31 +24,9 @@ from tests.readers.logs.test_blocks import SPECIMENS
 from tests.readers.reading import read_log_plainly, specimen_of
 
 ABSURD = (
-    "9" * 400,
-    "1" * 20,
-    "1e999",
-    "-1e999",
-    "1e-999",
-    "1e308",
-    "-1",
-    "0",
-    "-0.0",
-    "00",
-    "nan",
-    "inf",
-    "-inf",
-    "1_0",
-    "0x10",
-    "1.2.3",
-    "1e",
-    "١٢٣",
-    "²",
-    "9,9,9",
-    "99999999999999999999:99:99",
-    "",
-    "K",
-    "%",
-)
+    "9" * 400, "1" * 20, "1e999", "-1e999", "1e-999", "1e308", "-1", "0", "-0.0", "00", "nan", "inf", "-inf", "1_0",
+    "0x10", "1.2.3", "1e", "١٢٣", "²", "9,9,9", "99999999999999999999:99:99", "", "K", "%",
+)  # fmt: skip
 NESTED = ("'", '"', "{", "}", "[", "]", "(", ")", "\\", "{'a': {'", '\\"', "]]]", "'''", "<script>", "\x1b[", "\x1b]0;")
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
