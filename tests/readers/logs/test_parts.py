@@ -70,7 +70,7 @@ def test_of_more_than_is_held_the_same_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("text", "lines"),
-    [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\n\n", 2), ("a\rb\n", 1), ("a\n\x1b[0m", 1), ("a\n\x1b[0mb", 2)],
+    [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\n\n", 2), ("a\rb\n", 1), ("a\n\x1b[0m", 2)],
 )
 def test_how_many_lines_a_log_has(text: str, lines: int) -> None:
     reader = BlockReader(LineReader("log"))

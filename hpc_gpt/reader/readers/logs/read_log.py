@@ -125,8 +125,7 @@ class BlockReader:
             passed = np.arange(len(starts), dtype=np.int64)
         numbers = self.newlines + 1 + passed
         self.newlines = int(numbers[-1]) - 1
-        last = data[starts[-1] :]
-        self.begun = data[-1] != 10 and not (last and not ANSI.sub(b"", last))  # colours alone are no line
+        self.begun = data[-1] != 10
         block = LineBlock(data, starts, np.append(stops, len(data)), numbers)
         unknown = self._kinds_of(block, letters, bars)
         return self._take(block, unknown)
