@@ -143,13 +143,6 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
     assert 0 < sum(path.stat().st_size for path in cache.iterdir()) <= 1_000_000
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every log is kept, and read in small pieces."""
-    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
-    monkeypatch.setattr(source, "CHUNK", 2000)
-
-
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
 def test_any_log_in_any_pieces(cache, log, monkeypatch, logs, cut):

@@ -68,6 +68,13 @@ def test_of_more_than_is_held_the_same_is_kept() -> None:
     assert parts[1].timers_s == {"forward": (pytest.approx(0.15), 12), "backward-send": (pytest.approx(0.015), 12)}
 
 
+def test_of_a_line_that_is_too_long_the_first_characters_are_read() -> None:
+    text = "iter 7: loss 3.5000, time 250.00ms" + " x" * 40_000 + " iter 8: loss 2.5000, time 250.00ms"
+    assert_same(text + "\n", 1_000_000)
+    (part,) = read_lines("a.out", [text])
+    assert (part.steps["nanogpt"]["step"].tolist(), part.left_out) == ([7], {"lines over 64,000 characters, cut": 1})
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [("", 0), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\n\n", 2), ("a\rb\n", 1), ("a\n\x1b[0m", 2)],
