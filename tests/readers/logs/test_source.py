@@ -83,8 +83,9 @@ def test_what_is_cut_off_is_read_so_far_and_counted(log: Path, pack) -> None:
     assert sum(len(steps) for part in found.parts for steps in part.steps.values()) > 200
 
 
-def test_damaged_gzip_is_counted(log: Path) -> None:
-    packed = bytearray(gzip.compress(LOG))
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard_of], ids=["gzip", "zstandard"])
+def test_damaged_data_are_counted(log: Path, pack) -> None:
+    packed = bytearray(pack(LOG))
     packed[len(packed) // 2] ^= 0xFF
     log.write_bytes(packed)
     assert read_log(log).left_out == {"the rest of the file: its compressed data are cut off or damaged": 1}
