@@ -68,7 +68,7 @@ def test_of_more_than_is_held_the_same_is_kept() -> None:
     assert parts[1].timers_s == {"forward": (pytest.approx(0.15), 12), "backward-send": (pytest.approx(0.015), 12)}
 
 
-def test_of_a_line_that_is_too_long_the_first_characters_are_read() -> None:
+def test_a_line_that_is_too_long_is_read_in_part() -> None:
     text = "iter 7: loss 3.5000, time 250.00ms" + " x" * 40_000 + " iter 8: loss 2.5000, time 250.00ms"
     assert_same(text + "\n", 1_000_000)
     (part,) = read_lines("a.out", [text])
