@@ -136,13 +136,16 @@ def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_pro
     assert made_run.cancelled_mark(IN_QUEUE).exists()
 
 
-@pytest.mark.parametrize(("verb", "end", "happened", "words"), [
-    ("save", None, True, "saved after step 9"),
-    ("save", "error", False, "attempt 1 ended as error after step 9: boom; nothing is saved"),
-    ("stop", "stopped", True, "attempt 1 ended as stopped after step 9: boom"),
-    ("stop", "done", False, "attempt 1 ended as done after step 9: boom"),
-    ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("verb", "end", "happened", "words"),
+    [
+        ("save", None, True, "saved after step 9"),
+        ("save", "error", False, "attempt 1 ended as error after step 9: boom; nothing is saved"),
+        ("stop", "stopped", True, "attempt 1 ended as stopped after step 9: boom"),
+        ("stop", "done", False, "attempt 1 ended as done after step 9: boom"),
+        ("requeue", "requeued", True, "attempt 1 ended as requeued after step 9: boom"),
+    ],
+)
 def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, happened, words):
     (attempt,) = running.attempts()
     (asked,) = ask_runs([running], "stop" if verb == "requeue" else verb)
@@ -160,11 +163,14 @@ def test_a_wait_ends_with_what_has_happened(running, monkeypatch, verb, end, hap
     assert await_answer(asked) == (happened, words)
 
 
-@pytest.mark.parametrize(("saved", "happened", "words"), [
-    (9, True, "attempt 1 ended as done after step 9; saved after step 9"),
-    (7, False, "attempt 1 ended as done after step 9; saved after step 7"),
-    (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("saved", "happened", "words"),
+    [
+        (9, True, "attempt 1 ended as done after step 9; saved after step 9"),
+        (7, False, "attempt 1 ended as done after step 9; saved after step 7"),
+        (None, False, "attempt 1 ended as done after step 9; nothing is saved"),
+    ],
+)
 def test_a_save_after_the_last_look_is_what_the_end_has_saved(running, saved, happened, words):
     (asked,) = ask_runs([running], "save")
     if saved is not None:

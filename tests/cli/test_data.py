@@ -121,9 +121,15 @@ def test_a_data_set_of_jsonl_is_read_without_what_is_about_it(tmp_path):
         "2 documents, of which 1 without text",
     ]
     settings = (
-        "data.source=stream", "data.path=corpus", "data.eval_fraction=0", "data.workers=0", "model.seq=2",
-        "train.eval_every=0", "layout.tp=1", "layout.pp=1",
-    )  # fmt: skip
+        "data.source=stream",
+        "data.path=corpus",
+        "data.eval_fraction=0",
+        "data.workers=0",
+        "model.seq=2",
+        "train.eval_every=0",
+        "layout.tp=1",
+        "layout.pp=1",
+    )
     flags = [word for setting in settings for word in ("--set", setting)]
     done = in_process("submit", "demo", "--cluster", "local", "-G", "1", "--dry-run", *flags, cwd=tmp_path)
     assert "(left out: 1 file: README.md (about the data))" in done.stdout

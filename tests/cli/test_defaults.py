@@ -33,17 +33,20 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
     )
 
 
-@pytest.mark.parametrize(("arguments", "sizes", "why"), [
-    (("--model", "48b", "--gpus", "64", "--cluster", "a100-80g-8"), (1, 128, 1024), "batch 1024 as in plan, "),
-    (("--model", "gpt2", "--gpus", "4"), (1, 256, 1024), "batch 1024 as in plan, "),
-    (("--model", "gpt2", "--gpus", "12", *JEAN_ZAY), None, "batch 1020 as in plan, "),
-    (("--model", "gpt2", "--gpus", "2048"), (1, 1, 2048), "batch 2048, one sample for each of dp 2048, "),
-    (("--model", "gpt2", "--cluster", "local"), (1, 1, 8), "batch 8, one sample a rank as they have no GPU, "),
-    (("--model", "gpt2", "--tp", "2", "--cluster", "local"), (1, 2, 8), "batch 8, one sample a rank as they "),
-    (("--model", "gpt2", "--gpus", "4", "--mbs", "2"), (2, 1, 8), "batch 8, 1,000 steps"),
-    (("--model", "gpt2", "--gpus", "4", "--gas", "2"), (1, 2, 8), "batch 8, 1,000 steps"),
-    (("--model", "gpt2", "--gpus", "4", "--gbs", "12"), (1, 3, 12), "batch 12, 1,000 steps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "sizes", "why"),
+    [
+        (("--model", "48b", "--gpus", "64", "--cluster", "a100-80g-8"), (1, 128, 1024), "batch 1024 as in plan, "),
+        (("--model", "gpt2", "--gpus", "4"), (1, 256, 1024), "batch 1024 as in plan, "),
+        (("--model", "gpt2", "--gpus", "12", *JEAN_ZAY), None, "batch 1020 as in plan, "),
+        (("--model", "gpt2", "--gpus", "2048"), (1, 1, 2048), "batch 2048, one sample for each of dp 2048, "),
+        (("--model", "gpt2", "--cluster", "local"), (1, 1, 8), "batch 8, one sample a rank as they have no GPU, "),
+        (("--model", "gpt2", "--tp", "2", "--cluster", "local"), (1, 2, 8), "batch 8, one sample a rank as they "),
+        (("--model", "gpt2", "--gpus", "4", "--mbs", "2"), (2, 1, 8), "batch 8, 1,000 steps"),
+        (("--model", "gpt2", "--gpus", "4", "--gas", "2"), (1, 2, 8), "batch 8, 1,000 steps"),
+        (("--model", "gpt2", "--gpus", "4", "--gbs", "12"), (1, 3, 12), "batch 12, 1,000 steps"),
+    ],
+)
 def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, monkeypatch):
     monkeypatch.setattr("hpc_gpt.core.runs.provenance.list_gpus", list)
     done = in_process("render", *arguments)
@@ -100,14 +103,17 @@ def test_without_a_model_it_is_the_default_experiment():
     assert "no EXPERIMENT" not in named.stderr
 
 
-@pytest.mark.parametrize(("arguments", "dtype"), [
-    (("--model", "48b", "--gpus", "64", *JEAN_ZAY), "fp16"),
-    (("--model", "18b", "--gpus", "64", "--cluster", "a100-80g-8"), "bf16"),
-    (("--gpus", "64", "--cluster", "a100-80g-8"), "fp16"),
-    (("--gpus", "64", "--set", "train.dtype=bf16", "--cluster", "a100-80g-8"), "bf16"),
-    (("--model", "gpt2", "--gpus", "8", "--engine", "ddp", *JEAN_ZAY), "fp16"),
-    (("--model", "gpt2-xl", "--gpus", "3", "--cluster", "a100-80g-8"), "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        (("--model", "48b", "--gpus", "64", *JEAN_ZAY), "fp16"),
+        (("--model", "18b", "--gpus", "64", "--cluster", "a100-80g-8"), "bf16"),
+        (("--gpus", "64", "--cluster", "a100-80g-8"), "fp16"),
+        (("--gpus", "64", "--set", "train.dtype=bf16", "--cluster", "a100-80g-8"), "bf16"),
+        (("--model", "gpt2", "--gpus", "8", "--engine", "ddp", *JEAN_ZAY), "fp16"),
+        (("--model", "gpt2-xl", "--gpus", "3", "--cluster", "a100-80g-8"), "bf16"),
+    ],
+)
 def test_submit_trains_what_plan_showed_at_its_usual_batch(arguments, dtype):
     page = planned(*arguments)
     best = page["candidates"][0]

@@ -53,14 +53,34 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
     run.new_attempt().log.write_text("hello\n" * 20_000)
     name = run.run_id
     ends_well = [
-        ["--help"], ["--version"], ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8"],
-        ["doctor", "demo", "--cluster", "local", "--json"], ["init", "--help"], ["render", "demo"],
-        ["rehearse", "--help"], ["submit", "demo", "--cluster", "local", "--dry-run"], ["status"], ["logs", name],
-        ["stop", "--help"], ["save", "--help"], ["requeue", "--help"], ["cancel", "--help"], ["clean", "--help"],
-        ["top", name], ["shell", "--help"], ["report", "--format", "csv"], ["compare", str(run.path), str(run.path)],
-        ["bench", "--help"], ["why", name], ["verify", name], ["export", "--help"], ["data", "--help"],
-        ["profile", "show", "a100-80g-8"], ["completion", "bash"], ["help", "keys"],
-    ]  # fmt: skip
+        ["--help"],
+        ["--version"],
+        ["plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8"],
+        ["doctor", "demo", "--cluster", "local", "--json"],
+        ["init", "--help"],
+        ["render", "demo"],
+        ["rehearse", "--help"],
+        ["submit", "demo", "--cluster", "local", "--dry-run"],
+        ["status"],
+        ["logs", name],
+        ["stop", "--help"],
+        ["save", "--help"],
+        ["requeue", "--help"],
+        ["cancel", "--help"],
+        ["clean", "--help"],
+        ["top", name],
+        ["shell", "--help"],
+        ["report", "--format", "csv"],
+        ["compare", str(run.path), str(run.path)],
+        ["bench", "--help"],
+        ["why", name],
+        ["verify", name],
+        ["export", "--help"],
+        ["data", "--help"],
+        ["profile", "show", "a100-80g-8"],
+        ["completion", "bash"],
+        ["help", "keys"],
+    ]
     assert {words[0] for words in ends_well} >= set(verbs())
     over = with_attempt(unsubmitted_run(), 3)
     others = [["requeue", over.run_id], ["render", "nosuch"], ["status", "nosuch"]]  # which keep their own codes

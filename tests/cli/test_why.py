@@ -206,18 +206,43 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
     nothing = {"others": [], "survived": [], "followed": {"count": 0, "words": {}}}
     answer = json.loads(short(json.dumps(why_json(run.run_id))))
     assert answer.pop("attempts") == [
-        {"attempt": 1, "ended": "walltime", "cause": "the time limit of 60 s is over", **place, "rank": None,
-         "file": str(first.log).replace(run.run_id, "RUN"), "line": 1, **nothing},
-        {"attempt": 2, "ended": "gpu_memory", "cause": "rank 3: OOM", **place, "others": others, "survived": [],
-         "followed": {"count": 12, "words": then}},
-    ]  # fmt: skip
+        {
+            "attempt": 1,
+            "ended": "walltime",
+            "cause": "the time limit of 60 s is over",
+            **place,
+            "rank": None,
+            "file": str(first.log).replace(run.run_id, "RUN"),
+            "line": 1,
+            **nothing,
+        },
+        {
+            "attempt": 2,
+            "ended": "gpu_memory",
+            "cause": "rank 3: OOM",
+            **place,
+            "others": others,
+            "survived": [],
+            "followed": {"count": 12, "words": then},
+        },
+    ]
     assert answer == {
-        "schema": 1, "run": "RUN", "name": "demo", "job_id": "4711", "ended": "gpu_memory", "status": None,
-        "cause": "rank 3: OOM", **place, "retry": False, "exclude": None, "chain": None, "unread": [],
+        "schema": 1,
+        "run": "RUN",
+        "name": "demo",
+        "job_id": "4711",
+        "ended": "gpu_memory",
+        "status": None,
+        "cause": "rank 3: OOM",
+        **place,
+        "retry": False,
+        "exclude": None,
+        "chain": None,
+        "unread": [],
         "means": "a GPU has too little memory for the model, the batch and what the allocator holds",
         "to_do": ALL.partition("to do    ")[2].partition("\n")[0],
         "lines": [{"line": int(number.strip("> ")), "text": text} for number, _, text in shown],
-    }  # fmt: skip
+    }
 
 
 ELSEWHERE = (
@@ -235,13 +260,23 @@ NO_STEP = {"go_on": False, "ended": "no_progress", "attempt_ended": "error", "ca
         (SIGKILL.format(""), "step 1", {}, KERNEL.format("its node"), None),
         (SIGKILL.format(" on r6"), "step 1", {}, KERNEL.format("r6"), None),
         ("exit code 1", "srun: error: n7: task 3: Exited with exit code 1", {}, ELSEWHERE, None),
-        ("exit code 1", "step 1", NO_STEP | {"why": "3 made none"},
-         "see why those attempts ended; a retry would end the same way", "ends as no_progress: 3 made none"),
-        ("exit code 1", "step 1", NO_STEP | {"ended": "error", "why": "exit code 1"},
-         "read the lines around the cause", None),
+        (
+            "exit code 1",
+            "step 1",
+            NO_STEP | {"why": "3 made none"},
+            "see why those attempts ended; a retry would end the same way",
+            "ends as no_progress: 3 made none",
+        ),
+        (
+            "exit code 1",
+            "step 1",
+            NO_STEP | {"ended": "error", "why": "exit code 1"},
+            "read the lines around the cause",
+            None,
+        ),
         ("exit code 1", "step 1", NO_STEP | {"go_on": True}, "nothing to do yet", "continues after error"),
     ],
-)  # fmt: skip
+)
 def test_what_to_do_and_the_chain_follow_from_the_end(cause, log, verdict, to_do, chain) -> None:
     attempt = add_attempt(run := submitted(), [metrics_line(1)], "error", cause=cause)
     attempt.log.write_text(f"{log}\n")

@@ -36,16 +36,27 @@ CAUSE = (
 )
 LOGGED = "RuntimeError: " + "the program's own line stays whole, " * 3 + "to its end"
 TABLES = (
-    "status", "status --sizes", "report", "report gpt2-meg", "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g",
-)  # fmt: skip
+    "status",
+    "status --sizes",
+    "report",
+    "report gpt2-meg",
+    "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g",
+)
 SENTENCES = (
-    "why FAILED", "compare GOOD FAILED", "verify GOOD", "doctor demo --cluster local",
-    "doctor gpt2-meg-ds-3d --row 48b --cluster jean-zay-v100-32g", "submit demo --cluster local --dry-run",
+    "why FAILED",
+    "compare GOOD FAILED",
+    "verify GOOD",
+    "doctor demo --cluster local",
+    "doctor gpt2-meg-ds-3d --row 48b --cluster jean-zay-v100-32g",
+    "submit demo --cluster local --dry-run",
     "submit gpt2-meg-ds-3d --row 48b --cluster jean-zay-v100-32g --dry-run",
-    "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g --why tp4-pp16-dp1", "clean GOOD FAILED",
-    "logs GOOD --attempt 7", "render demo --gpus 16 --tp 4 --pp 8 --dp 1",
-    "render demo --set train.lrr=1 --set model.hiden=3", "profile list",
-)  # fmt: skip
+    "plan --model 48b --gpus 64 --cluster jean-zay-v100-32g --why tp4-pp16-dp1",
+    "clean GOOD FAILED",
+    "logs GOOD --attempt 7",
+    "render demo --gpus 16 --tp 4 --pp 8 --dp 1",
+    "render demo --set train.lrr=1 --set model.hiden=3",
+    "profile list",
+)
 ASKS = "submit --cluster jean-zay-v100-32g"
 # Commands to be pasted, a script, and what a program printed are not ours to break.
 FIGURE = re.compile(r"\d[\d.,]*")  # the room on a disk changes

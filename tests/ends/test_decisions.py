@@ -121,28 +121,31 @@ def test_a_requeue_by_hand_looks_like_a_cancel_from_inside() -> None:
     assert after(run, start(run, "cancelled", cause="SIGTERM"), "cancelled", "COMPLETING")[0] == "stop"
 
 
-@pytest.mark.parametrize(("line", "ended", "go_on"), [
-    ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0.", "host_memory", "stop"),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory", "stop"),
-    ("OSError: [Errno 28] No space left on device: 'x'", "disk_full", "stop"),
-    ("srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller", "error", "again"),
-    ("srun: error: n3: task 0: Killed", "error", "again"),
-    ("/tmp/slurm_script: line 7: syntax error near unexpected token `fi'", "user_error", "stop"),
-    ("/tmp/slurm_script: line 9: unexpected EOF while looking for matching `)'", "user_error", "stop"),
-    ('fit.sh: 9: Syntax error: "fi" unexpected', "user_error", "stop"),
-    (
-        "[rank2]:[E1120 10:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation "
-        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600003 "
-        "milliseconds before timing out.",
-        "collective_timeout",
-        "again",
-    ),
-    (
-        "slurmstepd: error: *** JOB 7 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***",
-        "error",
-        "again",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "ended", "go_on"),
+    [
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0.", "host_memory", "stop"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory", "stop"),
+        ("OSError: [Errno 28] No space left on device: 'x'", "disk_full", "stop"),
+        ("srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller", "error", "again"),
+        ("srun: error: n3: task 0: Killed", "error", "again"),
+        ("/tmp/slurm_script: line 7: syntax error near unexpected token `fi'", "user_error", "stop"),
+        ("/tmp/slurm_script: line 9: unexpected EOF while looking for matching `)'", "user_error", "stop"),
+        ('fit.sh: 9: Syntax error: "fi" unexpected', "user_error", "stop"),
+        (
+            "[rank2]:[E1120 10:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation "
+            "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600003 "
+            "milliseconds before timing out.",
+            "collective_timeout",
+            "again",
+        ),
+        (
+            "slurmstepd: error: *** JOB 7 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***",
+            "error",
+            "again",
+        ),
+    ],
+)
 def test_where_only_the_log_knows(line: str, ended: str, go_on: str) -> None:
     run = slurm_run()
     attempt = start(run)

@@ -177,12 +177,15 @@ def test_what_a_run_waits_for_is_when_without_what_and_how_often(base, tmp_path,
     assert retry_note(attempt, NOW) is None
 
 
-@pytest.mark.parametrize(("state", "facts", "words"), [
-    ("pending", {}, "its folder was moved from /old, where its job will look for it"),
-    ("running", {"began": True}, "its folder was moved from /old, where its ranks write"),
-    ("user_error", {"began": True}, "its folder was moved from /old while it ran"),
-    ("user_error", {"began": False}, "its folder was moved from /old before it began"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "facts", "words"),
+    [
+        ("pending", {}, "its folder was moved from /old, where its job will look for it"),
+        ("running", {"began": True}, "its folder was moved from /old, where its ranks write"),
+        ("user_error", {"began": True}, "its folder was moved from /old while it ran"),
+        ("user_error", {"began": False}, "its folder was moved from /old before it began"),
+    ],
+)
 def test_a_moved_folder_is_said_with_what_follows(state: str, facts: dict[str, bool], words: str) -> None:
     found = RunState(State(state, ""), Facts(**facts), {}, None, False, None, None, Path("/old"))
     assert moved_note(found) == words
@@ -233,14 +236,18 @@ def test_an_event_has_each_key_from_its_place(base, tmp_path, event, verdict, mo
 
 # Of each trait of a class, and of each colour, the classes that have it: the table the other way round.
 TRAITS = {
-    "green": "done stopped budget", "cyan": "pending running", "vague": "error unknown",
-    "yellow": "walltime preempted requeued cancelled unknown", "of_node": "collective_timeout hang node_failure",
+    "green": "done stopped budget",
+    "cyan": "pending running",
+    "vague": "error unknown",
+    "yellow": "walltime preempted requeued cancelled unknown",
+    "of_node": "collective_timeout hang node_failure",
     "waits": "collective_timeout hang",
     "in_log": "port_taken gpu_memory host_memory collective_timeout hang node_failure nan data disk_full user_error",
-    "no_signal": "gpu_memory host_memory node_failure nan disk_full", "hurry": "cancelled budget",
+    "no_signal": "gpu_memory host_memory node_failure nan disk_full",
+    "hurry": "cancelled budget",
     "exit_code": "nan disk_full error",
     "lost": "walltime preempted requeued cancelled host_memory node_failure error unknown",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("trait", TRAITS)

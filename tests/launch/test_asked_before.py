@@ -123,13 +123,16 @@ def test_the_jobs_of_after_are_asked_for_too(says, said: str, words: str) -> Non
 NEVER_STARTS = "it never starts: cancel it, and change the request"
 
 
-@pytest.mark.parametrize(("reason", "words"), [
-    ("QOSMaxNodePerJobLimit", f"it is beyond what its QOS allows one job; {NEVER_STARTS}"),
-    ("AssocGrpCPURunMinutes", "with the jobs that run, a limit of its account is reached"),
-    ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: no other job's end helps, more of them do"),
-    ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes that it asks for are down, drained or reserved"),
-    ("launch failed requeued held", "its launch failed, and Slurm holds it; scontrol release starts it again"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxNodePerJobLimit", f"it is beyond what its QOS allows one job; {NEVER_STARTS}"),
+        ("AssocGrpCPURunMinutes", "with the jobs that run, a limit of its account is reached"),
+        ("QOSGrpCPUMinutesLimit", "the minutes of its QOS are used up: no other job's end helps, more of them do"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "nodes that it asks for are down, drained or reserved"),
+        ("launch failed requeued held", "its launch failed, and Slurm holds it; scontrol release starts it again"),
+    ],
+)
 def test_a_reason_is_explained_and_stands_beside(reason: str, words: str) -> None:
     assert reason_text(reason) == f"{words} ({reason})"
 

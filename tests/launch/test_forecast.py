@@ -160,83 +160,160 @@ NVME = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path=
 HERE = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
 # {what: (the run, what is known, whether the lead is given, its lead and the jobs sent at once, its lines)}
 FORECASTS = {
-    "measured": (asked(), KNOWN, False, (169, 8),
-        f"{EIGHT}{MEASURED}{LEAD}"),
-    "all of it measured": (asked(eval_every=100, save_every=50), ForecastFacts(
-        alike=replace(ALIKE, hold_s=5.0, eval_s=7.0)), False, (176, 7),
+    "measured": (asked(), KNOWN, False, (169, 8), f"{EIGHT}{MEASURED}{LEAD}"),
+    "all of it measured": (
+        asked(eval_every=100, save_every=50),
+        ForecastFacts(alike=replace(ALIKE, hold_s=5.0, eval_s=7.0)),
+        False,
+        (176, 7),
         "forecast: 7 jobs of 1:00:00 by requeue, 6 h 19 min of work, 50.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
         "04:32 UTC, waits in the queue not counted"
         "\n  step 2 s, measured: median of 812 steps of run 20261101-a"
         "\n  save 50 s, 5 s of it delay training, measured: median of 8 saves of run 20261101-a"
         "\n  evaluation 7 s, measured: run 20261101-a"
         "\n  start 100 s of each job, measured: run 20261101-a"
-        "\n  signal 176 s ahead of the limit: two steps, what is due between them, two saves and 15 s"),
-    "predicted": (asked(eval_every=100), ForecastFacts(predicted={"step_s": 2.0, "band": 0.25}), False, (120, 6),
+        "\n  signal 176 s ahead of the limit: two steps, what is due between them, two saves and 15 s",
+    ),
+    "predicted": (
+        asked(eval_every=100),
+        ForecastFacts(predicted={"step_s": 2.0, "band": 0.25}),
+        False,
+        (120, 6),
         "forecast: 6 jobs (5 to 8) of 1:00:00 by requeue, 5 h 38 min of work, 45.04 GPU-hours on 8 GPUs, done by "
         "2023-11-15 03:51 UTC, waits in the queue not counted"
         "\n  step 2 s, predicted: give or take 25%; no run of these settings has measured it"
         "\n  save 0.00586 s, assumed: 0.00586 GB at 1 GB/s; the first save measures it"
         "\n  evaluation 2.67 s, estimated: 4 batches, each a third of a step's work"
         "\n  start of each job: not known, and not counted; the first job measures it"
-        "\n  signal 120 s ahead of the limit, as the profile says; no save is measured"),
-    "of a parent": (asked(), ForecastFacts(done=40, parent=PARENT), False, (168, 5),
+        "\n  signal 120 s ahead of the limit, as the profile says; no save is measured",
+    ),
+    "of a parent": (
+        asked(),
+        ForecastFacts(done=40, parent=PARENT),
+        False,
+        (168, 5),
         "forecast: 5 jobs (3 to 6) of 1:00:00 by requeue, 4 h 22 min of work, 34.87 GPU-hours on 8 GPUs, done by "
         "2023-11-15 02:34 UTC, waits in the queue not counted"
         "\n  step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent, on 8 here; give or take 50%"
         "\n  save 50 s, measured: median of 8 saves of run parent"
         "\n  start 100 s of each job, measured: run parent"
-        "\n  signal 168 s ahead of the limit: two steps, what is due between them, two saves and 15 s"),
-    "both of these": (asked(), ForecastFacts(40, None, PARENT, {"step_s": 3.0, "band": 0.1}), False, (172, 11),
+        "\n  signal 168 s ahead of the limit: two steps, what is due between them, two saves and 15 s",
+    ),
+    "both of these": (
+        asked(),
+        ForecastFacts(40, None, PARENT, {"step_s": 3.0, "band": 0.1}),
+        False,
+        (172, 11),
         "forecast: 11 jobs (10 to 12) of 1:00:00 by requeue, 10 h 8 min of work, 81.13 GPU-hours on 8 GPUs, done "
         "by 2023-11-15 08:21 UTC, waits in the queue not counted"
         "\n  step 3 s, predicted: give or take 10%; no run of these settings has measured it"
         "\n  save 50 s, measured: median of 8 saves of run parent"
         "\n  start 100 s of each job, measured: run parent"
-        "\n  signal 172 s ahead of the limit: two steps, what is due between them, two saves and 15 s"),
-    "not known": (asked(job=Job(max_gpu_hours=0.27)), ForecastFacts(no_prediction="no device"), False, (None, 1),
+        "\n  signal 172 s ahead of the limit: two steps, what is due between them, two saves and 15 s",
+    ),
+    "not known": (
+        asked(job=Job(max_gpu_hours=0.27)),
+        ForecastFacts(no_prediction="no device"),
+        False,
+        (None, 1),
         "forecast: not known: jobs, GPU-hours and the end"
         "\n  step: no run of these settings has measured it, and no device"
-        "\n  known after the first job, or after submit --until steps=20 with the same options"),
-    "too short a lead": (asked(job=hour(signal_lead_s=60)), KNOWN, True, (None, 8),
+        "\n  known after the first job, or after submit --until steps=20 with the same options",
+    ),
+    "too short a lead": (
+        asked(job=hour(signal_lead_s=60)),
+        KNOWN,
+        True,
+        (None, 8),
         f"{EIGHT}{MEASURED}"
         "\n  warning: signal 60 s ahead of the limit, as given; two steps, what is due between them, two saves and "
-        "15 s are 169 s: the last save may be lost"),
-    "a long lead": (asked(job=hour(signal_lead_s=600)), KNOWN, True, (None, 9),
+        "15 s are 169 s: the last save may be lost",
+    ),
+    "a long lead": (
+        asked(job=hour(signal_lead_s=600)),
+        KNOWN,
+        True,
+        (None, 9),
         "forecast: 9 jobs of 1:00:00 by requeue, 7 h 19 min of work, 58.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
         f"05:32 UTC, waits in the queue not counted{MEASURED}"
-        "\n  signal 600 s ahead of the limit, as given"),
-    "beyond its budget": (asked(job=hour(max_gpu_hours=29.0)), KNOWN, False, (169, 8),
+        "\n  signal 600 s ahead of the limit, as given",
+    ),
+    "beyond its budget": (
+        asked(job=hour(max_gpu_hours=29.0)),
+        KNOWN,
+        False,
+        (169, 8),
         f"{EIGHT}{MEASURED}{LEAD}"
-        "\n  warning: --max-gpu-hours 29 is less than that: it ends as budget, saved, near step 4,980 of 10,000"),
-    "a budget in part": (asked(job=hour(max_gpu_hours=59.0)), ForecastFacts(alike=ALIKE, spent=10.0), False, (169, 8),
+        "\n  warning: --max-gpu-hours 29 is less than that: it ends as budget, saved, near step 4,980 of 10,000",
+    ),
+    "a budget in part": (
+        asked(job=hour(max_gpu_hours=59.0)),
+        ForecastFacts(alike=ALIKE, spent=10.0),
+        False,
+        (169, 8),
         f"{EIGHT}{MEASURED}{LEAD}"
         "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less than that: it ends as budget, saved, near "
-        "step 8,416 of 10,000"),
-    "within its budget and minutes": (asked(job=hour(max_gpu_hours=59.0), minutes=417.0), KNOWN, False, (169, 8),
-        f"{EIGHT}{MEASURED}{LEAD}"
-        "\n  budget 59 GPU-hours, checked before every job and during it"),
-    "beyond its minutes, no saves": (asked(save_every=0, minutes=333.0), KNOWN, False, (119, 6),
+        "step 8,416 of 10,000",
+    ),
+    "within its budget and minutes": (
+        asked(job=hour(max_gpu_hours=59.0), minutes=417.0),
+        KNOWN,
+        False,
+        (169, 8),
+        f"{EIGHT}{MEASURED}{LEAD}\n  budget 59 GPU-hours, checked before every job and during it",
+    ),
+    "beyond its minutes, no saves": (
+        asked(save_every=0, minutes=333.0),
+        KNOWN,
+        False,
+        (119, 6),
         "forecast: 6 jobs of 1:00:00 by requeue, 5 h 48 min of work, 46.44 GPU-hours on 8 GPUs, done by 2023-11-15 "
         f"04:01 UTC, waits in the queue not counted{MEASURED}"
         "\n  signal 119 s ahead of the limit: two steps, what is due between them, two saves and 15 s"
         "\n  warning: train.minutes = 333 ends it before its last step"
-        "\n  warning: no train.save_minutes or train.save_every: a job that fails loses 59 min"),
-    "no limit": (asked(job=Job()), KNOWN, False, (169, 1),
+        "\n  warning: no train.save_minutes or train.save_every: a job that fails loses 59 min",
+    ),
+    "no limit": (
+        asked(job=Job()),
+        KNOWN,
+        False,
+        (169, 1),
         "forecast: 1 job, 6 h 59 min of work, 55.89 GPU-hours on 8 GPUs, done by 2023-11-15 05:12 UTC, waits in "
         f"the queue not counted{MEASURED}{LEAD}"
-        "\n  no --time: the partition's limit holds, which is not known here; the forecast assumes one job"),
-    "here": (asked(HERE, job=Job()), KNOWN, False, (120, 1),
-        f"forecast: 1 job, 6 h 59 min of work, done by 2023-11-15 05:12 UTC{MEASURED}"),
-    "singletons": (asked(replace(SITE, chain="singleton"), steps=100_000), KNOWN, False, (169, 50),
+        "\n  no --time: the partition's limit holds, which is not known here; the forecast assumes one job",
+    ),
+    "here": (
+        asked(HERE, job=Job()),
+        KNOWN,
+        False,
+        (120, 1),
+        f"forecast: 1 job, 6 h 59 min of work, done by 2023-11-15 05:12 UTC{MEASURED}",
+    ),
+    "singletons": (
+        asked(replace(SITE, chain="singleton"), steps=100_000),
+        KNOWN,
+        False,
+        (169, 50),
         "forecast: 76 jobs of 1:00:00 by singleton jobs, 3 d 0 h of work, 580.9 GPU-hours on 8 GPUs, done by "
         f"2023-11-17 22:50 UTC, waits in the queue not counted{MEASURED}{LEAD}"
-        "\n  50 jobs are submitted at once; each later one by the last job"),
-    "until a loss": (asked(until_loss=2.0), KNOWN, False, (169, 8),
-        f"{EIGHT}; that is all 10,000 steps, fewer if the loss is reached before{MEASURED}{LEAD}"),
-    "spare nodes": (asked(job=hour(spare_nodes=1, preflight=True)), KNOWN, False, (169, 8),
+        "\n  50 jobs are submitted at once; each later one by the last job",
+    ),
+    "until a loss": (
+        asked(until_loss=2.0),
+        KNOWN,
+        False,
+        (169, 8),
+        f"{EIGHT}; that is all 10,000 steps, fewer if the loss is reached before{MEASURED}{LEAD}",
+    ),
+    "spare nodes": (
+        asked(job=hour(spare_nodes=1, preflight=True)),
+        KNOWN,
+        False,
+        (169, 8),
         "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 87.33 GPU-hours on 12 GPUs, done by "
-        f"2023-11-15 05:30 UTC, waits in the queue not counted{MEASURED}{LEAD}"),
-}  # fmt: skip
+        f"2023-11-15 05:30 UTC, waits in the queue not counted{MEASURED}{LEAD}",
+    ),
+}
 
 
 @pytest.mark.parametrize(("run", "known", "given", "sent", "lines"), FORECASTS.values(), ids=FORECASTS)
@@ -249,30 +326,54 @@ def test_a_forecast_is_said_so(run, known, given, sent, lines, monkeypatch):
 
 
 REFUSED = {
-    "no step is left": (asked(steps=40), ForecastFacts(done=40),
-        "train.steps is 40, but the newest checkpoint is of step 40 | give more than 40 steps, 40,960 tokens"),
-    "no room for a step": (asked(job=Job(time="4:00")), KNOWN,
+    "no step is left": (
+        asked(steps=40),
+        ForecastFacts(done=40),
+        "train.steps is 40, but the newest checkpoint is of step 40 | give more than 40 steps, 40,960 tokens",
+    ),
+    "no room for a step": (
+        asked(job=Job(time="4:00")),
+        KNOWN,
         "job.time 4:00 (240 s) has no room for a step: 100 s to start, 2.5 s for a step with its share of saves, and "
-        "the signal 169 s ahead of the limit are 272 s | use --time 00:46:00, ten times that, or more"),
-    "no chain": (asked(replace(SITE, chain="none")), KNOWN,
+        "the signal 169 s ahead of the limit are 272 s | use --time 00:46:00, ten times that, or more",
+    ),
+    "no chain": (
+        asked(replace(SITE, chain="none")),
+        KNOWN,
         'it needs 8 jobs of 1:00:00, but chain = "none" in profile site | use --time 07:17:00 or more, or set '
-        'chain = "requeue" or "singleton" in the profile'),
-    "no chain here": (asked(HERE), KNOWN,
+        'chain = "requeue" or "singleton" in the profile',
+    ),
+    "no chain here": (
+        asked(HERE),
+        KNOWN,
         'it needs 8 jobs of 1:00:00, but chain = "none" in profile local | use --time 07:17:00 or more, or set '
-        'chain = "requeue" or "singleton" in the profile'),
-    "no chain of what is on NVMe": (replace(asked(), engine=NVME), KNOWN,
+        'chain = "requeue" or "singleton" in the profile',
+    ),
+    "no chain of what is on NVMe": (
+        replace(asked(), engine=NVME),
+        KNOWN,
         "it needs 8 jobs of 1:00:00, but what is offloaded to NVMe is in no checkpoint | use --time 07:17:00 or "
-        "more, or offload to the host's memory"),
-    "a small budget": (asked(job=hour(max_gpu_hours=0.5)), KNOWN,
+        "more, or offload to the host's memory",
+    ),
+    "a small budget": (
+        asked(job=hour(max_gpu_hours=0.5)),
+        KNOWN,
         "job.max_gpu_hours = 0.5 are 225 s on 8 GPUs, but a job takes 100 s to start, 2 s for a step, and 169 s to "
-        "save before its end | use --max-gpu-hours 6.03 or more, ten times that"),
-    "a budget of no save": (asked(job=Job(max_gpu_hours=0.26)), ForecastFacts(),
+        "save before its end | use --max-gpu-hours 6.03 or more, ten times that",
+    ),
+    "a budget of no save": (
+        asked(job=Job(max_gpu_hours=0.26)),
+        ForecastFacts(),
         "job.max_gpu_hours = 0.26 are 117 s on 8 GPUs, but a job takes 120 s to save before its end | use "
-        "--max-gpu-hours 2.67 or more, ten times that"),
-    "a budget that is spent": (asked(job=hour(max_gpu_hours=59.0)), ForecastFacts(alike=ALIKE, spent=58.9),
+        "--max-gpu-hours 2.67 or more, ten times that",
+    ),
+    "a budget that is spent": (
+        asked(job=hour(max_gpu_hours=59.0)),
+        ForecastFacts(alike=ALIKE, spent=58.9),
         "job.max_gpu_hours = 59, of which 58.9 are spent, are 45 s on 8 GPUs, but a job takes 100 s to start, 2 s "
-        "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that"),
-}  # fmt: skip
+        "for a step, and 169 s to save before its end | use --max-gpu-hours 65 or more, which leaves ten times that",
+    ),
+}
 
 
 @pytest.mark.parametrize(("run", "known", "words"), REFUSED.values(), ids=REFUSED)

@@ -64,14 +64,17 @@ def test_a_dependency_that_never_holds_is_noted_as_refused(monkeypatch: pytest.M
     assert {"scheduler": "local", "job_id": None, "refused": words}.items() <= line.items()
 
 
-@pytest.mark.parametrize(("ended", "cause", "limit_s", "said", "dropped", "of_race"), [
-    ("done", "all steps", None, "quick: done", False, None),
-    ("nan", "loss is NaN", 9, "quick: hang: not over within 9 s, 3 times the leader's visit", False, None),
-    ("nan", "loss is NaN", 1e6, "quick: nan: loss is NaN", False, None),
-    ("stopped", "hpc-gpt stop", None, "quick: stopped", True, "hpc-gpt stop, in a visit of quick"),
-    ("node_failure", None, None, "quick: node_failure", True, "node_failure, in a visit of quick"),
-    ("done", None, 9, "quick: done", False, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ended", "cause", "limit_s", "said", "dropped", "of_race"),
+    [
+        ("done", "all steps", None, "quick: done", False, None),
+        ("nan", "loss is NaN", 9, "quick: hang: not over within 9 s, 3 times the leader's visit", False, None),
+        ("nan", "loss is NaN", 1e6, "quick: nan: loss is NaN", False, None),
+        ("stopped", "hpc-gpt stop", None, "quick: stopped", True, "hpc-gpt stop, in a visit of quick"),
+        ("node_failure", None, None, "quick: node_failure", True, "node_failure, in a visit of quick"),
+        ("done", None, 9, "quick: done", False, None),
+    ],
+)
 def test_how_a_visit_ended(ended, cause, limit_s, said, dropped, of_race, tmp_path: Path, capsys) -> None:
     race: Any = object.__new__(Race)
     race.run, race.rows = SimpleNamespace(path=tmp_path), [SimpleNamespace(name="quick")]

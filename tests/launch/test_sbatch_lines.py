@@ -53,11 +53,20 @@ def test_a_job_is_submitted_with_these_words(tmp_path: Path, monkeypatch: pytest
     assert (noted["job_id"], noted["slurm_cluster"]) == ("9_0" if kind == "array" else "9", "far")
 
 
-@pytest.mark.parametrize(("line", "asks"), [
-    ("#SBATCH --gpus=4", True), ("#SBATCH -N 2 --gpus-per-node=4", True), ("#SBATCH --gres=gpu:4", True),
-    ("#SBATCH --gres nvme:1,gpu:a100:4", True), ("#SBATCH -G 4", True), ("#SBATCH -N 2 --gres=nvme:1", False),
-    ("# SBATCH --gpus=4", False), ("srun --gpus=4 x", False), ("#SBATCH --gpu-bind=none", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("#SBATCH --gpus=4", True),
+        ("#SBATCH -N 2 --gpus-per-node=4", True),
+        ("#SBATCH --gres=gpu:4", True),
+        ("#SBATCH --gres nvme:1,gpu:a100:4", True),
+        ("#SBATCH -G 4", True),
+        ("#SBATCH -N 2 --gres=nvme:1", False),
+        ("# SBATCH --gpus=4", False),
+        ("srun --gpus=4 x", False),
+        ("#SBATCH --gpu-bind=none", False),
+    ],
+)
 def test_a_script_that_asks_for_gpus_is_known_by_a_directive(line: str, asks: bool, tmp_path: Path) -> None:
     assert not asks_for_gpus(tmp_path / "job.sh")
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{line}\ntrue\n")

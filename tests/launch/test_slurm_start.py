@@ -10,15 +10,18 @@ def node(name: str, cpus: int, gpus: int) -> _Node:
     return _Node(name, "main", "idle", cpus, gpus, (), "none")
 
 
-@pytest.mark.parametrize(("nodes", "fit", "words"), [
-    ([], [], "1 node, and partition main has 0"),
-    (
-        [node("a", 64, 2), node("b", 32, 0)],
-        [],
-        "1 node of 4 CPUs and 4 GPUs each, and none of the 2 nodes of partition main can hold that: a node has at "
-        "most 64 CPUs and 2 GPUs",
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "fit", "words"),
+    [
+        ([], [], "1 node, and partition main has 0"),
+        (
+            [node("a", 64, 2), node("b", 32, 0)],
+            [],
+            "1 node of 4 CPUs and 4 GPUs each, and none of the 2 nodes of partition main can hold that: a node has at "
+            "most 64 CPUs and 2 GPUs",
+        ),
+    ],
+)
 def test_it_says_how_many_nodes_are_large_enough(nodes, fit, words):
     assert _too_many("main", 1, nodes, fit, resolved_demo()) == words
 

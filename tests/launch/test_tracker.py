@@ -75,12 +75,15 @@ def test_a_tracker_that_hangs_is_killed(tracker):
 SAYS = "track: its process "
 
 
-@pytest.mark.parametrize(("what", "answer", "said"), [
-    ("exec sleep 600", "again 0 - - 0", f"{SAYS}has not ended 5 s after the ranks, so it is killed\n"),
-    ("exec sleep 600", "stop 0 - - 0", f"{SAYS}has not ended 30 s after the ranks, so it is killed\n"),
-    ("exit 7", "stop 0 - - 0", f"{SAYS}ended with exit code 7; the run goes on without it\n"),
-    ('until [ -e "$attempt/.ranks-ended" ]; do sleep 0.01; done', "stop 0 - - 0", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("what", "answer", "said"),
+    [
+        ("exec sleep 600", "again 0 - - 0", f"{SAYS}has not ended 5 s after the ranks, so it is killed\n"),
+        ("exec sleep 600", "stop 0 - - 0", f"{SAYS}has not ended 30 s after the ranks, so it is killed\n"),
+        ("exit 7", "stop 0 - - 0", f"{SAYS}ended with exit code 7; the run goes on without it\n"),
+        ('until [ -e "$attempt/.ranks-ended" ]; do sleep 0.01; done', "stop 0 - - 0", ""),
+    ],
+)
 def test_the_script_waits_for_it_no_longer_than_it_may(tmp_path, what, answer, said):
     script = render_script(resolve(load_experiment("demo", {"track.tensorboard": True}), load_profile("generic-slurm")))
     functions = re.findall(
@@ -127,8 +130,12 @@ def test_in_a_container_the_jobs_signals_are_for_the_ranks(tmp_path, what):
     for name, text in (("srun", SRUN), ("program", PROGRAM)):
         put(tmp_path / name, text)
     lines = [
-        *functions, "container=(--container-image=image.sqsh)", f"python=(env {tmp_path / 'program'})", what, "wait",
-    ]  # fmt: skip
+        *functions,
+        "container=(--container-image=image.sqsh)",
+        f"python=(env {tmp_path / 'program'})",
+        what,
+        "wait",
+    ]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "attempt": str(tmp_path), "n": "1"}
     with subprocess.Popen(["bash", "-c", "\n".join(lines)], env={**environment, "HPC_GPT_RUN": "/run"}) as job:
         until = time.monotonic() + 120

@@ -2,11 +2,11 @@
 
 A block of `printed/*.txt` has comments (`# why`), the lines of a log (`> `; `>> NAME` begins another file) and below
 them all that is read from them, to be read in review. `>1..20 ` is a line for each n, with `{n*16:12d}` for figures
-that grow with it, and `\\n` between several lines. `>dump ` is Megatron's dump of arguments with some changed,
-`>steps 1..9 ` its lines of those steps (made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt`,
-`ends.txt`, `families.txt` and `threads.txt` it is the first cause over the block's files, `>>>` if all planned steps
-were trained; in `records.txt`, `one_run.txt`, `fields.txt` and `mlperf.txt` the record of each run; in `grouping.txt`
-which files and attempts are one run.
+that grow with it, and `\\n` between several lines. `>- ` is a log of its own, and what is below several of them is said
+of each. `>dump ` is Megatron's dump of arguments with some changed, `>steps 1..9 ` its lines of those steps
+(made_logs.py), `mllog SECOND KEY VALUE` an event of MLPerf's. In `causes.txt` and `threads.txt` it is the first cause
+over the files of a block, `>>>` if all planned steps were trained; in `records.txt`, `one_run.txt`, `fields.txt` and
+`mlperf.txt` the record of each run; in `grouping.txt` which files and attempts are one run.
 
 pytest tests/readers/test_printed.py --force-regen       after a change that is meant of causes, records and grouping
 """
@@ -50,7 +50,7 @@ APART = ("schema", "run", "name", "settings", "sources", "flags", "flag_kinds", 
 TOLD = ("job_id", "first_step", "last_step", "ended")
 # What files hold that is made of the figures by rules of ours, in words of ours; the others have the figures alone.
 MADE = {
-    **dict.fromkeys(("causes", "families", "threads", "ends"), "causes"),
+    **dict.fromkeys(("causes", "threads"), "causes"),
     **dict.fromkeys(("records", "mlperf", "one_run", "fields"), "records"),
     "grouping": "grouping",
 }
@@ -78,7 +78,10 @@ def read_anew(file: Path, said: Callable[[list[str]], list[str]]) -> str:
     found = []
     for block in file.read_text(encoding="utf-8").strip().split("\n\n"):
         given = [line for line in block.split("\n") if line.startswith(("#", ">"))]
-        found.append("\n".join([*given, *(said(given) if any(line[0] == ">" for line in given) else ())]))
+        alone = [[f"> {line[3:]}"] for line in given if line.startswith(">- ")]
+        logs = alone or [given] * any(line[0] == ">" for line in given)
+        answers = dict.fromkeys("\n".join(said(log)) for log in logs)
+        found.append("\n".join([*given, *answers]))
     return "\n\n".join(found) + "\n"
 
 

@@ -161,12 +161,15 @@ def test_what_changes_no_weights_and_no_order_of_data_is_free(changes):
         assert getattr(getattr(resolved, table), name) == value
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    *[(f"train.{key}", 0.5) for key in ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps", "clip")],
-    *[(f"train.{key}", 7) for key in ("seed", "warmup_steps")],
-    *[("train.optimizer", "sgd"), ("train.decay", "constant")],
-    *[("data.eval_fraction", 0.2), ("data.tokenizer", "char"), ("data.path", "other")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[(f"train.{key}", 0.5) for key in ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps", "clip")],
+        *[(f"train.{key}", 7) for key in ("seed", "warmup_steps")],
+        *[("train.optimizer", "sgd"), ("train.decay", "constant")],
+        *[("data.eval_fraction", 0.2), ("data.tokenizer", "char"), ("data.path", "other")],
+    ],
+)
 def test_what_would_train_other_weights_or_data_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"{key} would be"):
         descend(replace(parent(), data=STREAM), {key: value}, SITE, 20)

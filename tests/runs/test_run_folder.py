@@ -52,17 +52,36 @@ def test_its_files_have_the_names_that_earlier_versions_gave(run):
     """Those of an attempt, and of the run; scripts of earlier versions write some, and folders of theirs hold all."""
     (run.path / "attempts" / "1").mkdir(parents=True)
     names = {
-        "log": "log", "err": "err", "metrics": "metrics.jsonl", "rendezvous": "rendezvous", "asked": "asked",
-        "measured": "measured.json", "ranks": "ranks", "heartbeats": "beats", "stacks": "stacks",
-        "track": "track.json", "notified": "notified", "elsewhere": "elsewhere", "ranks_ended": ".ranks-ended",
-    }  # fmt: skip
+        "log": "log",
+        "err": "err",
+        "metrics": "metrics.jsonl",
+        "rendezvous": "rendezvous",
+        "asked": "asked",
+        "measured": "measured.json",
+        "ranks": "ranks",
+        "heartbeats": "beats",
+        "stacks": "stacks",
+        "track": "track.json",
+        "notified": "notified",
+        "elsewhere": "elsewhere",
+        "ranks_ended": ".ranks-ended",
+    }
     attempt = run.attempt(1)
     assert {key: getattr(attempt, key).relative_to(run.path / "attempts" / "1").as_posix() for key in names} == names
     of_run = (run.checkpoints, run.record, run.waits_for, run.cancelled_mark("7_1"), run.stop_mark("7_1"))
     assert [path.relative_to(run.path).as_posix() for path in of_run] == [
-        "checkpoints", "record.json", "queue.json", "cancelled.7_1", "stop.7_1"]  # fmt: skip
-    for name, read in (("attempt", attempt.started), ("ended", attempt.ended), ("exit", attempt.script_exit),
-                       ("next", attempt.verdict)):  # fmt: skip
+        "checkpoints",
+        "record.json",
+        "queue.json",
+        "cancelled.7_1",
+        "stop.7_1",
+    ]
+    for name, read in (
+        ("attempt", attempt.started),
+        ("ended", attempt.ended),
+        ("exit", attempt.script_exit),
+        ("next", attempt.verdict),
+    ):
         assert read() == {}
         (attempt.folder / f"{name}.json").write_text(json.dumps({"of_another": name}))
         assert read() == {"of_another": name}

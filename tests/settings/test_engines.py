@@ -59,12 +59,19 @@ def test_the_optimizers_mode_follows_from_offload():
 
 
 SWITCHES = {
-    "recompute": ["none", "selective", "full"], "attention": ["auto", "math"],
-    "compile": ["none", "block", "edges", "whole"], "sequence_parallel": [False, True],
-    "offload": ["none", "optimizer", "full"], "tiles": [1, 2], "activation_offload": [False, True],
-    "loss_chunks": [1, 4], "sharded_optimizer": [False, True], "prefetch": [True, False], "reshard": [True, False],
+    "recompute": ["none", "selective", "full"],
+    "attention": ["auto", "math"],
+    "compile": ["none", "block", "edges", "whole"],
+    "sequence_parallel": [False, True],
+    "offload": ["none", "optimizer", "full"],
+    "tiles": [1, 2],
+    "activation_offload": [False, True],
+    "loss_chunks": [1, 4],
+    "sharded_optimizer": [False, True],
+    "prefetch": [True, False],
+    "reshard": [True, False],
     "zero_stage": [None, 0, 1, 2, 3],
-}  # fmt: skip
+}
 
 
 @given(

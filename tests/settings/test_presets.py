@@ -9,15 +9,29 @@ from hpc_gpt.core.settings.presets import PRESETS, preset
 
 # Parameters; those of Llama 3.1 and 3.2, Qwen and SmolLM are the sizes that their model cards' files have.
 PARAMS = {
-    "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824, "llama3.1-8b": 8_030_261_248,
-    "llama3.1-70b": 70_553_706_496, "llama3.1-405b": 405_853_388_800, "qwen2.5-0.5b": 494_032_768,
-    "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-8b": 8_190_735_360,
-    "qwen3-32b": 32_762_123_264, "mistral-7b": 7_248_023_552, "smollm2-135m": 134_515_008, "smollm3-3b": 3_075_098_624,
-}  # fmt: skip
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "mistral-7b": 7_248_023_552,
+    "smollm2-135m": 134_515_008,
+    "smollm3-3b": 3_075_098_624,
+}
 CLASSES = {
-    "llama": "Llama", "smollm2": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3", "qwen2": "Qwen2",
+    "llama": "Llama",
+    "smollm2": "Llama",
+    "mistral": "Mistral",
+    "smollm3": "SmolLM3",
+    "qwen2": "Qwen2",
     "qwen3": "Qwen3",
-}  # fmt: skip
+}
 
 
 def class_of(name: str) -> str:

@@ -42,15 +42,18 @@ def write(path, text):
 # --- defaults
 
 
-@pytest.mark.parametrize(("asked", "hint"), [
-    ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
-    ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
-    (
-        {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
-        "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
-    ),
-    ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ({"tp": 16}, "use --tp 4 (tp4-pp16-dp1), or --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+        ({"tp": 16, "pp": 3}, "use --tp 16 --pp 4 (tp16-pp4-dp1) with --allow-tp-across-nodes"),
+        (
+            {"tp": 16, "gpus": 16, "pp": 2, "dp": 1},
+            "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
+        ),
+        ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
+    ],
+)
 def test_the_hint_at_a_tp_that_spans_nodes_runs(asked, hint):
     profile = dataclasses.replace(NODE_OF_4, gpus_per_node=8)
     overrides = {f"layout__{axis}": size for axis, size in asked.items()}
@@ -313,12 +316,19 @@ def test_users_default_profile():
 # --- resolved.json
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("", "it is empty"), (" \n", "it is empty"), ("{", "no JSON: Expecting property name enclosed in double quotes: "
-     "line 1 column 2 (char 1)"), ("{}", "KeyError('schema')"), ("[]", "TypeError('list indices must be integers or "
-     "slices, not str')"), ("null", "TypeError(\"'NoneType' object is not subscriptable\")"),
-    ('{"schema": 1}', "KeyError('model')"), ('{"schema": 1, "model": 3}', "KeyError('batch')"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("{", "no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("{}", "KeyError('schema')"),
+        ("[]", "TypeError('list indices must be integers or slices, not str')"),
+        ("null", "TypeError(\"'NoneType' object is not subscriptable\")"),
+        ('{"schema": 1}', "KeyError('model')"),
+        ('{"schema": 1, "model": 3}', "KeyError('batch')"),
+    ],
+)
 def test_damaged_resolved_json(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as fault:
         Resolved.from_json(text)

@@ -15,10 +15,14 @@ from hpc_gpt.core.settings.services import SERVICES
 
 PROFILE = load_profile("local")
 ASKED = {
-    "notify.command": "mail -s GPT me@example.org", "notify.on": ["first_step", "stopped"],
-    "after.run": ["python", "evaluate.py", "{export}", "{step}", "{run}", "{checkpoint}"], "after.export": True,
-    "after.sbatch": ["--gpus=1"], "track.tensorboard": True, "track.wandb": "gpt",
-}  # fmt: skip
+    "notify.command": "mail -s GPT me@example.org",
+    "notify.on": ["first_step", "stopped"],
+    "after.run": ["python", "evaluate.py", "{export}", "{step}", "{run}", "{checkpoint}"],
+    "after.export": True,
+    "after.sbatch": ["--gpus=1"],
+    "track.tensorboard": True,
+    "track.wandb": "gpt",
+}
 
 
 def run(**overrides: Any) -> Resolved:

@@ -83,14 +83,40 @@ PROGRAM = {"run": "train  {gpus}", "setup": ("a\n\nb",), "workdir": "/w"}
 SHORT = {"checkpoints": "as the program decides itself", "stops by": "SIGTERM"}
 
 
-@pytest.mark.parametrize(("command", "rows", "lines", "stops"), [
-    (PROGRAM, {"command": "once a gpu, in /w: train {gpus}", **SHORT}, ["a", "b", "train  {gpus}"], "end by SIGTERM"),
-    ({"run": ("x y", "z"), "per": "node", "workdir": "/w", "stop_signal": "none", "checkpoints": "c-*", "resume": "-r"},
-     {"command": "once a node, in /w: 'x y' z", "checkpoints": "c-*, resumed by -r", "stops by": "none"}, ["'x y' z"],
-     "end by SIGnone"),
-    ({"script": "/s/job", "args": ("a b",), "workdir": "/w"}, {"script": "/s/job 'a b'", "runs in": "/w",
-     "checkpoints": "the script's own, which the chain does not see"}, ["/s/job 'a b'"], "end by SIGTERM"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "rows", "lines", "stops"),
+    [
+        (
+            PROGRAM,
+            {"command": "once a gpu, in /w: train {gpus}", **SHORT},
+            ["a", "b", "train  {gpus}"],
+            "end by SIGTERM",
+        ),
+        (
+            {
+                "run": ("x y", "z"),
+                "per": "node",
+                "workdir": "/w",
+                "stop_signal": "none",
+                "checkpoints": "c-*",
+                "resume": "-r",
+            },
+            {"command": "once a node, in /w: 'x y' z", "checkpoints": "c-*, resumed by -r", "stops by": "none"},
+            ["'x y' z"],
+            "end by SIGnone",
+        ),
+        (
+            {"script": "/s/job", "args": ("a b",), "workdir": "/w"},
+            {
+                "script": "/s/job 'a b'",
+                "runs in": "/w",
+                "checkpoints": "the script's own, which the chain does not see",
+            },
+            ["/s/job 'a b'"],
+            "end by SIGTERM",
+        ),
+    ],
+)
 def test_a_program_is_shown_by_its_command(command, rows, lines, stops) -> None:
     experiment = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=2), command=Command(run="x"))
     run = resolve(experiment, load_profile("local"))

@@ -27,14 +27,24 @@ SIZES = st.sampled_from([1, 2, 3, 4, 8])
 SWITCHES = {
     "recompute": st.sampled_from(["selective", "full"]),
     "attention": st.sampled_from(["flash", "cudnn", "efficient", "math"]),
-    "compile": st.sampled_from(["block", "edges", "whole"]), "compile_backend": st.just("aot_eager"),
-    "sequence_parallel": st.just(True), "offload": st.sampled_from(["optimizer", "full"]),
-    "offload_path": st.just("/nvme"), "offload_ratio": st.just(0.5), "tiles": st.sampled_from([2, 4]),
-    "activation_offload": st.just(True), "loss_chunks": st.sampled_from([8, 1000]), "keep_residuals": st.just(True),
-    "one_pass_loss": st.just(True), "fused_bias_gradients": st.just(True), "sharded_optimizer": st.just(True),
-    "cp_exchange": st.sampled_from(["heads", "keys", "ring"]), "prefetch": st.just(False), "reshard": st.just(False),
+    "compile": st.sampled_from(["block", "edges", "whole"]),
+    "compile_backend": st.just("aot_eager"),
+    "sequence_parallel": st.just(True),
+    "offload": st.sampled_from(["optimizer", "full"]),
+    "offload_path": st.just("/nvme"),
+    "offload_ratio": st.just(0.5),
+    "tiles": st.sampled_from([2, 4]),
+    "activation_offload": st.just(True),
+    "loss_chunks": st.sampled_from([8, 1000]),
+    "keep_residuals": st.just(True),
+    "one_pass_loss": st.just(True),
+    "fused_bias_gradients": st.just(True),
+    "sharded_optimizer": st.just(True),
+    "cp_exchange": st.sampled_from(["heads", "keys", "ring"]),
+    "prefetch": st.just(False),
+    "reshard": st.just(False),
     "megatron_args": st.sampled_from([(), ("--transformer-impl", "local")]),
-}  # fmt: skip
+}
 
 
 @st.composite

@@ -129,11 +129,14 @@ def submit(launcher: Launcher, way: str, folder: Path, *words: str) -> Job:
 
 
 @pytest.mark.long(but="first")
-@pytest.mark.parametrize(("script", "code", "who"), [
-    pytest.param(PROCESSES, 3, ("batch", "step"), id="srun"),
-    pytest.param(MPIRUN, 3, ("rank0", "rank1", "rank2", "rank3"), id="mpirun", marks=NEEDS_MPIRUN),
-    pytest.param(ELEMENTS, 0, ("batch0", "batch1", "batch2", "batch3"), id="array"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "code", "who"),
+    [
+        pytest.param(PROCESSES, 3, ("batch", "step"), id="srun"),
+        pytest.param(MPIRUN, 3, ("rank0", "rank1", "rank2", "rank3"), id="mpirun", marks=NEEDS_MPIRUN),
+        pytest.param(ELEMENTS, 0, ("batch0", "batch1", "batch2", "batch3"), id="array"),
+    ],
+)
 def test_a_script_has_the_processes_that_sbatch_gives_it(launcher, script, code, who, request):
     jobs = {}
     told = launcher.folder / f"{request.node.callspec.id}-told"

@@ -25,22 +25,38 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (UNSAVED, {}, "stop", "asked to end after this step, unsaved: train.save_last is false"),
     (UNSAVED, {}, "save", "asked to save after this step and continue"),
     (UNSAVED, {}, "requeue", "asked to go back to the queue after this step, unsaved: train.save_last is false"),
-    ({}, {"cause": NO_ANSWER}, "save", "asked to save after this step and continue (Slurm does not answer, so it may "
-     "not be running)"),
+    (
+        {},
+        {"cause": NO_ANSWER},
+        "save",
+        "asked to save after this step and continue (Slurm does not answer, so it may not be running)",
+    ),
     ({}, {"state": "done"}, "save", "- nothing to save, it ended as done"),
     ({}, {"state": "unknown", "cause": "gone"}, "stop", "- nothing to stop, it is unknown: gone"),
-    ({}, {"moved_from": "/old"}, "stop", "- its folder was moved from /old, where its ranks look for requests: move "
-     "it back, or use hpc-gpt cancel"),
-    (MEGATRON, {}, "save", "- Megatron-LM saves as often as train.save_every says, and when it ends: "
-     "stop or requeue it"),
+    (
+        {},
+        {"moved_from": "/old"},
+        "stop",
+        "- its folder was moved from /old, where its ranks look for requests: move it back, or use hpc-gpt cancel",
+    ),
+    (
+        MEGATRON,
+        {},
+        "save",
+        "- Megatron-LM saves as often as train.save_every says, and when it ends: stop or requeue it",
+    ),
     (NVME, {}, "requeue", "- what is offloaded to NVMe is in no checkpoint: it would start at step 0"),
     ({}, {"allocation": "7"}, "requeue", f"- {ALLOCATED}"),
-    ({}, {"state": "pending", "begun": False}, "stop", "it waits in the queue: when it starts, it ends as stopped; "
-     "hpc-gpt cancel takes it out of the queue"),
+    (
+        {},
+        {"state": "pending", "begun": False},
+        "stop",
+        "it waits in the queue: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue",
+    ),
     ({}, {"state": "pending", "begun": False}, "save", "- nothing to save, it waits in the queue"),
     ({}, {"begun": False}, "requeue", "- nothing to requeue, no attempt of it has begun"),
     ({}, {"lost": "no answer", "cause": "not found"}, "stop", "- its job is not known yet: not found"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("settings", "state", "verb", "words"), ASKED)
@@ -58,12 +74,20 @@ def test_a_run_answers_what_it_is_asked(settings, state, verb, words, own_folder
     assert (asked.attempt is not None, asked.request is not None) == (at_work, at_work)
 
 
-@pytest.mark.parametrize(("status", "words"), [
-    ({}, "running"), ({"suspended": True}, "suspended"), ({"step": 0, "steps": 9}, "running  step 0/9"),
-    ({"step": 3, "steps": 0, "loss": 2.34567, "tokens_per_s": 1234.5}, "running  step 3  loss 2.3457  1234 tokens/s"),
-    ({"state": "pending", "cause": "other jobs come first"}, "pending  (other jobs come first)"),
-    ({"state": "error", "cause": "boom"}, "error"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({}, "running"),
+        ({"suspended": True}, "suspended"),
+        ({"step": 0, "steps": 9}, "running  step 0/9"),
+        (
+            {"step": 3, "steps": 0, "loss": 2.34567, "tokens_per_s": 1234.5},
+            "running  step 3  loss 2.3457  1234 tokens/s",
+        ),
+        ({"state": "pending", "cause": "other jobs come first"}, "pending  (other jobs come first)"),
+        ({"state": "error", "cause": "boom"}, "error"),
+    ],
+)
 def test_a_status_is_one_line(status: dict[str, Any], words: str) -> None:
     assert control.describe(replace(AT_WORK, **status)) == words
 
@@ -84,7 +108,9 @@ def test_how_runs_have_ended_is_said_or_raised(monkeypatch, capsys) -> None:
     with pytest.raises(JobFailed) as fault:
         control.wait_for_all([run])
     assert (str(fault.value), fault.value.hint) == (
-        "run b: demo nan  step 3/9\nrun c: x error  step 3/9", "hpc-gpt why b")  # fmt: skip
+        "run b: demo nan  step 3/9\nrun c: x error  step 3/9",
+        "hpc-gpt why b",
+    )
 
 
 def test_a_ctrl_c_says_what_it_does(monkeypatch, capsys) -> None:
@@ -106,20 +132,42 @@ def test_a_ctrl_c_says_what_it_does(monkeypatch, capsys) -> None:
 
 def test_a_sweeps_line_has_the_sums_of_its_runs() -> None:
     one = replace(AT_WORK, sweep_id="s", job_id="7_1", step=3, steps=9, age_s=5.0, gpu_hours=1.5, layout="tp1")
-    rows = [replace(one, sweep="table"), replace(AT_WORK, name="alone"),
-            replace(one, job_id="7_2", state="nan", attempts=4, age_s=8.0),
-            replace(one, job_id="8", age_s=None)]  # fmt: skip
-    line = RunStatus("s", "table", "2 running, 1 nan", None, "slurm", "7 8", 6, 9, 27, layout="3 runs", age_s=8.0,
-                     gpu_hours=4.5, sweep_id="s")  # fmt: skip
+    rows = [
+        replace(one, sweep="table"),
+        replace(AT_WORK, name="alone"),
+        replace(one, job_id="7_2", state="nan", attempts=4, age_s=8.0),
+        replace(one, job_id="8", age_s=None),
+    ]
+    line = RunStatus(
+        "s",
+        "table",
+        "2 running, 1 nan",
+        None,
+        "slurm",
+        "7 8",
+        6,
+        9,
+        27,
+        layout="3 runs",
+        age_s=8.0,
+        gpu_hours=4.5,
+        sweep_id="s",
+    )
     assert fold(rows) == [line, rows[1]]
     (bare,) = fold([RunStatus("r", "demo", state, None, "local", None, 0, sweep_id="s") for state in ("error", "done")])
     assert bare == RunStatus("s", "-", "1 done, 1 error", None, "local", None, 0, 0, 0, layout="2 runs", sweep_id="s")
 
 
-@pytest.mark.parametrize(("scheduler", "states", "looks"), [
-    ("slurm", ["running", "done"], 2), ("slurm", ["unknown"] * 9, 8), ("local", ["unknown"] * 70, 62),
-    ("slurm", ["unknown"] * 7 + ["pending"] + ["unknown"] * 9, 16), ("slurm", ["unknown", "nan"], 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scheduler", "states", "looks"),
+    [
+        ("slurm", ["running", "done"], 2),
+        ("slurm", ["unknown"] * 9, 8),
+        ("local", ["unknown"] * 70, 62),
+        ("slurm", ["unknown"] * 7 + ["pending"] + ["unknown"] * 9, 16),
+        ("slurm", ["unknown", "nan"], 2),
+    ],
+)
 def test_unknown_for_half_a_minute_is_over(scheduler: str, states: list[str], looks: int, monkeypatch) -> None:
     """Slurm is asked every 5 s, and a local run looked at every half a second."""
     clock, left = [100.0], iter([replace(AT_WORK, state=state, scheduler=scheduler) for state in states])

@@ -1,8 +1,26 @@
 """What the text of an argument is: a whole number, the first that is given, a quotient."""
 
+from pathlib import Path
+
 import pytest
 
+from hpc_gpt.reader.readers.dialects import dialects
 from hpc_gpt.reader.readers.pattern import Arguments, quotient
+
+ARGUMENTS = Path(__file__).with_name("arguments.txt")
+
+
+def test_what_a_dump_says() -> None:
+    """arguments.txt: below a dialect's name a dump a line, and all the fields that it gives."""
+    interpret = {dialect.name: dialect.interpret for dialect in dialects() if dialect.interpret}
+    for line in ARGUMENTS.read_text(encoding="utf-8").splitlines()[1:]:
+        if line.startswith("["):
+            says = interpret.pop(line.strip("[]"))
+            continue
+        halves = [[pair.rpartition("=") for pair in half.split()] for half in line.split("->")]
+        given, said = ({name: text.replace("~", " ") for name, _, text in half} for half in halves)
+        assert {name: str(value) for name, value in says(given).items()} == said, line
+    assert not interpret
 
 
 @pytest.mark.parametrize("text", ["", "None", "many", "1.5", "1e400", "nan", "9" * 5000, "inf"])

@@ -1,6 +1,7 @@
 """Patterns of failures: each is there for a line, has a class and words, and takes no long time."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,9 @@ from hpc_gpt.reader.readers.dialects import dialects
 from hpc_gpt.reader.readers.logs.matches import all_patterns
 from hpc_gpt.reader.readers.part_failures import one_a_line
 from tests.readers.reading import read_lines, specimen_of
+from tests.readers.test_printed import FILES, MADE, logs_of
 
+FAILURES, ENDS = (Path(__file__).with_name(name) for name in ("failures.txt", "ends.txt"))
 OURS = {
     "collectives",
     "gpu_faults",
@@ -22,13 +25,20 @@ OURS = {
 
 
 def test_every_pattern_matches_a_line_of_its_specimen() -> None:
+    """Or one whose figures are stated in printed/."""
+    stated = [file.read_text(encoding="utf-8").split("\n") for file in FILES if file.stem not in MADE]
+    printed = [line for given in stated for lines in logs_of(given).values() for line in lines]
     for dialect in dialects():
-        lines = specimen_of(dialect.name).splitlines() if dialect.name in OURS else []
+        if dialect.name in ("failure_families", "program_ends"):  # failures.txt, ends.txt
+            continue
+        own = specimen_of(dialect.name).splitlines()
         for each in all_patterns():
-            if lines and each.dialect is dialect and each.pattern.kind != "traceback":
-                matches = [line for line in lines if each.pattern.literal in line and each.regex.search(line)]
-                assert matches, each.pattern.regex
-        for line in lines:
+            if each.dialect is dialect and each.pattern.kind != "traceback":
+                lines = own if dialect.name in OURS else [*own, *printed]
+                assert any(each.pattern.literal in line and each.regex.search(line) for line in lines), (
+                    each.pattern.regex
+                )
+        for line in own if dialect.name in OURS else ():
             assert any(part.failures or part.ends or part.facts for part in read_lines("a", [line])), line
 
 
@@ -65,13 +75,37 @@ def test_an_error_of_cuda_is_read_by_number_name_and_words(code: int) -> None:
 
 
 def test_every_family_has_a_line_with_its_class_and_advice() -> None:
-    dialect = next(each for each in dialects() if each.name == "failure_families")
-    said = set()
-    for line in specimen_of(dialect.name).splitlines():
-        first = one_a_line(part_failures := [each for part in read_lines("a", [line]) for each in part.failures])
-        assert len(first) == 1, (line, part_failures)
-        said.add((first[0].ended, first[0].to_do, first[0].echo))
-    assert said >= {(each.ended, each.to_do, each.echo) for each in dialect.patterns}
+    """failures.txt: class, rank, node and cure, and below them lines that report this one failure, in their words."""
+    stated, kind = set(), ""
+    for line in FAILURES.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("> "):
+            kind = line
+            continue
+        line = line.removeprefix("> ")
+        (found,) = one_a_line([each for part in read_lines("a", [line]) for each in part.failures])
+        rank, node = f" rank {found.rank}" * (found.rank is not None), f" on {found.node}" * bool(found.node)
+        of = f"{found.ended}{' of another' * found.echo}"
+        assert f"{of}{rank}{node}" + f": {found.to_do}" * bool(found.to_do) == kind, line
+        assert line.endswith(found.message)
+        stated.add((of, found.to_do))
+    known = next(each.patterns for each in dialects() if each.name == "failure_families")
+    assert stated >= {(f"{each.ended}{' of another' * each.echo}", each.to_do) for each in known}
+
+
+def test_the_words_of_an_end() -> None:
+    """They count after lines of steps if at most one follows, printed late; a launcher's without any."""
+    steps = [f"step:{step}/100 train_time:{50 * step}ms step_avg:50.00ms" for step in range(6, 10)]
+    for each in ENDS.read_text(encoding="utf-8").splitlines():
+        kind, _, line = each.partition(" > ")
+        ended, _, alone = kind.partition(" ")
+        expected = set() if ended == "none" or kind.startswith("#") else {ended}
+        for lines, found in (
+            ([*steps, line], expected),
+            ([*steps[:3], line, steps[3]], expected),
+            ([*steps[:2], line, *steps[2:]], set()),
+            ([line], expected if alone else set()),
+        ):
+            assert {kind for part in read_lines("a", lines) for kind, _ in part.ends} == found, lines
 
 
 def test_every_class_is_a_records_and_every_failure_has_words() -> None:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from hpc_gpt.reader.readers.logs.columns import DigitColumn, TimeColumn
+from hpc_gpt.reader.readers.logs.step_rows import StepRows, sound_columns
 from hpc_gpt.reader.readers.logs.tracebacks import Tracebacks, node_of_label
+from hpc_gpt.reader.readers.pattern import STEP_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,34 @@ def test_a_rate_is_turned_and_none_is_unknown() -> None:
     found = column.read(b"it: 4.00it: 0.50it: 0.00", np.array([0, 8, 16]))
     assert found[:2].tolist() == [0.25, 2.0]
     assert math.isnan(found[2])
+
+
+def test_a_figure_that_cannot_be_is_none_and_counted() -> None:
+    """By field, of -1, 0, 2e9, nan, inf and -inf: what is kept, and how many are counted."""
+    nan = math.nan
+    diverged = dict.fromkeys(("loss", "loss_eval", "grad_norm", "lr"), ([-1, 0, 2e9, nan, nan, nan], 0))
+    signed = dict.fromkeys(("step", "skipped_so_far", "epoch", "at"), ([-1, 0, 2e9, nan, nan, nan], 2))
+    expected = {"step_s": ([nan] * 6, 5), **diverged, **signed}
+    for name in STEP_FIELDS:
+        kept, count = expected.get(name, ([nan, 0, 2e9, nan, nan, nan], 3))
+        left_out: dict[str, int] = {}
+        found = sound_columns({name: np.array([-1, 0, 2e9, nan, math.inf, -math.inf])}, left_out)[name]
+        assert np.array_equal(found, kept, equal_nan=True), name
+        assert left_out == ({f"impossible figures of {name}": count} if count else {}), name
+    assert sound_columns({"step_s": np.array([1e9, 1e-9])}, {})["step_s"].tolist() == [1e9, 1e-9]
+
+
+def test_two_lines_of_one_shape_are_known() -> None:
+    for lines, alike in (
+        (("step 1 loss 2.5", "step 20 loss nan"), True), (("step 1 loss 2.5", "step  1,5 loss -inf "), True),
+        (("step 1 loss 2.5", "steps 1 loss 2.5"), False), (("a", "b", "c"), False),
+        ((*(chr(65 + each % 26) * (1 + each // 26) for each in range(64)), "x1", "x2"), False),
+        ((*(chr(65 + each % 26) * (1 + each // 26) for each in range(62)), "x1", "x2"), True),
+    ):  # fmt: skip
+        rows = StepRows()
+        for line in lines:
+            rows.see_shape(line)
+        assert rows.alike is alike, lines
 
 
 TIMES = ["2024-02-29 23:59:59.125", "2000-02-29 00:00:00.000", "1969-12-31 10:20:30.500", "2023-12-31 01:02:03.999"]

@@ -80,14 +80,6 @@ def test_the_literal_of_an_expression_is_in_every_text_of_it() -> None:
         literal_of(r"(?:step )?(\d+)")
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("14s", 14), ("1h 3s", 3603), ("2m", 120), ("1d 2s", 86402), ("3h", 10800), ("2d 4h 5m 6s", 187506)],
-)
-def test_a_duration_may_lack_any_unit(text: str, seconds: float) -> None:
-    assert scaled("elapsed_s", text) == ("elapsed_s", seconds)
-
-
 def test_lines_of_every_expression_are_read_alike_by_all_readers(tmp_path: Path) -> None:
     made = [line.replace("\n", " ") for line in lines()]
     live, last = LiveLines(), LastLines("it")

@@ -1,14 +1,17 @@
 """A second look at a log that grew reads what was appended, and says what a first look at all of it says."""
 
 import gzip
+import io
 import os
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.readers.logs import kept, source
+from hpc_gpt.reader.readers.logs import Part, kept, source
 from hpc_gpt.reader.readers.logs.read_log import LogRead, read_log
 from tests import examples
 from tests.readers.logs.comparable import comparable
@@ -140,13 +143,6 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
     assert 0 < sum(path.stat().st_size for path in cache.iterdir()) <= 1_000_000
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every log is kept, and read in small pieces."""
-    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
-    monkeypatch.setattr(source, "CHUNK", 2000)
-
-
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
 def test_any_log_in_any_pieces(cache, log, monkeypatch, logs, cut):
@@ -172,6 +168,48 @@ def test_no_secret_of_a_log_is_kept(cache, tmp_path):
     assert b"no login" in kept
     assert b"abcd1234" not in kept
     assert "abcd1234" not in str(found)
+
+
+def test_where_it_is_kept_and_from_which_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept_at(size: int = 10, least: int | None = 10, **environment: str) -> str | None:
+        with monkeypatch.context() as patch:
+            for name in ("HOME", "XDG_CACHE_HOME", "HPC_GPT_CACHE"):
+                patch.setenv(name, environment[name]) if name in environment else patch.delenv(name, raising=False)
+            found = kept.kept_file(Path("a"), (1, 2, size, 3), lambda start, size: b"", least)
+        return str(found._kept.parent) if found else None
+
+    assert kept_at(HOME="/h") == kept_at(HOME="/h", XDG_CACHE_HOME="", HPC_GPT_CACHE="") == "/h/.cache/hpc-gpt/report"
+    assert kept_at(HOME="/h", XDG_CACHE_HOME="/x") == "/x/hpc-gpt/report"
+    assert kept_at(HOME="/h", XDG_CACHE_HOME="/x", HPC_GPT_CACHE="/c") == "/c/report"
+    assert kept_at(HOME="/h", XDG_CACHE_HOME="/x", HPC_GPT_CACHE="off") is None
+    assert kept_at(size=9, HOME="/h") is None
+    assert [kept_at(size, None, HOME="/h") is None for size in (999_999, 1_000_000)] == [True, False]
+
+
+def test_a_state_makes_the_readers_objects_and_arrays_alone() -> None:
+    own = [Part("a"), np.arange(3.0), np.array(["a"]), {"a": (1, [2.5, None])}]
+    assert repr(kept._Unpickler(io.BytesIO(pickle.dumps(own, 5))).load()) == repr(own)
+    for other in (Path("a"), kept.readers, Path.iterdir, np.float64, os.system):
+        with pytest.raises(pickle.UnpicklingError):
+            kept._Unpickler(io.BytesIO(pickle.dumps(other, 5))).load()
+
+
+def test_a_state_is_of_one_time_and_path(cache: Path, log: Path) -> None:
+    """A file that was written to and did not grow is another, and so is one at another path or inode."""
+    about = {"path": log, "device": 1, "inode": 2, "size": 10, "changed_ns": 3}
+
+    def kept_file(**changed: object) -> kept.KeptFile:
+        path, *rest = (about | changed).values()
+        found = kept.kept_file(path, tuple(rest), lambda start, size: b"-" * size, 1)
+        assert found is not None
+        return found
+
+    kept_file().store(10, "read")
+    kept_of_others = [kept_file(**{name: value}).load() for name, value in
+                      (("path", log.parent), ("device", 4), ("inode", 4), ("changed_ns", 4), ("size", 9))]  # fmt: skip
+    assert kept_of_others == [(0, None)] * 5
+    assert (kept_file().load(), kept_file(size=11, changed_ns=4).load()) == ((10, "read"), (10, "read"))
+    assert (kept_file().load(grows=False), kept_file(size=11).load(grows=False)) == ((10, "read"), (0, None))
 
 
 def test_what_ends_with_a_carriage_return_is_read_once(cache: Path, log: Path) -> None:

@@ -70,10 +70,6 @@ def test_a_value_that_runs_into_the_mark_of_a_cut_is_none(line, field, mark):
     assert not getattr(read_lines("a.log", [line.format(mark)])[0], field)
 
 
-def titan(second: int, text: str) -> str:
-    return f"[rank0]:[titan] 2025-07-21 15:{second // 60:02d}:{second % 60:02d},242 - root - INFO - {text}"
-
-
 def test_runs_one_after_the_other_in_a_file_are_no_epochs_of_one():
     """modded-nanogpt, records/track_3_optimization: twenty seeds in one log, lines at evaluations only."""
     line = "step:{}/500 val_loss:{:.4f} train_time:{:.3f}s step_avg:150.00ms"

@@ -83,8 +83,9 @@ def test_what_is_cut_off_is_read_so_far_and_counted(log: Path, pack) -> None:
     assert sum(len(steps) for part in found.parts for steps in part.steps.values()) > 200
 
 
-def test_damaged_gzip_is_counted(log: Path) -> None:
-    packed = bytearray(gzip.compress(LOG))
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard_of], ids=["gzip", "zstandard"])
+def test_damaged_data_are_counted(log: Path, pack) -> None:
+    packed = bytearray(pack(LOG))
     packed[len(packed) // 2] ^= 0xFF
     log.write_bytes(packed)
     assert read_log(log).left_out == {"the rest of the file: its compressed data are cut off or damaged": 1}
@@ -103,27 +104,44 @@ def archive() -> bytes:
     return held.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (archive(), "a zip archive, as of a checkpoint"),
-        (b"\x7fELF" + bytes(100), "a program"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "an image"),
-        (b"\x80\x04\x95" + bytes(range(256)), "a pickle"),
-        (b"\x93NUMPY\x01\0" + bytes(100), "a NumPy array"),
-        (struct.pack("<Q", 40) + b'{"weight":{"dtype":"BF16","shape":[2]}}', "a safetensors file"),
-        (struct.pack("<QI", 24, 1) + b"\t\0\0\0\0\0\0\0\0\x1a\rbrain.Event:2" + bytes(40), "a TensorBoard event file"),
-        (struct.pack("<4000H", *(number * 17 % 50257 for number in range(4000))), "binary"),
-        (bytes(range(128, 256)) * 100, "binary"),
-        (gzip.compress(archive()), "a zip archive, as of a checkpoint"),
-        (b"\xfd7zXZ\0" + bytes(100), "compressed with xz, which is not read"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_is_no_log_is_refused_in_words(log: Path, data: bytes, words: str) -> None:
-    log.write_bytes(data)
-    found = read_log(log)
-    assert (found.refused, found.parts) == (words, [])
+REFUSED: list[tuple[bytes, str]] = [
+    (archive(), "a zip archive, as of a checkpoint"),
+    *((first + bytes(100), words) for first, words in (
+        (b"PK\x05\x06", "a zip archive"),
+        (b"\x7fELF", "a program"), (b"\0asm", "a program"), (b"!<arch>\n", "a library"),
+        (b"\x89PNG", "an image"), (b"\xff\xd8\xff", "an image"), (b"GIF8", "an image"), (b"%PDF-", "a PDF document"),
+        (b"OggS", "sound"), (b"RIFF", "sound or an image"), (b"\x93NUMPY\x01\0", "a NumPy array"),
+        (b"\x89HDF\r\n", "an HDF5 file"), (b"SQLite format 3\0", "a database"), (b"PAR1", "a Parquet file"),
+        (b"ARROW1", "an Arrow file"), (b"MMIDIDX\0", "an index of tokens"), (b"7z\xbc\xaf\x27\x1c", "a 7-zip archive"),
+        (b"Rar!\x1a\x07", "a rar archive"), (b"BZh", "compressed with bzip2, which is not read"),
+        (b"\xfd7zXZ\0", "compressed with xz, which is not read"),
+        (b"\x04\x22\x4d\x18", "compressed with lz4, which is not read"),
+        (b"\x80\x02", "a pickle"), (b"\x80\x03", "a pickle"), (b"\x80\x04", "a pickle"), (b"\x80\x05", "a pickle"),
+        (b"name" + bytes(253) + b"ustar", "a tar archive"),
+    )),
+    (struct.pack("<Q", 40) + b'{"weight":{"dtype":"BF16","shape":[2]}}', "a safetensors file"),
+    (struct.pack("<QI", 24, 1) + b"\t\0\0\0\0\0\0\0\0\x1a\rbrain.Event:2" + bytes(40), "a TensorBoard event file"),
+    (struct.pack("<4000H", *(number * 17 % 50257 for number in range(4000))), "binary"),
+    (bytes(range(128, 256)) * 100, "binary"), (b"x" * 940 + b"\x01" * 60, "binary"),
+    (b"x" * 69 + b"\xff" * 31, "binary"),
+    (b"\xff\xfe" + "no line".encode("utf-16-le"), "binary"), (b"\xfe\xff\xd8\0\0\n", "binary"),
+    (gzip.compress(archive()), "a zip archive, as of a checkpoint"),
+]  # fmt: skip
+READ = (
+    b"", b"\0" * 100, b"\0" * 4 + b"a {", b"x" * 950 + b"\x01" * 50, b"x" * 70 + b"\xff" * 30,
+    b"\x80 a line", b"\x80\x06" + b" a line" * 9, b"\x07\x08\x0b\x0c\x1b[0m\t",
+    b"\xff\xfe" + "a line\n".encode("utf-16-le"), b"\xfe\xff" + "a line\n".encode("utf-16-be") + b"x",
+)  # fmt: skip
+
+
+def test_what_is_no_log_is_refused_in_words(log: Path) -> None:
+    for data, words in REFUSED:
+        log.write_bytes(data)
+        found = read_log(log)
+        assert (found.refused, found.parts) == (words, []), data[:20]
+    for data in READ:
+        log.write_bytes(data)
+        assert read_log(log).refused is None, data[:20]
 
 
 def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

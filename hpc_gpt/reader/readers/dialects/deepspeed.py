@@ -30,7 +30,6 @@ DIALECT = Dialect(
         Pattern(
             "timers",
             r"(?:\]|rank=\d{1,7}) time \(ms\)(?P<value>(?: \| [^|:]{1,60}: \d{1,12}\.\d{1,6}){1,200})",
-            literal="time (ms) |",
         ),
         # step=0 is printed before training begins.
         Pattern(
@@ -41,11 +40,10 @@ DIALECT = Dialect(
         Pattern(
             "argument",
             r" cmd = [^\n]{1,400} (?P<key>--world_info)=(?P<value>[\w=-]{8,1000})(?=\s)",
-            literal="--world_info=",
         ),
         Pattern("fact", r"DeepSpeed info: version=(?P<deepspeed_version>[^,\s]{1,64})"),
-        Pattern("fact", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})", literal="deepspeed info .."),
-        Pattern("fact", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})", literal="torch version .."),
+        Pattern("fact", r"^deepspeed info \.{2,40} (?P<deepspeed_version>[^,\s]{1,64})"),
+        Pattern("fact", r"^torch version \.{2,40} (?P<torch_version>\S{1,64})"),
         # Printed only without model parallelism: then both sizes are the same.
         line("fact", "data_parallel_size: {gpus}, parameter_parallel_size: "),
         line("fact", "data_parallel_size: {dp}, parameter_parallel_size: "),

@@ -2,12 +2,11 @@
 
 from hpc_gpt.reader.readers.pattern import Dialect, Pattern
 
-_DUMP = "config.py:"
 _BEFORE = r"\[config\.py:\d{1,5}:print\] {1,8}"
 
 
 def _whole(key: str, field: str) -> Pattern:
-    return Pattern("fact", rf"{_BEFORE}{key} [. ]{{1,40}}(?P<{field}>\d{{1,12}})\s*$", literal=key)
+    return Pattern("fact", rf"{_BEFORE}{key} [. ]{{1,40}}(?P<{field}>\d{{1,12}})\s*$")
 
 
 DIALECT = Dialect(

@@ -205,12 +205,7 @@ DIALECT = Dialect(
         line("fact", "trainable params: {params_trainable} || all params: {params} || trainable%"),
         line("fact", "Continuing training from global step {resumed_step}"),
         Pattern("save", r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END),
-        Pattern(
-            "end",
-            r"\bTraining completed\. Do not forget",
-            literal="Training completed. Do not forget to share",
-            ended="done",
-        ),
+        line("end", "Training completed. Do not forget", ended="done"),
         Pattern("fact", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
         Pattern("fact", r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):", facts={"engine": "hf-deepspeed"}),
         *(

@@ -63,7 +63,10 @@ DIALECT = Dialect(
             r"\bloss at (?:iteration {1,20}(?P<step>\d{1,12})\b|the end of training\b)(?![^|]{0,80}\btest\b)[^|]{0,80}"
             r"\| {0,4}lm[ _-]loss value: (?P<loss_eval>[^| ]{1,24}) {0,4}\|",
         ),
-        Pattern("save", r"\bsuccessfully saved (?:local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})\b"),
+        Pattern(
+            "save",
+            r"\bsuccessfully saved (?P<of>local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})(?(of)\b| to )",
+        ),
         Pattern(
             "save",
             r"\bCheckpoint Save GB: [\d.]{1,16}, GB/Sec: [\d.]{1,16}, Latency\(second\): (?P<save_s>\d{1,9}\.\d{1,6})\b",

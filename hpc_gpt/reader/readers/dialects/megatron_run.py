@@ -2,16 +2,12 @@
 
 from hpc_gpt.reader.readers.pattern import Dialect, Pattern, line
 
-_WORLD = "using world size: "
-_MODEL_PARALLEL = "number of parameters on "
-
 
 def _size(name: str, field: str) -> Pattern:
     """A size in the line of the world size. Versions differ in hyphens, commas, and what is between them."""
     return Pattern(
         "fact",
         rf"using world size: \d{{1,9}},[^|]{{0,300}}?(?<![a-z]-){name}[ -]size: (?P<{field}>\d{{1,9}})",
-        literal=_WORLD,
     )
 
 

@@ -24,7 +24,7 @@ def _event(key: str, timed: bool = False) -> str:
 
 
 def _value(key: str, group: str) -> Pattern:
-    return Pattern("fact", _event(key) + rf"\"value\": (?P<{group}>{INT}(?:\.0)?),", literal=f'"key": "{key}"')
+    return Pattern("fact", _event(key) + rf"\"value\": (?P<{group}>{INT}(?:\.0)?),")
 
 
 # Names of devices, as submitters put them into the names of their systems.
@@ -32,12 +32,7 @@ _DEVICE = r"(?:GB|GH|[ABH])\d{3}|L40S?|MI3\d{2}X|RTXPro\d{4}"
 
 
 def _platform(name: str, **facts: int) -> Pattern:
-    return Pattern(
-        "fact",
-        _event("submission_platform") + rf"\"value\": \"{name}\"",
-        literal='"key": "submission_platform"',
-        facts=facts,
-    )
+    return Pattern("fact", _event("submission_platform") + rf"\"value\": \"{name}\"", facts=facts)
 
 
 def _tracked(key: str, group: str) -> str:
@@ -62,11 +57,7 @@ DIALECT = Dialect(
         Pattern("step", _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _COUNT),
         Pattern("step", _event("eval_accuracy", timed=True) + rf"\"value\": (?P<loss_eval>{NUMBER}), " + _COUNT),
         *(
-            Pattern(
-                "step",
-                _event(f"eval_{key}", timed=True) + r"\"value\": [\w\"]{1,40}, " + _COUNT,
-                literal=f'"key": "eval_{key}"',
-            )
+            Pattern("step", _event(f"eval_{key}", timed=True) + r"\"value\": [\w\"]{1,40}, " + _COUNT)
             for key in ("start", "stop")
         ),
         Pattern("step", _event("run_stop", timed=True) + r"\"value\": [\w.\"]{1,40}, " + _COUNT),

@@ -72,7 +72,6 @@ DIALECT = Dialect(
             Pattern(
                 "fact",
                 _TAG + rf"(?<=[ (])tie_word_embeddings={on}(?=\){{0,4}},\s*$)",
-                literal="tie_word_embeddings=",
                 facts={"untied_embeddings": on == "False"},
             )
             for on in ("True", "False")
@@ -82,7 +81,6 @@ DIALECT = Dialect(
             Pattern(
                 "fact",
                 _TAG + rf"(?<=[ (])recompute_layer={on}(?=\){{0,4}},\s*$)",
-                literal="recompute_layer=",
                 facts={"recompute": recompute},
             )
             for on, recompute in (("True", "full"), ("False", "none"))

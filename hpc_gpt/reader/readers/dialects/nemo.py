@@ -73,7 +73,7 @@ DIALECT = Dialect(
         ),
         # The configuration as YAML.
         *(
-            Pattern("fact", LINE_START + rf"{name}: {value}(?=\s*$)", literal=f"{name}: ", facts=facts, weak=True)
+            Pattern("fact", LINE_START + rf"{name}: {value}(?=\s*$)", facts=facts, weak=True)
             for name, value, facts in (
                 ("precision", r"'?(?P<dtype>(?:bf)?16(?:-mixed)?|32)'?", {}),
                 ("activations_checkpoint_granularity", "(?P<recompute>selective|full)", {}),
@@ -92,7 +92,6 @@ DIALECT = Dialect(
             Pattern(
                 "fact",
                 rf"^(?:[^=(]{{0,80}}?[\]:m])? {{4,60}}{name}=(?P<{fact}>{INT}),\s*$",
-                literal=f" {name}=",
                 weak=True,
             )
             for name, fact in _MODEL.items()

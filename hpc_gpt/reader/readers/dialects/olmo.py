@@ -38,7 +38,6 @@ DIALECT = Dialect(
             r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
             + entries("[(, ]NAME=", _CONFIGURATION, "(?=[,)])", r"[^\n]{0,20000}?")
             + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
-            literal="device_train_microbatch_size=",
         ),
         line("fact", "Building transformer with {params} total params,", weak=True),
     ),

@@ -11,7 +11,7 @@ DIALECT = Dialect(
     name="python_exceptions",
     patterns=(
         Pattern("traceback", r"Traceback \(most recent call last\)", weak=True),
-        Pattern("traceback", r"(?:During handling of|The) (?:the )?above exception", literal="he above exception", weak=True),
+        Pattern("traceback", r"(?:During handling of|The) (?:the )?above exception", weak=True),
         # The exception below it, which causes.py leaves out, ended nothing, or only its thread.
         *(
             echo("error", literal, rf"{EXCEPTION_START}(?P<words>{literal}.{{0,200}})")

@@ -12,11 +12,7 @@ DIALECT = Dialect(
     name="torch_launcher",
     patterns=(
         # Printed once per node with several processes, before any of them prints anything.
-        Pattern(
-            "start",
-            r"\bSetting OMP_NUM_THREADS",
-            literal="Setting OMP_NUM_THREADS environment variable for each process",
-        ),
+        line("start", "Setting OMP_NUM_THREADS environment variable for each process"),
         # deepspeed's launcher and accelerate's scripts.
         line("fact", "dist_world_size={gpus}"),
         line("fact", "nnodes={nodes}, num_local_procs={gpus_per_node}, "),

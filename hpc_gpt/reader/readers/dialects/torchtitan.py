@@ -52,7 +52,6 @@ DIALECT = Dialect(
             rf"\blocal batch size:? (?P<micro_batch>{INT}), global batch size (?P<global_batch>{INT}), "
             rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}),"
             rf"(?: total steps (?P<steps_planned>{INT}) )?",
-            literal="with local batch size",
         ),
         Pattern("fact", _MODEL + entries(r"\bNAME=", _ARGUMENTS, "(?=[,)])", r"[^\n]{0,2000}?")),
         Pattern("fact", _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)", facts={"untied_embeddings": 1}),
@@ -80,7 +79,6 @@ DIALECT = Dialect(
                 + r"\], \["
                 + ", ?".join(rf"(?P<{axis}>\d{{1,6}})" for axis in axes)
                 + r"\]",
-                literal="D device mesh with [",
                 facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in axes},
             )
             for axes in map(str.split, _MESHES)

@@ -46,8 +46,6 @@ def _cells(data: bytes, places: Places, width: int) -> NDArray[np.uint8]:
 
 def _whole(found: NDArray[np.uint8], columns: tuple[int, ...]) -> StepColumn:
     """The number that the digits in these columns form, exact below 2^53."""
-    if not columns:
-        return np.zeros(len(found))
     first, last = columns[0], columns[-1] + 1
     weights = np.zeros(last - first)
     weights[np.array(columns) - first] = _POWERS[len(columns) - 1 :: -1] if len(columns) > 1 else 1.0

@@ -3,9 +3,6 @@
 A program prints its lines from a few formats. With every digit made a 0, lines of one format and width are the same
 bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. If a pattern asks for
 certain digits (`digits.py`), these are compared in each line of the kind. Colours are part of a kind: they are removed
-from hpc_gpt.reader.readers.logs.columns import DigitColumn
-from hpc_gpt.reader.readers.logs.columns import LARGE
-from hpc_gpt.reader.readers.logs.columns import TimeColumn
 from its first line only.
 """
 

@@ -16,7 +16,7 @@ from hpc_gpt.reader.readers.logs import Part
 from hpc_gpt.reader.readers.logs.kept import kept_file
 from hpc_gpt.reader.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
 from hpc_gpt.reader.readers.logs.lines import LineReader
-from hpc_gpt.reader.readers.logs.matches import ANSI, Found, literal_scan, without_colours
+from hpc_gpt.reader.readers.logs.matches import ANSI, Found, literal_scan
 from hpc_gpt.reader.readers.logs.parts import LONGEST_LINE
 from hpc_gpt.reader.readers.logs.source import Source
 from hpc_gpt.reader.readers.logs.stretches import Between, is_between, take_known
@@ -125,8 +125,7 @@ class BlockReader:
             passed = np.arange(len(starts), dtype=np.int64)
         numbers = self.newlines + 1 + passed
         self.newlines = int(numbers[-1]) - 1
-        last = data[starts[-1] :] if b"\x1b" in data[starts[-1] :] else b""
-        self.begun = data[-1] != 10 and not (last and not without_colours(last.decode("utf-8", "replace")))
+        self.begun = data[-1] != 10
         block = LineBlock(data, starts, np.append(stops, len(data)), numbers)
         unknown = self._kinds_of(block, letters, bars)
         return self._take(block, unknown)
@@ -145,7 +144,7 @@ class BlockReader:
             lines = (zeros.replace(b"\r", b"\n") if bars else zeros).split(b"\n")
             if end < len(letters):
                 lines.pop()
-            kinds.append(np.fromiter(map(look_up, lines), np.int64, len(lines)))
+            kinds.append(np.fromiter(map(look_up, lines), np.int64))
             for index in np.flatnonzero(kinds[-1] == UNKNOWN).tolist():
                 unknown[first + index] = lines[index]
             start, first = end, first + len(lines)

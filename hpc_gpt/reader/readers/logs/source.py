@@ -350,8 +350,5 @@ def not_a_log(head: bytes) -> str | None:
 
 
 def _utf16(head: bytes) -> str | None:
-    try:
-        text = head[: len(head) & ~1].decode("utf-16", "replace")
-    except UnicodeError:
-        return "binary"
+    text = head[: len(head) & ~1].decode("utf-16", "replace")
     return None if text.count("\n") and text.count("�") <= _MOST_NEVER * len(text) else "binary"

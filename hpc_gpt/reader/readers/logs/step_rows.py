@@ -10,7 +10,7 @@ import numpy as np
 from hpc_gpt.reader.readers.pattern import STEP_FIELDS
 from hpc_gpt.reader.readers.steps import NOT_FINITE, Places, StepColumn, StepTable
 
-_FIGURES = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b[-+]?(?:nan|inf(?:inity)?)\b)")
+_FIGURES = re.compile(r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b(?:nan|inf(?:inity)?)\b))")
 _MOST_SHAPES = 64
 SUMMED = ("skipped", "nan")
 PENDING = 1024  # lines, or blocks of them, that wait before they are joined

@@ -300,7 +300,7 @@ def _other_ranks(reader: LineReader, block: LineBlock, rows: Places) -> None:
     assert block.rank is not None
     known = reader.parts[-1].other_ranks
     ranks, first = np.unique(block.rank[rows], return_index=True)
-    for rank, index in sorted(zip(ranks.tolist(), first.tolist(), strict=True), key=lambda pair: pair[1]):
+    for rank, index in zip(ranks.tolist(), first.tolist(), strict=True):
         if int(rank) not in known:
             reader.saw_rank(int(rank), block.text(int(block.steps[rows[index]])))
 
