@@ -162,9 +162,7 @@ WHOLE = {"demo-slurm", "demo-local", "job-script-slurm", "after-job-slurm", "arr
 # The script from which each other one differs in few lines.
 _LIKE = {
     "after-job-slurm": ("after-job-local", "after-job-apptainer", "after-job-pyxis", "after-job-staged"),
-    "demo-slurm": (
-        "container-apptainer", "singleton", "48b-generic-slurm", "hostile",
-    ),
+    "demo-slurm": ("container-apptainer", "singleton", "48b-generic-slurm", "hostile", "preflight-slurm", "stage-tar"),
     "container-apptainer": ("container-pyxis",),
     "48b-generic-slurm": ("48b-a100-80g-8", "48b-jean-zay-v100-16g"),
     "48b-a100-80g-8": ("48b-h100-80g-8",),
