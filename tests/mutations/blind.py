@@ -29,6 +29,7 @@ from tests.mutations.copies import REPOSITORY, copy_tree
 from tests.mutations.draw import Drawn, draw
 from tests.mutations.faults import below_room
 from tests.mutations.map import Map, map_of, package_of
+from tests.processes import all_pids, command_of, environment_of
 
 # Imported once, and forked for each fault; none of them imports hpc_gpt.
 _WARM = ("torch", "torch._dynamo", "deepspeed", "hypothesis", "click", "rich.console", "jinja2", "numpy", "pytest")
@@ -140,10 +141,10 @@ def _run(tree: Path, choice: Choice, limit: float, long: bool) -> tuple[int | No
                 usual = choice.tests.get(now.read_text(encoding="utf-8"), 0.0)
                 code = _HUNG if time.time() - now.stat().st_mtime > _START_S + _USUAL * usual else None
             time.sleep(0.05)
+        for each in [*([] if done else [pid, *_descendants(pid)]), *_left_in(folder)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
         if not done:
-            for each in [pid, *_descendants(pid)]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
             os.waitpid(pid, 0)
         if code == _HUNG:  # the test, as the last line
             return code, now.read_text(encoding="utf-8")
@@ -183,6 +184,13 @@ def _descendants(pid: int) -> list[int]:
     with contextlib.suppress(psutil.Error):
         return [each.pid for each in psutil.Process(pid).children(recursive=True)]
     return []
+
+
+def _left_in(folder: str) -> list[int]:
+    """Runs that a test started there, which go on when it is killed: a training would take a core for hours."""
+    return [
+        pid for pid in all_pids() if any(folder in word for word in (*command_of(pid), *environment_of(pid).values()))
+    ]
 
 
 class _Worker:

@@ -22,6 +22,7 @@ from tests.mutations.draw import Drawn, draw, files_of, lines_of
 from tests.mutations.map import DIFF, Map, Move, map_of, moves_of
 from tests.mutations.python_faults import changes_of_python, is_grammatical, lines_of_functions
 from tests.mutations.shell_faults import changes_of_shell
+from tests.processes import state_of
 
 PYTHON = [
     ("if a < b: f()", {"a >= b", "a <= b", "if False", ": pass"}),
@@ -111,12 +112,16 @@ def twice(x):
         x += 1
     return 2 * x
 """
-TESTS = """from hpc_gpt.a import twice
+TESTS = """import subprocess
+from hpc_gpt.a import twice
 
 def test_a():
     assert twice(1) == 2
 
 def test_b():
+    started = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open("started", "w") as file:
+        file.write(str(started.pid))
     assert twice(-2) == 0
 """
 
@@ -156,6 +161,9 @@ def test_what_is_said_of_a_fault(tree: Path, monkeypatch, line, before, after, t
     found = blind.judge(tree, fault, choice, 60)
     assert (found.name, found.by) == said
     assert (tree / "hpc_gpt/a.py").read_text() == SOURCE
+    if said[1].endswith("hangs"):
+        process = int((tree / "started").read_text())
+        assert state_of(process) in ("X", "Z"), "a run that a test started goes on"
 
 
 def test_a_line_has_the_tests_that_execute_it() -> None:
