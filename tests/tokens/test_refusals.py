@@ -240,7 +240,7 @@ ROWS: dict[str, Row] = {
      "HERE/p.idx is damaged: its document index, from byte 58 on, does not rise from 0 to 2, its sequences: 2 comes "
      f"before 1 | {PAIR}"),
     "an index cut off": (pair(index([2], [0], [0, 1])[:-1]),
-     f"HERE/p.idx is truncated: it ends at byte 61, but 1 sequences and 2 document entries make 62 | {PAIR}"),
+     f"HERE/p.idx is truncated: it ends at byte 61, but 1 sequence and 2 document entries make 62 | {PAIR}"),
     "a sequence that does not follow": (pair(index([2, 3], [0, 5], [0, 1, 2])),
      "HERE/p.idx is damaged: sequence 1 has 3 tokens and begins at byte 5, as bytes 38 and 50 say; they do not "
      f"follow the one before | {PAIR}"),

@@ -214,7 +214,7 @@ ROWS: dict[str, Row] = {
      "profile jean-zay has GPUs (v100-32g), but rank 3 sees none | is torch 2.13.0 a build with CUDA, and does "
      "nvidia-smi list the GPUs within a job?"),
     "a job that sees too few": (on(device_of_rank_3, visible=1),
-     "4 ranks on this node, but 1 GPUs are visible to rank 3 | ask for the node's GPUs: gpu_flag and gpus_per_node "
+     "4 ranks on this node, but rank 3 sees 1 of its GPUs | ask for the node's GPUs: gpu_flag and gpus_per_node "
      "of the cluster profile"),
     # what cannot be compiled
     "sequences in parallel on an old torch": (on(compiles(compile="whole", sequence_parallel=True), version="2.12.1"),
@@ -281,7 +281,7 @@ ROWS: dict[str, Row] = {
     "no generators": (lambda at: training_state.load_random_state(at, 3, CPU),
      f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
     "a program among tensors": (program("bad.pt", torch.save, load_safely),
-     f"HERE/bad.pt cannot be read as data alone: ... | {A_PROGRAM}"),
+     f"HERE/bad.pt cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
     "a program in the metadata": (program(".metadata", pickled, load_metadata),
      f"HERE/.metadata cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
     "an empty file of tensors": (cut("a.pt", lambda at: load_safely(at / "a.pt"), ""),

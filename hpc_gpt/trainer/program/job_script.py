@@ -35,8 +35,6 @@ _OTHERS = (
 )
 # The first line of a script that bash reads, or would.
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:ba)?sh(?=\s|$)")
-# What the chain decides: sbatch gets these from us.
-OF_THE_CHAIN = frozenset({"requeue", "no-requeue", "open-mode", "output", "error"})
 # Options of sbatch that make it another command.
 _REFUSED = {
     "wrap": "submit the script's file",

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core.errors import DataError, OsErrorAs
 from hpc_gpt.core.files import aside, give_name, sync
+from hpc_gpt.core.words import counted
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
 from hpc_gpt.trainer.tokens.token_file import TokenFile, parts_looked_at
 from hpc_gpt.trainer.tokens.tokenizer import Tokenizer
@@ -160,8 +161,8 @@ def _read_head(path: Path) -> tuple[np.dtype[Any], int, int]:
     # A multimodal index has one more byte for each sequence.
     if size not in (expected, expected + sequences):
         raise DataError(
-            f"{path} is {'truncated' if size < expected else 'too long'}: it ends at byte {size}, but {sequences} "
-            f"sequences and {entries} document entries make {expected}",
+            f"{path} is {'truncated' if size < expected else 'too long'}: it ends at byte {size}, but "
+            f"{counted(sequences, 'sequence')} and {entries} document entries make {expected}",
             _REBUILD,
         )
     return _DTYPES[code], sequences, entries

@@ -56,7 +56,7 @@ def choose_device(identity: RankIdentity, resolved: Resolved) -> torch.device:
             f"is torch {torch.__version__} a build with CUDA, and does nvidia-smi list the GPUs within a job?",
         )
     raise LayoutError(
-        f"{resolved.ranks_per_node} ranks on this node, but {visible} GPUs are visible to rank {identity.rank}",
+        f"{resolved.ranks_per_node} ranks on this node, but rank {identity.rank} sees {visible} of its GPUs",
         "ask for the node's GPUs: gpu_flag and gpus_per_node of the cluster profile",
     )
 

@@ -15,6 +15,7 @@ DeepSpeed's files have objects of a few classes of its own, which are made by se
 
 import json
 import pickle
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,7 +108,10 @@ def load_metadata(path: Path) -> Any:
 
 
 def _refused(path: Path | str, fault: Exception) -> CheckpointError:
-    line = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
+    """torch's own first line advises to load the file as a program."""
+    named = re.search(r"\bGLOBAL ([\w.]+)", str(fault))
+    lines = (line for line in str(fault).splitlines() if line.strip() and "weights_only" not in line)
+    line = f"it names {named[1]}" if named else next(lines, type(fault).__name__)
     return CheckpointError(
         f"{path} cannot be read as data alone: {line}", f"it is damaged, or holds a program; {REMOVE_IT}"
     )
