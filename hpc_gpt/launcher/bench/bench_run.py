@@ -54,7 +54,7 @@ class BenchFolder:
 
     def write(self, rows: Sequence[BenchRow]) -> None:
         """Replaces bench.json whole. Raises RunFolderError if it cannot be written."""
-        replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1) + "\n")
+        replace_whole(self.file, json.dumps(tables_of(rows, self), indent=1, allow_nan=False) + "\n")
 
 
 def make_folder(logs: Path, experiment: str) -> BenchFolder:

@@ -274,7 +274,7 @@ class Race:
     def write(self) -> None:
         """Replaces bench.json. Raises RunFolderError."""
         tables = {**tables_of(self.table, self.folder), "race": finite(self.result)}
-        replace_whole(self.folder.file, json.dumps(tables, indent=1) + "\n")
+        replace_whole(self.folder.file, json.dumps(tables, indent=1, allow_nan=False) + "\n")
 
 
 # --- in a job

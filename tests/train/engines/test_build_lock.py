@@ -1,4 +1,4 @@
-"""The lock under which DeepSpeed's kernels are built: kept while its process builds, left behind by none."""
+"""The lock under which DeepSpeed's kernels are built: kept while its process builds, left over by none."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
-from hpc_gpt.trainer.train.engines.build_lock import LEFT_BEHIND_S, BuildLock, use_build_lock
+from hpc_gpt.trainer.train.engines.build_lock import LEFT_OVER_S, BuildLock, use_build_lock
 
 HOLDS = """
 import signal, sys
@@ -55,7 +55,7 @@ def test_a_builder_keeps_its_lock_until_it_is_killed(lock: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "held\n"
-        age(lock, 2 * LEFT_BEHIND_S)
+        age(lock, 2 * LEFT_OVER_S)
         asked = asked_for(lock)
         assert asked.is_alive()
         age(lock, 0)
@@ -66,10 +66,10 @@ def test_a_builder_keeps_its_lock_until_it_is_killed(lock: Path) -> None:
 
 def test_torchs_own_lock_counts_until_it_is_old(lock: Path) -> None:
     assert FileBaton(str(lock)).try_acquire()
-    age(lock, LEFT_BEHIND_S - 60)
+    age(lock, LEFT_OVER_S - 60)
     asked = asked_for(lock)
     assert asked.is_alive()
-    age(lock, LEFT_BEHIND_S + 1)
+    age(lock, LEFT_OVER_S + 1)
     assert comes(asked)
 
 
@@ -89,7 +89,7 @@ def test_where_no_flock_is_age_alone_decides(lock: Path, monkeypatch: pytest.Mon
     assert BuildLock(str(lock)).try_acquire()
     asked = asked_for(lock)
     assert asked.is_alive()
-    age(lock, LEFT_BEHIND_S + 1)
+    age(lock, LEFT_OVER_S + 1)
     assert comes(asked)
 
 

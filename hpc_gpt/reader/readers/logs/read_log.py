@@ -144,7 +144,7 @@ class BlockReader:
             lines = (zeros.replace(b"\r", b"\n") if bars else zeros).split(b"\n")
             if end < len(letters):
                 lines.pop()
-            kinds.append(np.fromiter(map(look_up, lines), np.int64))
+            kinds.append(np.fromiter(map(look_up, lines), np.int64, len(lines)))
             for index in np.flatnonzero(kinds[-1] == UNKNOWN).tolist():
                 unknown[first + index] = lines[index]
             start, first = end, first + len(lines)

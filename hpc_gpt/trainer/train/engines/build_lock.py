@@ -12,18 +12,18 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-# How old a lock of torch's must be to count as left behind: some times what a build takes on a loaded node.
-LEFT_BEHIND_S = 1800.0
+# How old a lock of torch's must be to count as left over: several times what a build takes on a loaded node.
+LEFT_OVER_S = 1800.0
 
 
 class BuildLock:
     """Stands in for `torch.utils.file_baton.FileBaton` and keeps out its holders, too.
 
     Its file holds a word and is locked by `flock`, which ends with the process. Where a file system has no `flock`, the
-    file is as empty as torch's, of which the age alone shows that it was left behind.
+    file is as empty as torch's, of which the age alone shows that it is left over.
     """
 
-    def __init__(self, lock_file_path: str, wait_seconds: float = 0.1, warn_after_seconds: float | None = None) -> None:
+    def __init__(self, lock_file_path: str, wait_seconds: float = 0.1) -> None:
         self._path, self._wait_s = Path(lock_file_path), wait_seconds
         self._file = -1
 
@@ -34,7 +34,7 @@ class BuildLock:
                 self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
                 break
             except FileExistsError:
-                self._remove_left_behind()
+                self._remove_left_over()
                 time.sleep(self._wait_s)
         with contextlib.suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +49,7 @@ class BuildLock:
         self._path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def _remove_left_behind(self) -> None:
+    def _remove_left_over(self) -> None:
         """Only who holds a file's `flock` removes it, and only if the file still has its name."""
         with contextlib.suppress(OSError), open(self._path, "r+b", buffering=0) as file:
             try:
@@ -59,7 +59,7 @@ class BuildLock:
             except OSError:
                 pass  # no flock here
             status = os.fstat(file.fileno())
-            if status.st_nlink and (file.read(1) or time.time() - status.st_mtime > LEFT_BEHIND_S):
+            if status.st_nlink and (file.read(1) or time.time() - status.st_mtime > LEFT_OVER_S):
                 self._path.unlink()
 
 
