@@ -65,7 +65,7 @@ DIALECT = Dialect(
         ),
         Pattern(
             "save",
-            r"\bsuccessfully saved (?P<of>local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})(?(of)\b| to )",
+            r"\bsuccessfully saved (?P<of>local )?checkpoint (?:at|from) iteration {1,20}(?P<step>\d{1,12})(?(of)\b| )",
         ),
         Pattern(
             "save",

@@ -34,7 +34,7 @@ def is_next_epoch(one: Part, other: Part) -> bool:
             begun, ended, resumed = losses[0][0], losses[0][-1], losses[1][0]
             return bool(abs(resumed - ended) < abs(resumed - begun))
     planned = one.fact("steps_planned")
-    return planned is not None and bool(before[1] >= planned.value)
+    return planned is not None and isinstance(planned.value, int | float) and before[1] >= planned.value
 
 
 def _losses(part: Part, steps: StepTable) -> StepColumn:

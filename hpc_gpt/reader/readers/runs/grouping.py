@@ -162,7 +162,7 @@ def _finished(attempt: Sequence[Part]) -> bool:
         span, planned = step_span(part), part.fact("steps_planned")
         if part.totals or any(ended == "done" for ended, _ in part.ends):
             return True
-        if planned and reaches(span, planned.value):
+        if planned and isinstance(planned.value, int | float) and reaches(span, planned.value):
             return True
     return False
 

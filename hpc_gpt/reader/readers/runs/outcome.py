@@ -210,7 +210,7 @@ def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> Non
     """Adds a step time from a total runtime over the steps, warm-up included."""
     for part in parts:
         fact = part.totals.get("runtime_s")
-        if fact is None or not 0 < fact.value < 1e12:
+        if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
             continue
         count, what = _steps_of(draft, steps, part)
         if not count:
@@ -248,7 +248,9 @@ _OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled
 def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
     """The steps that the totals show: samples over the batch, or steps a second of three decimals."""
     runtime, samples, rounded = (
-        float(fact.value) if (fact := part.totals.get(name)) is not None else 0.0
+        float(fact.value)
+        if (fact := part.totals.get(name)) is not None and isinstance(fact.value, int | float)
+        else 0.0
         for name in ("runtime_s", "samples_per_s", "steps_rounded")
     )
     if not all(each < _MOST_TOKENS for each in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
@@ -290,7 +292,7 @@ def add_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     for column, key in _PRINTED.items():
         usable = np.isfinite(steps[column]) & (steps[column] > 0)
         known = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable & steps.counts)
-        facts = [fact for part in parts for fact in part.facts.get(column, ())]
+        facts = [fact for part in parts for fact in part.facts.get(column, ()) if isinstance(fact.value, int | float)]
         if len(known):
             source = f"median of the program's own over {len(known)} lines from {steps.place(int(known[0]))}"
             draft.set(key, float(np.median(steps[column][known])), source)

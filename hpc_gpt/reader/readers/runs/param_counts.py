@@ -48,7 +48,7 @@ class Experts:
     used: int
     layers: int
     ffn: int
-    shared_ffn: int
+    shared_ffn: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
         for name, of in kinds.items()
         for part in parts
         for fact in part.facts.get(name, ())
-        if fact.value >= 0
+        if isinstance(fact.value, int | float) and fact.value >= 0
     ]
     for part in parts:
         for dense, sparse in zip(part.facts.get("params_dense", ()), part.facts.get("params_sparse", ()), strict=False):
