@@ -169,7 +169,7 @@ def test_a_command_answers(state: SlurmState, line: str, expected: str) -> None:
 
 
 def test_a_command_has_its_own_name_and_exit_code(slurm, capsys) -> None:
-    own = Path("/proc/self/comm").read_text()
+    own = Path("/proc/self/comm").read_text().strip()
     try:
         commands.main(str(slurm.folder), "scontrol", "ping")
         assert Path("/proc/self/comm").read_text() == "scontrol\n"
