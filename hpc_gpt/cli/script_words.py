@@ -2,7 +2,8 @@
 
 `[OPTIONS] FILE [ARGS]…`: FILE is the first word that is no option, and a job script if it begins with `#!`. Before it
 stand the verb's options and sbatch's; after it the script's arguments. Those of `_OF_THE_VERB` are refused there: taken
-for the script's, they would queue what was not to be queued. After a first `--`, which is dropped, all is the script's.
+for the script's, they would queue what was not to be queued. One that is before FILE, too, is the script's after it.
+After a first `--`, which is dropped, all is the script's.
 """
 
 import shlex
@@ -39,7 +40,9 @@ class ScriptCommand(GroupedCommand):
             return super().parse_args(ctx, args)
         ours, for_sbatch, path, after_file = found
         refused = _OF_THE_VERB | _OF_ONE_VERB.get(str(self.name), set())
-        of_verb = {name: each for each in self.params for name in each.opts if name in refused}
+        given = {word.partition("=")[0] for word in ours}
+        left = [each for each in self.params if given.isdisjoint(each.opts)]
+        of_verb = {name: each for each in left for name in each.opts if name in refused}
         ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, after_file, of_verb)), tuple(for_sbatch))
         return super().parse_args(ctx, ours)
 
@@ -51,7 +54,7 @@ def _of_script(
     verb: str, line: Sequence[str], after_file: Sequence[str], options: Mapping[str, click.Parameter]
 ) -> list[str]:
     """The script's arguments of what is after its file in a verb's command line, without the first `--`. ConfigError
-    for an option of the verb before that."""
+    for one of the verb's `options` before that."""
     if "--" in line[: len(line) - len(after_file)]:  # the options ended before the file
         return list(after_file)
     end = after_file.index("--") if "--" in after_file else len(after_file)

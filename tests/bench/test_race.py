@@ -30,6 +30,7 @@ VISIT = r"^round (./.)  (\w+): \2/ID\nhpc-gpt-next visit (\d+) RACE/\2/ID\n\2: "
 ROWS = {"quick": (0.1, 5.0), "near": (0.1004, 5.0), "slow": (0.2, 5.0), "other": (0.1, 6.0), "hangs": (0.1002, 5.0)}
 ROWS |= {"oom": "torch.OutOfMemoryError: CUDA out of memory.\n", "dies": "srun: error: Node failure on n1\n"}
 ROWS |= dict.fromkeys(("bad", "bad2"), "ValueError: no\n") | {"killed": "", "program": (0.102, 4.0)}
+ROWS |= {"nan": (0.05, float("nan")), "same": (0.1, 5.0)}
 
 
 class Raced:

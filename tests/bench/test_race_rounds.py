@@ -62,6 +62,44 @@ def test_a_loss_that_is_not_a_number_differs():
     assert list(apart(measured, "fp32")) == [0]
 
 
+NAN = {1: 5.0, 2: float("nan")}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_row_whose_loss_is_nan_takes_the_race_from_no_other(place, others):
+    """It is the fastest; wherever it stands, the quickest of the others wins, and it throws none of them out."""
+    rows = [rounds_of(1.2 + 0.2 * at, losses={1: 5.0, 2: 4.9}) for at in range(others)]
+    place = min(place, others)
+    measured = dict(enumerate([*rows[:place], rounds_of(1.0, losses=NAN), *rows[place:]]))
+    differ = apart(measured, "fp32")
+    assert {row: "nan" in how for row, how in differ.items()} == {place: True}
+    assert winner(measured, differ, {}) == (1 if place == 0 else 0, "the fastest row")
+    assert place not in leaving_after(measured, 0, differ)
+    assert (1 if place == 0 else 0) not in leaving_after(measured, 0, differ)
+
+
+def test_rows_of_which_all_are_nan_or_two_differ_have_no_winner():
+    nan = {0: rounds_of(1.0, losses=NAN), 1: rounds_of(1.1, losses=NAN)}
+    assert winner(nan, apart(nan, "fp32"), {}) == (None, "nobody wins: no row has a finite loss")
+    measured = nan | {1: rounds_of(1.0, losses={1: 5.0, 2: 4.0}), 2: rounds_of(1.0, losses={1: 5.0, 2: 4.9})}
+    row, why = winner(measured, apart(measured, "fp32"), {})
+    assert (row, "nothing says which are right" in why) == (None, True)
+
+
+def test_within_noise_no_row_is_the_fastest():
+    noisy, equal = rounds_of(1.0, 1.03, 0.98), rounds_of(1.01, 1.02, 0.985)
+    measured = {0: noisy, 1: equal, 2: rounds_of(2.0, 2.1, 1.99)}
+    names = ["a", "b", "c"]
+    assert winner(measured, (), {}, names) == (None, "nobody wins: within noise a, b are equally fast")
+    for free, wins in (({0: 70.0, 1: 40.0}, 1), ({0: 40.0, 1: 70.0}, 0)):
+        row, why = winner(measured, (), free, names)
+        assert (row, why) == (wins, "no row is shown to be faster, and it has more memory to spare")
+    assert winner({0: noisy, 2: measured[2]}, (), {}, names) == (0, "the fastest row")
+    # Of two rounds nobody knows what noise is.
+    assert winner({0: rounds_of(1.0, 1.03), 1: rounds_of(1.01, 1.02)}, (), {}, names)[1] == "the fastest row"
+
+
 def test_within_a_percent_the_row_with_more_memory_to_spare_wins():
     measured = {0: rounds_of(1.0), 1: rounds_of(1.005), 2: rounds_of(1.02)}
     row, why = winner(measured, (), {0: 70.0, 1: 40.0, 2: 10.0})

@@ -19,6 +19,13 @@ from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 HOUR = 3600.0
 
 
+@pytest.fixture(autouse=True)
+def _booted_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host's clock since its boot, a day ahead: on a machine that was just booted no attempt began hours ago."""
+    read = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: read(clock) + 24 * HOUR * (clock == time.CLOCK_BOOTTIME))
+
+
 def begun(run: RunFolder, ago_s: float, clock_s: float = 0.0, boot: str = "") -> Attempt:
     """An attempt on this host that began so long ago, when its clock was `clock_s` earlier than it is now."""
     attempt = add_attempt(run, [metrics_line(1)], None, started=time.time() - ago_s - clock_s)

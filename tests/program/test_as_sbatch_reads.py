@@ -41,6 +41,23 @@ def test_directives_end_at_the_first_line_that_is_no_comment(tmp_path: Path) -> 
         read_job_script(script(tmp_path, text))
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\u2009", "\x1c", "\x85"])
+def test_only_a_blank_of_c_ends_a_word(tmp_path: Path, blank: str) -> None:
+    path = script(tmp_path, f"#!/bin/bash\n#SBATCH\f--job-name=a{blank}b\v--comment={blank}\n#SBATCH -t 7\n")
+    assert values_of(path) == {"job-name": f"a{blank}b", "comment": blank, "time": "7"}
+
+
+def test_two_dashes_end_the_directives(tmp_path: Path) -> None:
+    """At the end of all of them sbatch takes it; in job.sh more follow, so it is left out there."""
+    path = script(tmp_path, "#!/bin/bash\n#SBATCH --nodes=3\n#SBATCH -t 7 --\n# more\n" + BODY)
+    assert values_of(path) == {"nodes": "3", "time": "7"}
+    assert "#SBATCH --nodes=3\n#SBATCH -t 7\n" in prepared_of(path).script
+    for text in ("#SBATCH -t 7 --\n#SBATCH --nodes=3\n", "#SBATCH -t 7 -- --nodes=3\n", "#SBATCH -t 7 -- x\n"):
+        with pytest.raises(ConfigError, match="sbatch takes no option after --"):
+            read_job_script(script(tmp_path, f"#!/bin/bash\n{text}"))
+    assert values_of(script(tmp_path, "#!/bin/bash\n#SBATCH --comment -- -t 7\n")) == {"comment": "--", "time": "7"}
+
+
 def test_a_directive_after_the_first_command_is_named(tmp_path: Path) -> None:
     head = "#!/bin/bash\n#SBATCH --time=7\nulimit -c 0\n#SBATCH --nodes=3\n"
     (caution,) = scan(read_job_script(script(tmp_path, head + BODY)))

@@ -37,6 +37,24 @@ def test_other_words_and_all_after_dashes_are_the_scripts(place: Path, words: st
     assert said.stdout == got
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--dry-run", "--dry-run"),
+        ("--dry-run", "--lr 1 --dry-run --dry-run x"),
+        ("--cluster local --dry-run", "--cluster other --dry-run --set a=1"),
+        ("--dry-run --cluster=local", "--cluster=other"),
+    ],
+)
+def test_an_option_that_is_before_the_script_too_is_the_scripts_after_it(place: Path, before: str, after: str) -> None:
+    said = in_process("submit", *before.split(), "--script", "a b.slurm", *after.split(), cwd=place, code=0)
+    assert f'slurm_script" {after} <&3' in said.stdout
+    assert not (place / "logs").exists()
+    # Another one is refused, as before.
+    other = in_process("submit", *before.split(), "a b.slurm", *after.split(), "--here", cwd=place, code=2)
+    assert "--here is after a b.slurm, so it would go to the script" in other.stderr
+
+
 def test_usage_shows_the_scripts_words() -> None:
     for verb in ("submit", "rehearse", "render", "doctor"):
         assert f"Usage: hpc-gpt {verb} [OPTIONS] [EXPERIMENT] [ARGS]…\n" in in_process(verb, "--help").stdout

@@ -133,6 +133,16 @@ def test_what_git_ignores_is_left_out_in_a_repository_or_not(folder: Path, tmp_p
     assert files_of(folder, tmp_path / "run") == kept
 
 
+def test_the_git_file_of_a_submodule_is_nothing_that_a_program_reads(folder: Path) -> None:
+    (folder / "sub" / ".git").write_text("gitdir: ../.git/modules/sub\n")
+    (folder / "fine").mkdir()
+    (folder / "fine" / ".git").write_text("gitdir: elsewhere\n")
+    assert work.take_work(str(folder)).left_out.keys() == {"a.bin", "data", "sub"}
+    (folder / "sub" / "b.bin").unlink()
+    work.take_work.cache_clear()
+    assert work.take_work(str(folder)).left_out.keys() == {"a.bin", "data"}
+
+
 def test_without_git_all_files_are_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = files_of(folder, tmp_path / "run")

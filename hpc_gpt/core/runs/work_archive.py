@@ -127,7 +127,7 @@ def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, 
         folders[:] = [name for name in folders if name not in _NEVER and Path(parent, name).absolute() != logs]
         for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):
             path = below / name
-            if path.as_posix() not in names and not name.endswith(".pyc"):
+            if path.as_posix() not in names and name not in _NEVER and not name.endswith(".pyc"):
                 with contextlib.suppress(OSError):
                     sizes[path.parts[0]] = sizes.get(path.parts[0], 0) + os.lstat(root / path).st_size
     return sizes, True

@@ -135,7 +135,7 @@ _WHY = {
 # Directives after those of the size.
 _LATER = ("mem", "time")
 DIRECTIVE = "#SBATCH"
-_BLANKS = " \t\n\v\f\r"  # C's isspace
+BLANKS = " \t\n\v\f\r"  # C's isspace
 JOB_NAME = "--job-name="
 
 
@@ -307,7 +307,7 @@ def _environment_faults(resolved: Resolved) -> Iterator[str]:
 
 def is_command(line: str) -> bool:
     """Whether sbatch stops reading directives at a line: its first character that is no blank is not `#`."""
-    text = line.strip(_BLANKS)
+    text = line.strip(BLANKS)
     return bool(text) and not text.startswith("#")
 
 
@@ -318,7 +318,7 @@ def script_directives(script: str) -> list[str]:
     ['--nodes=2', '-n4']
     """
     head = itertools.takewhile(lambda line: not is_command(line), script.split("\n"))
-    return [line.removeprefix(DIRECTIVE).strip(_BLANKS) for line in head if line.startswith(DIRECTIVE)]
+    return [line.removeprefix(DIRECTIVE).strip(BLANKS) for line in head if line.startswith(DIRECTIVE)]
 
 
 def directives_but_name(script: str) -> list[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.slurm.directives import Options, options_of
+from hpc_gpt.core.slurm.directives import BLANKS, Options, options_of
 
 # Variables whose option has another name.
 _OTHER_NAMES = {
@@ -19,7 +19,7 @@ _OTHER_NAMES = {
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
 # A part of a directive's word: a quoted text, a character after a backslash, or what is neither quote nor comment.
 _WORD_PART = re.compile(
-    r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^\s"'#\\]""", re.DOTALL
+    r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^"'#\\]""", re.DOTALL
 )
 _FIELD = re.compile(r"%(\d*)([%A-Za-z])")  # of a pattern of --output
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
@@ -229,7 +229,8 @@ def array_variables(numbers: Sequence[int]) -> dict[str, str]:
 
 def split_directive(line: str) -> list[str]:
     r"""The words of a line after `#SBATCH`, as sbatch reads them: a backslash counts within quotes, too, and what
-    follows a `#` that is not quoted is a comment. ValueError if a quote has no end.
+    follows a `#` that is not quoted is a comment; only a blank of C's isspace ends a word. ValueError if a quote has no
+    end.
 
     >>> split_directive(r"--comment='a # \b' -n4  # four")
     ['--comment=a # b', '-n4']
@@ -237,7 +238,7 @@ def split_directive(line: str) -> list[str]:
     parts: list[str] = []
     place, inside = 0, False
     while place < len(line) and line[place] != "#":
-        if line[place].isspace():
+        if line[place] in BLANKS:
             place, inside = place + 1, False
             continue
         found = _WORD_PART.match(line, place)

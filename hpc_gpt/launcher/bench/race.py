@@ -79,7 +79,8 @@ class Race:
             return self._over()
         limit_s = None
         if turn[0]:
-            times = [found.seconds for found in self.measured[leader_of(self.measured) or 0].values()]
+            able = {row: own for row, own in self.measured.items() if row not in self.differ} or self.measured
+            times = [found.seconds for found in self.measured[leader_of(able) or 0].values()]
             limit_s = round(_PATIENCE * max(times), 1) if times else None
         folder = make_visit(self.run, self.rows[turn[1]])
         attempt = folder.new_attempt()
@@ -137,7 +138,10 @@ class Race:
     def _turn(self) -> tuple[int, int] | None:
         visited = [(each.round, each.row) for each in self.kept]
         out = {*self.failed, *(number for number, row in enumerate(self.rows) if row.folder is None)}
-        return next_turn(len(self.rows), self.rounds, visited, out, lambda number: leaving_after(self.measured, number))
+        return next_turn(len(self.rows), self.rounds, visited, out, self._leaving)
+
+    def _leaving(self, number: int) -> dict[int, str]:
+        return leaving_after(self.measured, number, self.differ)
 
     def _fault(self) -> str:
         """Why a race without a measured row ends: two visits in a row that failed for another cause than memory."""
@@ -163,7 +167,7 @@ class Race:
     # --- what was measured
 
     def _forget(self) -> None:
-        for name in ("visits", "measured", "table", "result"):
+        for name in ("visits", "measured", "differ", "table", "result"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -191,6 +195,13 @@ class Race:
                 times = Round(counted["step_s"][counted.steady].tolist(), losses, visit.seconds)
                 found.setdefault(visit.row, {})[visit.round] = times
         return found
+
+    @cached_property
+    def differ(self) -> dict[int, str]:
+        """{row: how} of the rows whose losses differ; of programs nobody checks them."""
+        train = self.run.resolved().train
+        dtype = "fp8" if train.matmul != "none" else train.dtype
+        return {} if runs_program(self.run.resolved()) else apart(self.measured, dtype)
 
     def _is_good(self, visit: Visit) -> bool:
         """Whether it ended well with step times; of a program the tokens of a step need not be known."""
@@ -235,15 +246,14 @@ class Race:
     def result(self) -> dict[str, Any]:
         """The key `race` of bench.json: the winner's `run`, None without one, `why`, the planner's `place` for it;
         `is_over`, whether it was measured to its end; `rows` in the table's order."""
-        dtype = self.run.resolved().train
-        unchecked = runs_program(self.run.resolved())
-        differ = {} if unchecked else apart(self.measured, "fp8" if dtype.matmul != "none" else dtype.dtype)
+        unchecked, differ = runs_program(self.run.resolved()), self.differ
         used = {number: peak(row.record.memory_allocated_gib) for number, row in enumerate(self.table)}
-        best, why = winner(self.measured, differ, used)
-        leader = best if best is not None else leader_of(self.measured)
+        best, why = winner(self.measured, differ, used, [row.name for row in self.rows])
+        able = {number: own for number, own in self.measured.items() if number not in differ}
+        leader = best if best is not None else leader_of(able or self.measured)
         left = dict[int, str]()
         for number in range(self.rounds):
-            left = leaving_after(self.measured, number) | left
+            left = self._leaving(number) | left
         rows = []
         for number, row in enumerate(self.rows):
             predicted = read_stored(self.run.path / str(row.folder) / PREDICTED).get("step") or {}

@@ -19,16 +19,18 @@ from hpc_gpt.reader.readers.runs import BENCH_FILE, read_records
 
 @dataclass(frozen=True)
 class Winner:
-    """A row of a race: its name and its `keys` over the experiment, by dotted key."""
+    """A row of a race: its name and its `keys` over the experiment, by dotted key. `why`: the race's line on its winner,
+    empty for a row that the user has named."""
 
     race: RunFolder
     row: str
     keys: Mapping[str, Any]
+    why: str = ""
 
     @property
     def line(self) -> str:
         keys = ", ".join(f"{key} = {value}" for key, value in self.keys.items())
-        return f"from race {self.race.run_id}, row {self.row}: {keys}"
+        return f"from race {self.race.run_id}, row {self.row}: {keys}" + (f" ({self.why})" if self.why else "")
 
     def over(self, request: Request) -> Request:
         """The request with the row: by its name, if the experiment has rows, else its keys; options go before both.
@@ -97,4 +99,4 @@ def find_winner(name: str, logs: Path) -> Winner:
         raise ConfigError(
             f"row {rows[place].name!r} of race {run.run_id} was not measured: {cause}", "take another row"
         )
-    return Winner(run, rows[place].name, rows[place].keys)
+    return Winner(run, rows[place].name, rows[place].keys, "" if mark else str(result.get("why") or ""))

@@ -257,7 +257,10 @@ def race_lines(file: Path) -> list[str]:
     if run not in runs:
         return [str(race.get("why"))]
     lines = [f"winner: {names[run]} ({run}), {race.get('why')}"]
-    others = [other for other, row in zip(runs, race["rows"], strict=False) if other != run and row.get("ratio")]
+    able = [
+        name for name, row in zip(runs, race["rows"], strict=False) if row.get("ratio") and not row.get("losses_differ")
+    ]
+    others = [name for name in able if name != run]
     second = max(others, key=lambda other: runs[other].record.tokens_per_s or 0.0, default=None)
     if second is not None:
         verdict = compare_runs(runs[second], runs[run])

@@ -18,7 +18,7 @@ from typing import Any
 from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.secrets import hide_secrets, is_secret
 from hpc_gpt.core.settings.resolved import folder_name
-from hpc_gpt.core.slurm.directives import DIRECTIVE, OF_JOB, OF_SITE, is_command, quote_directive
+from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, OF_JOB, OF_SITE, is_command, quote_directive
 from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.words import plain, some
@@ -46,6 +46,8 @@ _REFUSED = {
 }
 # Options that take sbatch's answer, the job's number, from the run: they are left out.
 _LEFT_OUT = frozenset({"wait", "quiet"})
+# Ends the options.
+_NO_MORE = Option("", "--", ("--",))
 # (words in a line of the body, what they do under the chain).
 _SUBMITS = re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()")
 # A guard: started by hand, the script submits itself.
@@ -134,18 +136,19 @@ def read_job_script(path: Path) -> JobScript:
             if pattern.match(line):
                 raise ConfigError(f"{path}:{number}: {what} does not run here", hint)
         if line.startswith(DIRECTIVE):
-            text = line.removeprefix(DIRECTIVE).strip()
+            text = line.removeprefix(DIRECTIVE).strip(BLANKS)
             try:
                 words_here = split_directive(text)
             except ValueError:
                 raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
             every_word += words_here
             every = list(read_options(words_here))
-            kept = without_waits(every)
+            kept = [option for option in without_waits(every) if option != _NO_MORE]
             if "#" in text or kept != every:
                 text = " ".join(quote_directive(word) for option in kept for word in option.argv)
             directives += [text] if text else []
     options = tuple(read_options(every_word))
+    options = options[:-1] if options[-1:] == (_NO_MORE,) else options  # sbatch takes it at the end alone
     check_options(options, str(path))
     body = list(_body(lines, head))
     late = tuple(number for number, line in body if line.startswith(DIRECTIVE))
@@ -219,6 +222,8 @@ def _check_syntax(path: Path, data: bytes) -> None:
 def check_options(options: Sequence[Option], where: str) -> None:
     """ConfigError for an option that a script cannot have here."""
     for option in options:
+        if option == _NO_MORE:
+            raise ConfigError(f"{where}: sbatch takes no option after --", "take the -- out")
         if option.name == "" and option.value == ":":
             raise ConfigError(f"{where}: a heterogeneous job does not run here", "submit it with sbatch")
         if option.name == "":
@@ -235,7 +240,7 @@ def check_options(options: Sequence[Option], where: str) -> None:
 def scan(script: JobScript) -> list[Caution]:
     """The lines of the body that are worth a look, with what they mean under the chain."""
     notes = []
-    lines = script.data.decode(errors="replace").splitlines()
+    lines = script.data.decode(errors="replace").split("\n")
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if number in script.late:
