@@ -1,10 +1,12 @@
 """A job script is exactly what sbatch reads: its directives, their words, and the options that they name."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.slurm.directives import script_directives
 from hpc_gpt.core.slurm.sbatch_words import options_of_variables, read_options, sizes_of, split_directive
 from hpc_gpt.launcher.launch.prepare import prepare
 from hpc_gpt.launcher.launch.prepared import PreparedRun
@@ -146,9 +148,40 @@ def test_a_script_that_asks_for_no_gpu_has_none(tmp_path: Path) -> None:
 def test_a_comment_is_no_part_of_a_value(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --output=o-%j.txt  # the log\n#SBATCH --comment='a # b' # c\n# SBATCH\n#SBATCH # all\n"
     prepared = prepared_of(script(tmp_path, text + BODY))
-    asked = dict(overview(prepared, tmp_path))["asks Slurm"]
-    assert asked.startswith("--time=01:00:00 --output=o-%j.txt '--comment=a # b' --job-name=fit.slurm ")
+    rows = dict(overview(prepared, tmp_path))
+    assert rows["asks Slurm"].startswith("--time=01:00:00 '--comment=a # b' --open-mode=append ")
+    assert rows["output"] == f"{Path.cwd()}/o-%j.txt, and attempts/<n>/log in the run's folder"
     assert split_directive(r"--comment='it is \a'\ x -n4#5") == ["--comment=it is a x", "-n4"]
+
+
+OPTIONS = """#!/bin/bash
+#SBATCH -t 7 --output=o.txt -e e.txt -J fit
+#SBATCH --nodes=2 --time=8 --no-requeue --open-mode=truncate
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--output=mine.txt", "-N4"), ("--array=0-3", "--requeue", "-t", "9:00")])
+def test_a_dry_run_has_each_option_once(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Of several the one that counts; and it names the file that gets the output."""
+    prepared = prepared_of(script(tmp_path, OPTIONS + BODY), *words)
+    rows = overview(prepared, tmp_path)
+    of_label = dict(rows)
+    line = shlex.split(of_label["would run"])
+    assert (line[0], line[-2:]) == ("sbatch", ["job.sh", "RUN"])
+    shown = list(read_options([*shlex.split(of_label["asks Slurm"]), *line[1:-2]]))
+    names = [option.name for option in shown]
+    assert sorted(names) == sorted(set(names))
+    # What counts for sbatch: the directives of job.sh, then its command line.
+    inside = [word for line in script_directives(prepared.script) for word in split_directive(line)]
+    counts = {option.name: option.value for option in read_options([*inside, *words])}
+    ours = ("output", "error", "open-mode")
+    assert {each.name: each.value for each in shown if each.name not in ours} == {
+        name: value for name, value in counts.items() if name not in ours
+    }
+    named = "mine.txt" if "--output=mine.txt" in words else "o.txt"
+    outputs = [text for label, text in rows if label == "output"]
+    assert outputs[0].startswith(f"{Path.cwd()}/{named}, and ")
+    assert outputs[1].startswith(f"errors in {Path.cwd()}/e.txt, and ")
 
 
 def test_a_folder_of_output_that_is_not_there_is_said(tmp_path: Path) -> None:

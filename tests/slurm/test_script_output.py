@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,13 @@ def test_output_files_are_there_before_the_first_line(launcher: Launcher) -> Non
     run = jobs["submit"][1].run
     assert run.attempt(1).log.read_text().startswith("said\nmore\n")
     assert run.attempt(1).err.read_text() == "bad\n"
+    # What Slurm shows leads to them.
+    folder, job = jobs["submit"]
+    shown = re.search(r"StdOut=(.*)", job.cluster.run("scontrol", "show", "job", job.id).stdout)[1]
+    (line,) = [line for line in Path(shown).read_text().splitlines() if line.startswith("the script's output is in ")]
+    node = job.run.attempt(1).started()["node_list"]
+    files = f"{folder}/files-{job.id}-{node}-0.out and {folder}/{int(job.id):05}.err"
+    assert line == f"the script's output is in {files}"
 
 
 AGAIN = """\

@@ -33,8 +33,9 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows, runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.slurm.clients import check_output_path, check_reachable, has_sbatch
-from hpc_gpt.core.slurm.directives import script_directives
+from hpc_gpt.core.slurm.directives import options_of, script_directives
 from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.sbatch_words import read_call, read_options, split_directive
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.core.words import Line, counted, show_bytes
@@ -63,23 +64,51 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
         rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    directives = hide_secrets(" ".join(script_directives(prepared.script)))
-    rows += [("asks Slurm", directives)] if directives and not here else []
-    return [*rows, ("would run", _command(prepared, here))]
+    command = _command(prepared, here)
+    asked = _asked_by(prepared.script, command)
+    rows += [("asks Slurm", hide_secrets(shlex.join(asked)))] if asked and not here else []
+    rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
+    return [*rows, ("would run", hide_secrets(command))]
 
 
 def _command(prepared: PreparedRun, here: bool) -> str:
     """The command that would submit it, as text."""
-    run = prepared.resolved
+    run, script = prepared.resolved, prepared.job_script
     if here:
         return "bash job.sh, with HPC_GPT_RUN, in this allocation"
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
-    if prepared.job_script is not None:
-        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.options)])} … job.sh RUN"
+    output = "--output=logs/…/slurm-%j.out"
+    if script is not None:
+        files = output if not script.array else "--output=logs/…/%a/slurm-%A_%a.out"
+        own = [option for option in read_options(script.options) if option.name not in ("output", "error", "open-mode")]
+        words = shlex.join(["sbatch", *(word for option in own for word in option.argv)])
+        return f"{words} {files} {files.replace('output', 'error')} job.sh RUN"
     chained = requeue_of(run.cluster).shown
-    command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
+    command = f"sbatch --chdir=. {output} {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
+
+
+def _asked_by(script: str, command: str) -> list[str]:
+    """The directives of a script that count: of several for one option the last, without those that the command line
+    has."""
+    words = [word for line in script_directives(script) for word in split_directive(line)]
+    on_line, _ = read_call(shlex.split(command)[1:], options_of("sbatch"))
+    options = {option.name: option for option in read_options(words)}
+    return [word for name, option in options.items() if name not in on_line for word in option.argv]
+
+
+def _outputs(run: Resolved, array: bool) -> list[str]:
+    """The files that get the output of a run: its log, and those that a job script names, by sbatch's patterns."""
+    log, script = "attempts/<n>/log in the run's folder", run.script
+    if script is None:
+        return [log]
+    default = None if run.cluster.scheduler == "local" else "slurm-%A_%a.out" if array else "slurm-%j.out"
+    folder, output = Path(run.program.workdir), script.output or default
+    files = [f"{folder / output}, and {log}" if output is not None else log]
+    if script.error is not None and script.error != output:
+        files.append(f"errors in {folder / script.error}, and attempts/<n>/err")
+    return files
 
 
 def data_lines(prepared: PreparedRun) -> list[Line]:

@@ -19,7 +19,7 @@ from hpc_gpt.reader.readers.runs import BENCH_FILE, read_records
 
 @dataclass(frozen=True)
 class Winner:
-    """A row of a race: its name and its `keys` over the experiment, by dotted key. `why`: the race's line on its winner,
+    """A row of a race: its name and its `keys` over the experiment, by dotted key. `why`: the race's words on its win,
     empty for a row that the user has named."""
 
     race: RunFolder

@@ -22,10 +22,11 @@ _MOST_BYTES = 16 << 20  # of a log that are copied at a time
 
 def make_outputs(
     attempt: Path, output: str | None, error: str | None, appends: bool, job: Mapping[str, str], user: str
-) -> None:
-    """Makes the files in the current folder, which is the job's. `output`, `error`: sbatch's patterns, of the variables
-    of a `job`. Prints a note for one that cannot be made: by sbatch the job would have no output, and end."""
-    copied = []
+) -> list[Path]:
+    """Makes the files in the current folder, which is the job's, and returns them. `output`, `error`: sbatch's
+    patterns, of the variables of a `job`. Prints a note for one that cannot be made: by sbatch the job would have no
+    output, and end."""
+    copied, made = list[list[str]](), list[Path]()
     logs = {output: "log", error: "err"} if error != output else {output: "log"}
     for pattern, log in logs.items():
         if pattern is None:
@@ -33,10 +34,12 @@ def make_outputs(
         name = Path(expand_pattern(pattern, job, user))
         try:
             copied += [[log, str(name.absolute())]] if _make(name, attempt / log, appends) else []
+            made.append(name.absolute())
         except OSError as fault:
             print(f"note: {name}: {fault.strerror}: the output is in {attempt / log} alone", flush=True)
     if copied:
         (attempt / _COPIED).write_text(json.dumps(copied), encoding="utf-8")
+    return made
 
 
 def _make(name: Path, log: Path, appends: bool) -> bool:

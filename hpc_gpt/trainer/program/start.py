@@ -62,7 +62,15 @@ def _make_files(run: str, attempt: str, mode: str, environment: Mapping[bytes, b
     default = None if here else "slurm-%A_%a.out" if "SLURM_ARRAY_TASK_ID" in job else "slurm-%j.out"
     appends = mode == "a" or (mode == "-" and os.environ.get("JOB_FILE_APPEND") == "1")
     user = job.get("SLURM_JOB_USER") or pwd.getpwuid(os.getuid()).pw_name
-    make_outputs(Path(run, "attempts", attempt), facts["output"] or default, facts["error"], appends, job, user)
+    output, error = facts["output"] or default, facts["error"]
+    made = make_outputs(Path(run, "attempts", attempt), output, error, appends, job, user)
+    # That of the job itself, StdOut= of scontrol, which leads to them.
+    of_element = "{}_{}".format(*(job.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK")))
+    for name in (job.get("SLURM_JOB_ID"), of_element):
+        path = Path(run, f"slurm-{name}.out")
+        if made and path.is_file():
+            with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(f"the script's output is in {' and '.join(map(str, made))}\n")
 
 
 def main() -> None:
