@@ -1,8 +1,11 @@
 """hpc-gpt status, logs: the state of runs, and what they print."""
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +14,7 @@ from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.core.columns import Column, column, fitting, grid
 from hpc_gpt.core.ends.failures import colour_of
-from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.runs.disk_space import free_bytes
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, singles_out
@@ -71,7 +74,7 @@ def status(
     folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under logs/. A
     sweep is one line; if it is named, or with --open, each of its runs has one. Slurm is asked once for all runs;
     accounting is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean
-    lists what may go.
+    lists what may go. Exit 1 if a run's folder may not be read.
     """
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names)
@@ -103,6 +106,8 @@ def status(
     # Where there is no Slurm, an ended run needs no answer of it.
     if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
         say(silence_note(silence), err=True)
+    if any(row.state == "unknown" and refused_access(Path(row.folder), os.R_OK) for row in rows):
+        sys.exit(1)
 
 
 def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], str]:

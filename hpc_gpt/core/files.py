@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import shutil
 import stat
 import threading
@@ -279,7 +280,34 @@ def hint_on(fault: OSError) -> str:
     """The hint for a file of a run that exists and cannot be written."""
     if isinstance(fault, FileNotFoundError):
         return "its folder is not there any more: leave a run folder in its place until the run has ended"
+    if isinstance(fault, PermissionError):
+        return f"{whose(Path(fault.filename))}: its owner can do it, or let you" if fault.filename else "not yours"
     return "is the disk full or read-only?"
+
+
+def whose(path: Path) -> str:
+    """Whose a file is, or the nearest folder above it that one can see, and who asks."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return f"{place} is {user_name(place.stat().st_uid)}'s, and you are {user_name(os.geteuid())}"
+    return f"you are {user_name(os.geteuid())}"
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, else the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def refused_access(path: Path, how: int) -> str:
+    """Why this process may not read (os.R_OK) or write (os.W_OK) a file or folder that is there, in the system's words;
+    empty if it may."""
+    if not os.path.lexists(path) or os.access(path, how | (os.X_OK if path.is_dir() else 0)):
+        return ""
+    read_only = how == os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if read_only else errno.EACCES)
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -1,7 +1,10 @@
 """stop, save and requeue: what is left in the run folder, and what is refused with a word."""
 
 import json
+import os
 import platform
+import shutil
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -11,11 +14,12 @@ import pytest
 
 from hpc_gpt.cli.requests import ask_verb as ask_named
 from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
 from hpc_gpt.trainer.supervision.signals import Inbox
-from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
+from tests.cli.command import as_nobody, error_of, hpc_gpt, in_process, without_slurm
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
 
@@ -118,6 +122,74 @@ def test_a_run_that_waits_is_marked_and_the_words_name_cancel(own_folders, tmp_p
         assert (done.code, done.stderr) == (1, f"{run.run_id}: nothing to {verb}, it waits in the queue\n")
     message, hint = error_of(in_process("shell", run.run_id, code=2))
     assert (message, hint[:14]) == (f"run {run.run_id}: nothing to look into, it is pending", "hpc-gpt status")
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+@pytest.fixture
+def seen_logs(monkeypatch):
+    """Logs that other users see."""
+    (folder := Path(tempfile.mkdtemp())).chmod(0o755)
+    monkeypatch.setenv("HPC_GPT_LOGS", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@needs_root
+def test_a_run_of_another_user_is_not_asked_and_permission_denied_is_said(seen_logs, waiting_process):
+    run = unsubmitted_run()
+    run.add_submission(lock.submission_line(waiting_process.pid, str(waiting_process.pid), [], "local"))
+    add_attempt(run, [metrics_line(1)], ended=None, job_id=str(waiting_process.pid))
+    in_process("save", run.run_id, code=0)  # imports all that is needed
+    for verb in VERBS:
+        done = as_nobody(verb, run.run_id)
+        message, hint = error_of(done)
+        assert done.code != 0
+        assert message.endswith(": Permission denied"), message
+        assert "full" not in hint
+        assert hint.endswith("is root's, and you are nobody: its owner can do it, or let you"), hint
+    assert as_nobody("status", run.run_id).code == 0
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["", "id", "folder", "experiment"])
+def test_a_closed_folder_is_said_and_status_exits_above_0(seen_logs, name):
+    run, other = unsubmitted_run(), unsubmitted_run()
+    in_process("status", code=0)
+    run.path.chmod(0o700)
+    words = {"": [], "id": [run.run_id], "folder": [run.path], "experiment": [run.path.parent]}[name]
+    done = as_nobody("status", *words)
+    assert (done.code, "Traceback" in done.stderr) == (1, False), done
+    assert "Permission denied" in done.stdout + done.stderr
+    assert (other.run_id in done.stdout) == (name in ("", "experiment"))
+    if words:
+        refused = as_nobody("requeue", *words, "--yes")
+        assert (refused.code > 0, "Permission denied" in refused.stderr) == (True, True), refused
+
+
+@needs_root
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+@pytest.mark.parametrize("closed", ["", "attempts", "submissions.jsonl"])
+def test_nothing_is_queued_of_a_run_that_one_cannot_write(seen_logs, tmp_path, monkeypatch, closed, dry):
+    run = with_job(unsubmitted_run("generic-slurm"), "4711")
+    add_attempt(run, [metrics_line(1)], ended="stopped", job_id="4711")
+    for path in (run.path, run.path / "attempts", run.path / "submissions.jsonl"):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    (run.path / closed).chmod(0o755 if closed != "submissions.jsonl" else 0o644)
+    (clients := Path(tempfile.mkdtemp(dir=seen_logs.parent))).chmod(0o777)
+    for client in ("sbatch", "squeue", "sacct", "scontrol"):
+        put(clients / client, f"#!/bin/sh\necho {client} >>{clients}/called\n")
+    monkeypatch.setenv("PATH", str(clients), prepend=":")
+    in_process("submit", "--resume", run.run_id, "--dry-run")  # imports all that is needed
+    (clients / "called").unlink(missing_ok=True)
+    done = as_nobody("submit", "--resume", run.run_id, *dry)
+    assert done.code != 0
+    message, hint = error_of(done)
+    where = run.path / closed if closed else run.path
+    assert (message, hint) == (f"cannot write in {where}: Permission denied", f"{where} is root's, and you are nobody")
+    assert not (clients / "called").exists() or "sbatch" not in (clients / "called").read_text()
+    shutil.rmtree(clients)
 
 
 def test_of_several_runs_those_that_can_are_asked(running):

@@ -10,9 +10,9 @@ from datetime import datetime
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.files import read_json_lines, user_name
 from hpc_gpt.core.runs.after_jobs import after_table, list_after
-from hpc_gpt.core.runs.run_folder import RunFolder, user_name
+from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.programs import ran
 from tests.slurm.launcher import (
     ENDLESS,

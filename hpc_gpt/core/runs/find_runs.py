@@ -1,5 +1,6 @@
 """Finding runs: which runs are in a folder, and which run, or which runs, a name means."""
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_gpt.core.errors import NoSuchRun, RunFolderError
-from hpc_gpt.core.files import within_time
+from hpc_gpt.core.files import whose, within_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.words import some
@@ -26,12 +27,14 @@ def list_runs(logs: Path) -> list[RunFolder]:
         raise RunFolderError(f"{logs} does not answer", "is its file system mounted? HPC_GPT_LOGS names another folder")
     if top.begun is not None:
         return [RunFolder(top.place)]
+    if top.is_closed:
+        raise RunFolderError(f"{logs}: {os.strerror(errno.EACCES)}", whose(logs))
     runs: dict[Path, float] = {}
     below = [logs / name for name in top.names]
     for depth in range(3):
         looked = within_time(_look, below)
         for path, found in zip(below, looked, strict=True):
-            if found is None:  # it may be one
+            if found is None or (found.is_closed and path.name != "lost+found"):  # it may be one
                 runs[path] = 0.0
             elif found.begun is not None:
                 runs[found.place] = found.begun
@@ -48,23 +51,26 @@ def no_runs(logs: Path) -> str:
 
 
 class _Folder(NamedTuple):
-    """What a folder is: its real `place`, when it was made as a run, None if it is none, and the names in it."""
+    """What a folder is: its real `place`, when it was made as a run, None if it is none, and the names in it.
+    `is_closed`: this user may not look."""
 
     place: Path
     begun: float | None
     names: list[str]
+    is_closed: bool = False
 
 
 def _look(path: Path) -> _Folder:
+    closed = False
     try:
         begun = (path / "resolved.json").stat().st_mtime
-    except OSError:
-        begun = None
+    except OSError as fault:
+        begun, closed = None, isinstance(fault, PermissionError)
     try:
         names = os.listdir(path) if begun is None else []
-    except OSError:
-        names = []
-    return _Folder(path.resolve() if begun is not None else path, begun, names)
+    except OSError as fault:
+        names, closed = [], closed or isinstance(fault, PermissionError)
+    return _Folder(path.resolve() if begun is not None else path, begun, names, closed)
 
 
 def oldest_first(runs: Iterable[RunFolder]) -> list[RunFolder]:

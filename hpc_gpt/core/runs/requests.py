@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import OsErrorAs, RunFolderError
-from hpc_gpt.core.files import aside, give_name, read_json, write_once
+from hpc_gpt.core.files import aside, give_name, hint_on, read_json, write_once
 from hpc_gpt.core.runs.run_folder import Attempt
 
 VERBS = ("stop", "save", "requeue")
@@ -46,7 +46,7 @@ def write_request(attempt: Attempt, verb: str) -> RunRequest:
     """Writes a request into an attempt's folder; simultaneous ones get different numbers. Raises RunFolderError."""
     assert verb in VERBS, verb
     text = json.dumps({"time": time.time(), "host": platform.node(), "pid": os.getpid()}) + "\n"
-    with OsErrorAs(RunFolderError, f"cannot write in {attempt.asked}", "is the disk full or read-only?"):
+    with OsErrorAs(RunFolderError, f"cannot write in {attempt.asked}", hint_on):
         attempt.asked.mkdir(exist_ok=True)
         with aside(attempt.asked / verb) as own:
             own.write_text(text, encoding="utf-8")

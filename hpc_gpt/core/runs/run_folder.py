@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import platform
-import pwd
 import re
 import shlex
 import shutil
@@ -22,7 +21,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
-from hpc_gpt.core.files import append_line, aside, give_name, read_text, try_folder, write_once
+from hpc_gpt.core.files import (
+    append_line,
+    aside,
+    give_name,
+    read_text,
+    refused_access,
+    try_folder,
+    user_name,
+    whose,
+    write_once,
+)
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
@@ -208,6 +217,8 @@ class RunFolder:
                 raise RunFolderError(
                     f"{self.path}: the run folder is not there any more", "was it moved or deleted? name its new place"
                 ) from None
+            if isinstance(fault, PermissionError):
+                raise RunFolderError(f"{self.path}: {fault.strerror}", whose(self.path)) from None
             hint = self._restore_hint() or "is this a run folder?"
             raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", hint) from None
         except ConfigError as fault:
@@ -412,12 +423,11 @@ def create_run(
     return run
 
 
-def user_name(uid: int) -> str:
-    """The name of a user, else the number."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+def check_own(run: RunFolder) -> None:
+    """RunFolderError if this user may not write a run's folder, its attempts or its list of jobs."""
+    for path in (run.path, run.path / "attempts", run.path / "submissions.jsonl"):
+        if why := refused_access(path, os.W_OK):
+            raise RunFolderError(f"cannot write in {path}: {why}", whose(path))
 
 
 def check_writable(folder: Path) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
+from hpc_gpt.core.files import user_name
 from hpc_gpt.core.process import seconds_given
-from hpc_gpt.core.runs.run_folder import RunFolder, user_name
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.environment import PATIENCE, without_choice
 
 _UNREACHABLE = re.compile(

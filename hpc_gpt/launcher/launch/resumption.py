@@ -35,7 +35,7 @@ from hpc_gpt.core.runs.lineage import (
 from hpc_gpt.core.runs.lock import RunLocked, check_free, holder
 from hpc_gpt.core.runs.provenance import check_weights_of, list_gpus
 from hpc_gpt.core.runs.race import measured, read_visits
-from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder
+from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
 from hpc_gpt.core.settings.engines import can_resume
@@ -361,6 +361,7 @@ def resume_run(run: RunFolder) -> SubmittedRun:
 def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
     """The settings of a run that may be submitted again, and where it resumes, None at step 0. Raises as resume_run;
     `dry` is as for check_submission."""
+    check_own(run)  # its job would end at its start, and sbatch's answer could not be noted
     check_not_live(run)
     resolved = run.resolved()
     if not run.job_script.is_file():

@@ -17,7 +17,7 @@ from typing import Any
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
-from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.files import logs_folder, user_name
 from hpc_gpt.core.runs.branches import waits_for_parent
 from hpc_gpt.core.runs.checkpoints import (
     DAMAGED,
@@ -35,7 +35,7 @@ from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, RESUMED_FROM, checkpoint_sources
 from hpc_gpt.core.runs.lock import Holder, RunLocked, locked
 from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
-from hpc_gpt.core.runs.run_folder import RunFolder, user_name
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.core.words import show_duration
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status

@@ -19,7 +19,7 @@ from hpc_gpt.core.ends.failures import GOOD, LIVE
 from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
-from hpc_gpt.core.files import read_json
+from hpc_gpt.core.files import hint_on, read_json
 from hpc_gpt.core.process import send
 from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
@@ -138,7 +138,11 @@ def _impossible(run: RunFolder, verb: str) -> str:
 
 def _mark(run: RunFolder) -> None:
     """Marks every job of the run as to be stopped."""
-    with OsErrorAs(RunFolderError, f"cannot write in {run.path}", f"hpc-gpt cancel {run.run_id}"):
+
+    def hint(fault: OSError) -> str:
+        return hint_on(fault) if isinstance(fault, PermissionError) else f"hpc-gpt cancel {run.run_id}"
+
+    with OsErrorAs(RunFolderError, f"cannot write in {run.path}", hint):
         for job_id in job_ids(run):
             run.stop_mark(job_id).touch()
 

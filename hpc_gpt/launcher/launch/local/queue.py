@@ -23,7 +23,7 @@ from hpc_gpt.core.ends.end_policy import SIGNALS
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.judge import budget_left
 from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, UserError
-from hpc_gpt.core.files import replace_whole, write_once
+from hpc_gpt.core.files import hint_on, replace_whole, write_once
 from hpc_gpt.core.process import host_clock, interrupts_wait
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.find_runs import find_run
@@ -172,7 +172,7 @@ def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[s
 
 def begin_attempt(run: RunFolder) -> Attempt:
     """Makes the folder of the next attempt. Raises RunFolderError."""
-    with OsErrorAs(RunFolderError, f"cannot make an attempt in {run.path}", "is the disk full or read-only?"):
+    with OsErrorAs(RunFolderError, f"cannot make an attempt in {run.path}", hint_on):
         return run.new_attempt()
 
 
