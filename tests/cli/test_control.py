@@ -192,6 +192,46 @@ def test_nothing_is_queued_of_a_run_that_one_cannot_write(seen_logs, tmp_path, m
     shutil.rmtree(clients)
 
 
+OBEYED = [
+    ("requeue", "requeued", "PENDING|BeginTime", "attempt 1 ended as requeued after step 5", True),
+    ("requeue", "requeued", "RUNNING|None", "attempt 1 ended as requeued after step 5", True),
+    ("stop", "stopped", "COMPLETING|None", "attempt 1 ended as stopped after step 5", True),
+    ("stop", "stopped", "", "attempt 1 ended as stopped after step 5", True),
+    ("requeue", "preempted", "PENDING|BeginTime",
+     "nothing to requeue, attempt 1 ended as preempted after step 5; it waits in the queue", False),
+    ("requeue", "done", "", "nothing to requeue, it ended as done", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "ended", "says", "words", "happened"), OBEYED)
+def test_what_ranks_did_while_slurm_was_asked_is_said(
+    own_folders, tmp_path, monkeypatch, verb, ended, says, words, happened
+):
+    run = with_job(unsubmitted_run("generic-slurm"), "4711")
+    attempt = add_attempt(run, [metrics_line(5)], ended=None, job_id="4711")
+    end = {"ended": ended, "cause": None, "step": 5, "time": 1.0, "requeue": "PENDING" in says}
+    obeys = f"echo '{json.dumps(end)}' >{attempt.folder}/ended.json; echo '4711|{says}'"
+    squeue = put(
+        tmp_path / "clients" / "squeue", f"#!/bin/sh\n{obeys}\n" if says else f"#!/bin/sh\n{obeys} >/dev/null\n"
+    )
+    put(squeue.parent / "sacct", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(squeue.parent), prepend=":")
+    done = in_process(verb, run.run_id, code=0 if happened else 1)
+    assert (done.stdout if happened else done.stderr).startswith(f"{run.run_id}: {words}\n"), done
+    assert [request.verb for request in open_requests(attempt)] == [verb]
+
+
+def test_only_a_run_without_an_attempt_has_begun_none(own_folders, tmp_path, monkeypatch):
+    run = with_job(unsubmitted_run("generic-slurm"), "4711")
+    put(tmp_path / "clients" / "squeue", "#!/bin/sh\necho '4711|RUNNING|None'\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "clients"), prepend=":")
+    assert "no attempt of it has begun" in in_process("save", run.run_id, code=1).stderr
+    add_attempt(run, [metrics_line(5)], ended="requeued", job_id="4711", requeue=True)
+    said = in_process("save", run.run_id, code=1).stderr
+    assert "nothing to save, attempt 1 ended as requeued after step" in said
+    assert "and its job has begun no other" in said
+
+
 def test_of_several_runs_those_that_can_are_asked(running):
     other = unsubmitted_run()
     other.add_submission({"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": platform.node()})

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
@@ -73,15 +73,19 @@ def ask_runs(
     """Asks each run to `verb`: first its files are written, as far as the run folders allow it, then one question to
     the scheduler for all completes the answers; `note` gets a line if it does not answer. Raises RunFolderError."""
     folders = zip(runs, read_folders(runs), strict=True)
-    written = {run.path: _ask(run, verb, status).request for run, status in folders if status.scheduler == "slurm"}
+    written = {run.path: _ask(run, verb, status) for run, status in folders if status.scheduler == "slurm"}
     statuses, silence = ask_status(runs, lambda _: note("Slurm has not answered yet"), limit_s=0)
     if silence:
         note(silence_note(silence))
     return [_ask(run, verb, status, written.get(run.path)) for run, status in zip(runs, statuses, strict=True)]
 
 
-def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | None = None) -> ControlRequest:
-    """Asks one run, by its `status`; a request that is `written` already is not written again."""
+def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest | None = None) -> ControlRequest:
+    """Asks one run, by its `status`. What is `written` already is not written again, and may have happened since."""
+    if written is not None and written.request is not None and (outcome := _outcome(written)) is not None:
+        happened, what = outcome
+        if happened:
+            return replace(written, message=what)
     if newest_submission(run).get("lost"):
         return ControlRequest(run, verb, f"its job is not known yet: {status.cause}", refused=True)
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
@@ -104,11 +108,16 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: RunRequest | Non
         # If the attempt dies before it sees the request, no other attempt is to follow.
         _mark(run)
     if running is not None:
-        request = written or write_request(running, verb)
+        was_asked = written is not None and written.attempt == running
+        request = written.request if written and was_asked else write_request(running, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
         message = f"asked to {does(run.resolved(), verb)}{doubt}"
         return ControlRequest(run, verb, message, attempt=running, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
+    if attempts and status.state != "pending":
+        waits = f"{_end_text(attempts[-1])}, and its job has begun no other"
+    elif attempts and written is not None and written.attempt is not None:
+        waits = f"{_end_text(attempts[-1])}; {waits}"
     if verb == "stop":
         return ControlRequest(
             run, verb, f"{waits}: when it starts, it ends as stopped; hpc-gpt cancel takes it out of the queue"
