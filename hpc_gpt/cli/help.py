@@ -6,7 +6,7 @@ from dataclasses import is_dataclass
 import click
 
 from hpc_gpt.cli.option_groups import UncutGroup
-from hpc_gpt.core.ends.failures import CLASSES, RETRY_WORDS
+from hpc_gpt.core.ends.failures import CLASSES, LIVE, RETRY_WORDS
 from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import MEASURED_ON
 from hpc_gpt.core.errors import ConfigError, UserError
@@ -205,7 +205,7 @@ def causes(as_json: bool) -> None:
         return
     for name, row in CLASSES.items():
         click.echo(f"{name}: {row.means}")
-        over = name not in ("done", "pending", "running")
+        over = name not in ("done", *LIVE)
         text = f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}" if over else row.to_do
         click.echo(f"    {text}")
 

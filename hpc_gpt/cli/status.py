@@ -32,7 +32,7 @@ _COLUMNS = (
     column("run", "run", right=False),
     column("experiment", "name", right=False),
     column("layout", "layout", right=False),
-    column("state", "shown_state", right=False, style=lambda row: colour_of(row.shown_state)),
+    column("state", "state", right=False, style=lambda row: colour_of(row.state)),
     column("job", "job_id", right=False),
     column("attempts", "attempts"),
     Column(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
-from hpc_gpt.core.ends.failures import RETRY_WORDS, meaning
+from hpc_gpt.core.ends.failures import LIVE, RETRY_WORDS, meaning
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.runs.find_runs import is_run_name
 from hpc_gpt.core.terminal import say, shows_life
@@ -85,7 +85,7 @@ def _lines(answer: Why) -> list[str]:
         lines.append(f"cause    {answer.text}")
     if answer.status:
         lines.append(f"status   {answer.status}")
-    if answer.ended not in ("done", "pending", "running"):
+    if answer.ended not in ("done", *LIVE):
         lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
     if answer.chain and not answer.status:  # the status has it
         lines.append(f"chain    {answer.chain}")

@@ -262,7 +262,7 @@ def test_every_combination_of_facts_is_a_state() -> None:
 def test_a_run_judged_done_is_done_while_its_job_still_leaves() -> None:
     """Which may take a minute, if a staged environment is to be removed. A job that is to start again lives."""
     facts = Facts(slurm="running", said="done", judged="done", verdict="done")
-    assert state_of(facts).ended == "done"
+    assert {state_of(replace(facts, slurm=slurm)).ended for slurm in ("running", "suspended")} == {"done"}
     for other in ({"judged": ""}, {"judged": "walltime", "retried": True}, {"slurm": "pending"}, {"began": False}):
         changed = replace(facts, **other)
         assert state_of(changed).ended == changed.slurm
@@ -279,7 +279,7 @@ def test_a_log_decides_only_where_nobody_else_does() -> None:
 
 
 def test_every_class_that_an_attempt_can_end_with_is_there() -> None:
-    assert list(RETRIES) == [ended for ended in ENDED if ended not in ("pending", "running")]
+    assert list(RETRIES) == [ended for ended in ENDED if ended not in ("pending", "suspended", "running")]
 
 
 def test_what_mends_itself() -> None:

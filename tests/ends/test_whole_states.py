@@ -132,6 +132,8 @@ STATES: dict[str, tuple[Step, dict[str, str] | None, str]] = {
         "walltime by ended: slurm= said=walltime line=a job=7 attempt=1 end=limit/limit/0"),
     "a later job runs": (steps(A[0], sent("8", link=2, mark="d")), {"7": "COMPLETED", "8": "RUNNING"},
         "running by slurm: began=False slurm=running line=d job=8 waits=True"),
+    "one of a chain is suspended": (steps(A[0], sent("8", link=2, mark="d")), {"7": "PENDING", "8": "SUSPENDED"},
+        "suspended by slurm: began=False slurm=suspended line=d job=8 waits=True"),
     "moved": (sent("7", folder="/gone/away"), {"7": "PENDING"},
         "pending by slurm: began=False slurm=pending moved=True job=7 waits=True moved_from=/gone/away"),
     "moved, and ended": (steps(sent("7", folder="/gone/away"), tried("7")),
@@ -237,7 +239,7 @@ def test_an_event_has_each_key_from_its_place(base, tmp_path, event, verdict, mo
 # Of each trait of a class, and of each colour, the classes that have it: the table the other way round.
 TRAITS = {
     "green": "done stopped budget",
-    "cyan": "pending running",
+    "cyan": "pending suspended running",
     "vague": "error unknown",
     "yellow": "walltime preempted requeued cancelled unknown",
     "of_node": "collective_timeout hang node_failure",
@@ -273,5 +275,5 @@ def test_which_class_explains_others_and_whom_it_replaces() -> None:
     assert all(seen <= set(row.replaces) for row in CLASSES.values() if row.replaces)
     assert [ended for ended, row in CLASSES.items() if row.by_hand is True] == ["stopped"]
     assert [ended for ended, row in CLASSES.items() if row.by_hand is None] == [
-        "done", "cancelled", "error", "pending", "running", "unknown",
+        "done", "cancelled", "error", "pending", "suspended", "running", "unknown",
     ]  # fmt: skip

@@ -26,6 +26,9 @@ def test_the_time_in_which_a_job_is_suspended_is_not_charged(bare_launcher: Laun
     job = launcher.submit(*SINGLE, *ENDLESS, *UNSAVED)
     job.wait_step(2)
     launcher.cluster.run("scontrol", "suspend", job.id, check=True)
+    (row,) = json.loads(launcher.run("status", job.run.run_id, "--json")[0])["runs"]
+    assert (row["state"], row["suspended"]) == ("suspended", True)
+    assert " suspended " in launcher.run("status", job.run.run_id)[0]
     job.wait("20 s in which it is suspended", lambda: _suspended_s(job) > 20)
     launcher.cluster.run("scontrol", "resume", job.id, check=True)
     launcher.run("stop", job.run.run_id)

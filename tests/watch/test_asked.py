@@ -31,6 +31,12 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "save",
         "asked to save after this step and continue (Slurm does not answer, so it may not be running)",
     ),
+    (
+        {},
+        {"state": "suspended"},
+        "save",
+        "asked to save after this step and continue (once Slurm resumes its job, which is suspended)",
+    ),
     ({}, {"state": "done"}, "save", "- nothing to save, it ended as done"),
     ({}, {"state": "unknown", "cause": "gone"}, "stop", "- nothing to stop, it is unknown: gone"),
     (
@@ -78,7 +84,7 @@ def test_a_run_answers_what_it_is_asked(settings, state, verb, words, own_folder
     ("status", "words"),
     [
         ({}, "running"),
-        ({"suspended": True}, "suspended"),
+        ({"state": "suspended"}, "suspended"),
         ({"step": 0, "steps": 9}, "running  step 0/9"),
         (
             {"step": 3, "steps": 0, "loss": 2.34567, "tokens_per_s": 1234.5},

@@ -110,7 +110,7 @@ def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
     assert "120 min" in line
     slurm_says({"7": ("SUSPENDED", "None")})
     [row] = read_status([run])
-    assert (row.state, row.suspended, row.left_s) == ("running", True, None)
+    assert (row.state, row.suspended, row.left_s) == ("suspended", True, None)
     assert row.cause == "Slurm says SUSPENDED: scontrol resume 7 continues it"
     line = in_process("status", run.run_id).stdout.splitlines()[1]
     assert (" suspended " in line, " running " in line) == (True, False)

@@ -143,6 +143,9 @@ CLASSES: dict[str, EndClass] = {
         "read the lines around the cause", by_hand=None, vague=True, specific=13, exit_code=1,
         lost="Slurm says FAILED, and it wrote no end"),
     "pending": EndClass(None, "waits in the queue", "nothing to do yet", by_hand=None, live=True),
+    "suspended": EndClass(None, "Slurm has stopped the processes of its job, which keep their memory",
+        "nothing: Slurm resumes it, as it has suspended it for another job; else scontrol resume JOB", by_hand=None,
+        live=True),
     "running": EndClass(None, "its job has started and has not ended", "nothing to do yet", by_hand=None, live=True),
     "unknown": EndClass(_FAILURE, "nothing says how it ended",
         "ask the scheduler (sacct -j JOB) and look for the logs of other ranks", by_hand=None, vague=True,
@@ -152,6 +155,8 @@ ENDED = list(CLASSES)
 # {class that an attempt can end with: what a job chain does}.
 RETRIES = {ended: row.retry for ended, row in CLASSES.items() if row.retry is not None}
 LIVE = tuple(ended for ended, row in CLASSES.items() if row.live)
+# Those whose job has its nodes, and processes there.
+STARTED = ("suspended", "running")
 VAGUE = tuple(ended for ended, row in CLASSES.items() if row.vague)
 RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
 GOOD = tuple(ended for ended, row in CLASSES.items() if row.good)

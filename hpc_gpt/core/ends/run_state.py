@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE, RETRIES
+from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.core.process import is_alive
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
@@ -353,7 +353,7 @@ def moved_note(run_state: RunState) -> str:
     moved = f"its folder was moved from {run_state.moved_from}"
     if run_state.state.ended == "pending":
         return f"{moved}, where its job will look for it"
-    if run_state.state.ended == "running":
+    if run_state.state.ended in STARTED:
         return f"{moved}, where its ranks write"
     return f"{moved} while it ran" if run_state.facts.began else f"{moved} before it began"
 

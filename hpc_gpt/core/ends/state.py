@@ -8,7 +8,7 @@ answer depends on. `class_of` is how an attempt ended, `state_of` the state of i
 import re
 from dataclasses import dataclass
 
-from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
+from hpc_gpt.core.ends.failures import LIVE, LONGEST_PAUSE_S, RETRIES, STARTED, VAGUE, meaning
 
 # --- Slurm's states
 
@@ -18,7 +18,8 @@ SLURM_STATES = {
     state: ended
     for ended, states in {
         "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
-        "running": "RUNNING COMPLETING SUSPENDED SIGNALING STAGE_OUT RESIZING STOPPED",
+        "suspended": "SUSPENDED STOPPED",  # it keeps its nodes, or not
+        "running": "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING",
         "unknown": "COMPLETED",
         "cancelled": "CANCELLED",
         "walltime": "TIMEOUT DEADLINE",
@@ -29,8 +30,6 @@ SLURM_STATES = {
     }.items()
     for state in states.split()
 }
-# Slurm has stopped the job's processes, and keeps its nodes for it or not.
-SLURM_SUSPENDS = ("SUSPENDED", "STOPPED")
 # The states of a job whose end Slurm has not begun. A signal that has not reached all nodes yet makes it SIGNALING.
 SLURM_RUNS = ("RUNNING", "SIGNALING")
 
@@ -60,7 +59,7 @@ def job_state(word: str) -> str:
 
 def slurm_has_ranks(word: str) -> bool:
     """Whether ranks of a job in this state may be on its nodes."""
-    return word == "CONFIGURING" or (slurm_state(word) == "running" and not slurm_is_leaving(word))
+    return word == "CONFIGURING" or (slurm_state(word) in STARTED and not slurm_is_leaving(word))
 
 
 def slurm_is_leaving(word: str) -> bool:
@@ -174,7 +173,7 @@ def state_of(facts: Facts) -> State:
     if not facts.submitted and not facts.began:
         return State("unknown", "nothing")
     # A job whose run is judged as done may still be removing an environment, or ending what ran beside the ranks.
-    is_leaving = slurm == "running" and facts.began and facts.judged == "done" and not facts.retried
+    is_leaving = slurm in STARTED and facts.began and facts.judged == "done" and not facts.retried
     if slurm in LIVE and not is_leaving:
         return State(str(slurm), "slurm")
     # Its mark alone cancels a waiting row: the process that runs the sweep skips it.

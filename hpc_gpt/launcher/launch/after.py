@@ -18,6 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Protocol, TextIO
 
+from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import SlurmUnreachable, UserError
 from hpc_gpt.core.process import is_alive, start_time
@@ -247,7 +248,7 @@ class CheckpointFollower:
             return
         for job_id, job in open_by_id.items():
             state = states.get(job_id, "running" if job.runs_here() else "unknown")
-            if state not in ("pending", "running") and not job.is_over:
+            if state not in LIVE and not job.is_over:
                 self._say(job.step, f"its job {job_id} has left the queue without an end: {state}")
                 note_left(self._run, job, state)
 

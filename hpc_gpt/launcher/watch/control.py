@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any
 
 from hpc_gpt.core.ends.end_policy import cannot_continue
-from hpc_gpt.core.ends.failures import GOOD, LIVE
+from hpc_gpt.core.ends.failures import GOOD, LIVE, STARTED
 from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
@@ -111,6 +111,7 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         was_asked = written is not None and written.attempt == running
         request = written.request if written and was_asked else write_request(running, verb)
         doubt = " (Slurm does not answer, so it may not be running)" if no_answer else ""
+        doubt = doubt or (" (once Slurm resumes its job, which is suspended)" if status.state == "suspended" else "")
         message = f"asked to {does(run.resolved(), verb)}{doubt}"
         return ControlRequest(run, verb, message, attempt=running, request=request)
     waits = "it waits in the queue" if status.state == "pending" else "no attempt of it has begun"
@@ -226,7 +227,7 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = Fal
     """
     status = status or read_own_status(run)
     line = _live_submission(run, status)
-    return _end(run, line, save and status.state == "running") if line is not None else None
+    return _end(run, line, save and status.state in STARTED) if line is not None else None
 
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
@@ -371,7 +372,7 @@ def until_over(runs: Sequence[RunFolder]) -> Iterator[list[RunStatus]]:
 
 def describe(status: RunStatus) -> str:
     """A status as one line: `running  step 20/200  loss 3.214  5120 tokens/s`."""
-    parts = [status.shown_state]
+    parts = [status.state]
     if status.step is not None:
         parts.append(f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}")
     if status.loss is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.decisions import read_history
-from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.failures import LIVE, STARTED
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
@@ -27,7 +27,7 @@ from hpc_gpt.core.ends.run_state import (
     read_run_state,
     retry_note,
 )
-from hpc_gpt.core.ends.state import SLURM_SUSPENDS, job_state
+from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.runs.after_jobs import after_table
@@ -77,7 +77,7 @@ class RunStatus:
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
     `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
     all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
-    job of `[after]`. `suspended`: Slurm has stopped the processes of its running job.
+    job of `[after]`. `suspended`: whether that is its state.
     """
 
     run: str
@@ -107,11 +107,6 @@ class RunStatus:
     branch_of: str | None = None
     after: list[dict[str, Any]] | None = None
     suspended: bool = False
-
-    @property
-    def shown_state(self) -> str:
-        """The state for a reader, to whom a suspended job is none that runs."""
-        return "suspended" if self.suspended else self.state
 
     @property
     def is_over(self) -> bool:
@@ -316,8 +311,7 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
         state, cause = (before.ended, before.text) if before else (state, cause)
     if cause != NO_ANSWER and (moved := moved_note(run_state)):
         cause = f"{cause}; {moved}" if cause else moved
-    suspended = state == "running" and (jobs or {}).get(run_state.job_id or "", ("", ""))[0] in SLURM_SUSPENDS
-    restarts = read_restarts(attempts, state == "running") if state not in ("done", "unknown") else None
+    restarts = read_restarts(attempts, state in STARTED) if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
     steps = resolved.train.steps or metrics.get("steps_planned")  # of a program that prints it
@@ -329,7 +323,7 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
     step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
     parent = read_stored(run.path / RESUMED_FROM)
     now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
-    past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state == "running" else None)
+    past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state in STARTED else None)
     row = RunStatus(
         run=run.run_id,
         name=resolved.name,
@@ -353,11 +347,11 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
         restart_share=restarts.share if restarts else None,
         moved_from=str(run_state.moved_from) if run_state.moved_from else None,
         age_s=max(0.0, now - submitted) if submitted else None,
-        left_s=left * step_s if left is not None and step_s and state == "running" and not suspended else None,
+        left_s=left * step_s if left is not None and step_s and state == "running" else None,
         gpu_hours=gpu_hours(past) if past and resolved.asked_gpus is not None else None,
         after=after_table(run.path, of_after) or None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
-        suspended=suspended,
+        suspended=state == "suspended",
     )
     kept.note(run, run_state, vars(row), jobs)
     return row
@@ -382,10 +376,10 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
         return NO_ANSWER
     if host := other_host(run_state.line) if state.ended in (*LIVE, "unknown") else None:
         return f"runs on {host}, which is not visible from here"
-    if state.ended == "running":
+    if state.ended in STARTED:
         if run.is_cancelled(job_id):
             return "cancelled; its ranks may save before they leave"
-        if slurm in SLURM_SUSPENDS:
+        if state.ended == "suspended":
             return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
         earlier = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]
         return failure_note(earlier[-1]) if earlier else None

@@ -8,7 +8,7 @@ from hpc_gpt.core.words import counted
 from hpc_gpt.launcher.watch.status import RunStatus
 
 # The first states in `count_states`; others follow by name.
-_ORDER = ("done", "running", "pending")
+_ORDER = ("done", "running", "suspended", "pending")
 T = TypeVar("T", RunFolder, RunStatus)
 
 

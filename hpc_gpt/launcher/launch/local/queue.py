@@ -63,7 +63,7 @@ def unmet(resolved: Resolved, logs: Path) -> str:
     for well, run in dependencies(resolved, logs):
         (status,) = read_status([run])
         if not status.is_known_over:
-            return f"waits for run {run.run_id}, which is {status.shown_state}"
+            return f"waits for run {run.run_id}, which is {status.state}"
         if well and status.state not in GOOD:
             words = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
             raise JobRefused(words, "afterany starts after any end")
@@ -93,7 +93,7 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
     if not run.attempts():
         for _, other in dependencies(resolved, run.path.parents[1]):
             for (status,) in until_over([other]):
-                note(f"waits for run {other.run_id}, which is {status.shown_state}")
+                note(f"waits for run {other.run_id}, which is {status.state}")
         unmet(resolved, run.path.parents[1])
     may_have = gpus.choice_in(os.environ)
     with gpus.place_in_queue(run.run_id) if gpus.needed(resolved, may_have) else nullcontext("") as place:

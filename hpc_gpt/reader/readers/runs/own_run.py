@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.core import output
-from hpc_gpt.core.ends.failures import RETRIES
+from hpc_gpt.core.ends.failures import LIVE, RETRIES
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -340,7 +340,7 @@ def _add_attempts(
         ended_at, node_list = None, None
         ended_in = listed_in = "null: no attempt"
     else:
-        over = state not in ("running", "pending", "unknown")
+        over = state not in (*LIVE, "unknown")
         ended_at, node_list = iso(last.end_s) if over else None, last.started.get("node_list") or None
         ended_in = f"{folder}/ended.json" if last.ended else f"inferred: the last time in {folder}"
         listed_in = f"{folder}/attempt.json"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import replace_whole, templates_dir
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
@@ -67,7 +68,7 @@ MOST_NOTES = 100
 ENDS_COUNTED = 12
 _MARKER = '<meta name="generator" content="hpc-gpt report'
 MOST_FLAGS = 40
-_NO_HISTORY = ("done", "running", "pending", "unknown")
+_NO_HISTORY = ("done", *LIVE, "unknown")
 MOST_FAILURES = 12
 MOST_ATTEMPTS = 40
 # Keys shown elsewhere, or of no use to a reader; settings may be private.

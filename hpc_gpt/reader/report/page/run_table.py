@@ -206,8 +206,8 @@ def _varied_column(key: str, settings: Mapping[int, Mapping[str, Any]]) -> Colum
 
 def ended_sign(ended: str | None) -> str:
     """A sign for how a run ended, shown beside the text."""
-    if ended in ("done", "running", "pending"):
-        return {"done": "✓", "running": "▶", "pending": "○"}[ended]
+    if ended in (mark := {"done": "✓", "running": "▶", "suspended": "○", "pending": "○"}):
+        return mark[ended]
     return "✗" if has_failed(ended) else "?" if ended in (None, "unknown") else "■"
 
 
