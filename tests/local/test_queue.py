@@ -89,12 +89,12 @@ def test_stop_and_cancel_end_the_wait(gpus, submit, verb):
     gpus(2)
     first, second = submit(), submit()
     line = second.submissions()[-1]
-    wait_until(lambda: waiting() == [second.run_id])
+    wait_until(lambda: list(waiting()) == [second.run_id])
     hpc_gpt(verb, second.run_id, *(["--yes"] if verb == "cancel" else ["--wait"]), code=0)
     wait_until(lambda: not is_alive(line["pid"], line["pid_start"]))
     assert status_of(second).state == "cancelled"
     assert "while it waited" in status_of(second).cause
-    assert (waiting(), second.attempts()) == ([], [])
+    assert (waiting(), second.attempts()) == ({}, [])
     again = in_process(verb, second.run_id)
     assert (again.code, again.stderr) == (1, f"{second.run_id}: nothing to {verb}, it ended as cancelled\n")
     # What was cancelled is submitted again, and waits again.
@@ -109,7 +109,7 @@ def test_a_killed_wait_is_over_and_its_place_is_free(gpus, submit):
     gpus(2)
     first, second = submit(), submit()
     third = submit()
-    wait_until(lambda: waiting() == [second.run_id, third.run_id])
+    wait_until(lambda: list(waiting()) == [second.run_id, third.run_id])
     os.kill(second.submissions()[-1]["pid"], signal.SIGKILL)
     wait_until(lambda: status_of(second).state == "cancelled")
     assert status_of(second).cause == "what was to start it ended before its turn"
