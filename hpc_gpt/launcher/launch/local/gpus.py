@@ -2,6 +2,10 @@
 
 A file for each GPU in the state directory is locked by the process that supervises the run that has it, and one for
 each run that waits by the process that waits. The kernel frees the locks of a process that was killed.
+
+    python -m hpc_gpt.launcher.launch.local.gpus NAME COUNT PROGRAM…
+
+runs a program, under its own pid, once it has so many GPUs: a job of `[after]`.
 """
 
 import contextlib
@@ -15,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError
+from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import state_dir
 from hpc_gpt.core.runs.provenance import ask_gpus, list_instances
 from hpc_gpt.core.settings.resolved import Resolved
@@ -117,6 +121,11 @@ def needed(resolved: Resolved, may_have: Collection[str]) -> int:
     """How many of the GPUs a run needs. None if they are too few: its ranks are on the CPU (`train.ranks`)."""
     count = resolved.asked_gpus or 0
     return count if count <= len(may_have) else 0
+
+
+def choice_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a `choice` among others."""
+    return {name: environment[name] for name in (_MAY_HAVE, _LOCKED_AS) if name in environment}
 
 
 def choice_in(environment: Mapping[str, str]) -> dict[str, str]:
@@ -257,3 +266,24 @@ def _locks(lock: int, is_shared: bool = False) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    name, count, *line = arguments
+    try:
+        may_have = choice_in(os.environ) or choice_in(choice())
+        if (wanted := int(count)) > len(may_have):
+            print(f"note: it asks for {wanted} of {len(may_have)} GPUs here, and has none", file=sys.stderr, flush=True)
+            wanted = 0
+        held = await_gpus(name, wanted, may_have)
+    except UserError as fault:
+        print(f"not started: {fault}\n\nhint: {fault.hint}", file=sys.stderr, flush=True)
+        return fault.exit_code
+    for lock in held.locks:
+        os.set_inheritable(lock, True)
+    environment = {key: text for key, text in os.environ.items() if key not in (_MAY_HAVE, _LOCKED_AS)}
+    return os.execvpe(line[0], line, {**environment, "CUDA_VISIBLE_DEVICES": "", **held.visible()})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

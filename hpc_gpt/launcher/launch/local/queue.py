@@ -108,9 +108,7 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
             note(words)
             time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
     may_have = gpus.choice_in(os.environ)
-    held = gpus.await_gpus(run.run_id, gpus.needed(resolved, may_have), may_have, note)
-    run.waits_for.unlink(missing_ok=True)
-    return held
+    return gpus.await_gpus(run.run_id, gpus.needed(resolved, may_have), may_have, note)
 
 
 def note_wait(run: RunFolder, words: str) -> None:
@@ -255,6 +253,8 @@ def patiently(run: RunFolder, work: Callable[[], _Made]) -> _Made:
 
 def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
     """The next attempt of a process that has waited, whose output goes to its log from now on."""
+    # An attempt's folder alone would take a full disk: the run has begun once it has one.
+    patiently(run, lambda: replace_whole(run.waits_for, json.dumps({"words": "starts"}) + "\n"))
     attempt = patiently(run, lambda: begin_attempt(run))
     with patiently(run, lambda: attempt.log.open("ab")) as log:
         patiently(run, lambda: note_attempt(run, attempt, pid))
@@ -267,7 +267,8 @@ def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
 def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
     """GPUs for a run in the foreground, which does not wait: if too few are free, or it is not known which
     there are, it has no locks and sees all."""
-    may_have = gpus.choice_in(_choice_of(resolved, now=True))
+    os.environ.update(_choice_of(resolved, now=True))  # for the jobs of [after], too
+    may_have = gpus.choice_in(os.environ)
     held = gpus.take_for(run.run_id, gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
     _show(held)
     return held
