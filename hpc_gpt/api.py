@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError, JobRefused
-from hpc_gpt.core.files import logs_folder, read_text
+from hpc_gpt.core.files import logs_folder, read_text_end
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -184,8 +184,9 @@ class Run:
         return cancel_now(self._own, self.status()) is not None
 
     def stdout(self) -> str:
-        """The output of all ranks of its last attempt. Raises NoSuchRun before there is any."""
-        return read_text(log_path(self._own))
+        """The output of all ranks of its last attempt; above 64 MiB its end, after a line that says what is cut. Raises
+        NoSuchRun before there is any."""
+        return read_text_end(log_path(self._own))
 
     def record(self) -> Record:
         """Its figures, as `hpc-gpt report` has them."""

@@ -19,7 +19,7 @@ from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.output import progress_as_json
-from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.terminal import say, width
 from hpc_gpt.core.words import plain
@@ -161,7 +161,7 @@ def bench(
 
 def _asked(request: Request, engines: str | None, micro_batches: str | None, steps: int | None) -> BenchRequest:
     parsed_engines, parsed_batches = parse_engines(engines), parse_micro_batches(micro_batches)
-    gpus = list_gpus()
+    gpus = known_gpus()
     return BenchRequest(
         request.experiment if request.names_experiment else DEFAULT_BENCH,
         profile_here(load_profile(request.cluster) if request.cluster else None, gpus),
@@ -180,7 +180,7 @@ def _climb(request: Request, ladder: str, steps: int | None, rounds: int, out: T
     from hpc_gpt.launcher.launch.ladder import prepare_ladder
 
     asked = replace(_asked(request, None, None, steps), is_ladder=True)
-    found = prepare_ladder(asked, ladder, request.row, len(list_gpus()))
+    found = prepare_ladder(asked, ladder, request.row, len(known_gpus()))
     for note in found.notes:
         say(note, err=True)
     _run(asked, found.name, [rung.cell for rung in found.rungs], rounds, out, found)

@@ -16,7 +16,7 @@ from hpc_gpt.cli.experiment_options import experiment_options, small_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.core.errors import ConfigError, JobFailed, OsErrorAs
 from hpc_gpt.core.output import progress_as_json
-from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.settings.smoke import sizes_beside
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.launch.forecast import Forecast
@@ -82,9 +82,9 @@ def rehearse(request: Request, quick: bool, keep: Path | None, as_json: bool) ->
     request = with_small(request, choose_profile(request, queueing=False))
     real = prepare(request)
     if real.job_script is not None:
-        small, prepared = script_as_it_is(real, len(list_gpus())), real
+        small, prepared = script_as_it_is(real, len(known_gpus())), real
     else:
-        small = make_small(real.resolved, len(list_gpus()))
+        small = make_small(real.resolved, len(known_gpus()))
         script = render_script(small.resolved, request.template)
         prepared = PreparedRun(small.resolved, script, real.text, forecast=Forecast((), jobs=CHAIN_JOBS))
     say(f"rehearsing {real.resolved.name} with profile {real.resolved.cluster.name}", err=True)

@@ -22,7 +22,7 @@ from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
-# More than any small file of a run has. Of a larger one nothing is read: a sparse one of 20 GB would take all memory.
+# More than any small file of a run has. Of a larger one no more is read: a sparse one of 20 GB would take all memory.
 MOST_BYTES = 64 << 20
 # For what is read of a run that another host serves.
 ANSWER_S = 10.0
@@ -46,7 +46,8 @@ def read_start(path: Path | str, most: int) -> bytes:
     """The first bytes of a small file, at half the cost of a file object. OSError as `open_regular`."""
     number = _number_of(path)
     try:
-        return os.read(number, most)
+        size = os.fstat(number).st_size  # os.read takes as much memory as it is asked for; 0 is also that of /proc
+        return os.read(number, min(most, size) if size else most)
     finally:
         os.close(number)
 
@@ -106,18 +107,31 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
-    """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped."""
+    """The JSON objects of a file with one a line, or of its last or first bytes. Damaged lines are skipped. Of a file
+    above MOST_BYTES these are the last ones, as the end is what says how something ended."""
     return [found for line in _lines(path, last_bytes, first_bytes) if (found := json_object(line)) is not None]
+
+
+def read_text_end(path: Path, most: int = MOST_BYTES) -> str:
+    """The text of a file; of a larger one a line that says what is cut, and its end. OSError as `open_regular`."""
+    with open_regular(path) as file:
+        cut = max(0, os.fstat(file.fileno()).st_size - most)
+        file.seek(cut)
+        text = file.read(most).decode("utf-8", "replace").replace("\r\n", "\n")
+    return f"[the first {cut:,} bytes are left out: {path}]\n{text}" if cut else text
+
+
+def json_lines_from_end(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file with one a line, the last one first, whatever its size. Damaged lines are skipped."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        for line in _lines_from_end(file):
+            if (found := json_object(line.decode(errors="replace"))) is not None:
+                yield found
 
 
 def last_json_line(path: Path) -> dict[str, Any]:
     """The last JSON object in such a file; empty if there is none. Only the end of the file is read, in blocks."""
-    try:
-        with open_regular(path) as file:
-            objects = (json_object(line.decode(errors="replace")) for line in _lines_from_end(file))
-            return next((found for found in objects if found is not None), {})
-    except OSError:
-        return {}
+    return next(json_lines_from_end(path), {})
 
 
 def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -150,7 +164,8 @@ def _lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> 
             if last_bytes is not None:
                 file.seek(max(0, size - last_bytes))
             elif first_bytes < 0 and size > MOST_BYTES:
-                return []
+                file.seek(size - MOST_BYTES)
+                file.readline(MOST_BYTES)  # cut
             return file.read(first_bytes).decode(errors="replace").splitlines()
     except OSError:
         return []

@@ -48,12 +48,12 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
     ],
 )
 def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, monkeypatch):
-    monkeypatch.setattr("hpc_gpt.core.runs.provenance.list_gpus", list)
+    monkeypatch.setattr("hpc_gpt.core.runs.provenance.ask_gpus", lambda: ([], ""))
     done = in_process("render", *arguments)
     batch = resolved_of(done)["batch"]
     assert why in done.stderr.splitlines()[0]
     assert sizes is None or tuple(batch.values()) == sizes
-    monkeypatch.setattr("hpc_gpt.core.runs.provenance.list_gpus", lambda: [{"name": "NVIDIA H200"}])
+    monkeypatch.setattr("hpc_gpt.core.runs.provenance.ask_gpus", lambda: ([{"name": "NVIDIA H200"}], ""))
     with_gpus = resolved_of(in_process("render", *arguments))["batch"]
     assert with_gpus == batch or (with_gpus["global_batch"] == 1024 and "local" in arguments)
 

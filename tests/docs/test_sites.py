@@ -210,7 +210,7 @@ def test_two_of_a_group_with_one_state_folder_share_out_the_gpus(project):
     assert needed(asked, "01") == 2
 
     def take(number: int) -> str:
-        return take_for(runs[number], asked, ["0", "1"], waiting())[1]
+        return take_for(runs[number].run_id, 2, {"0": "0", "1": "1"}, waiting())[1]
 
     reads, writes = os.pipe()
 

@@ -119,8 +119,8 @@ def test_a_machine_without_the_gpus_of_its_profile_is_told(monkeypatch, profile,
 
 def test_gpus_that_are_here_are_named_once_a_kind(monkeypatch):
     kinds = [{"name": "NVIDIA H200", "memory_gib": 139.8}] * 2 + [{"name": "NVIDIA T4", "memory_gib": 15.0}]
-    monkeypatch.setattr(checks, "list_gpus", lambda: kinds)
-    words = "ok gpus: 3 here: NVIDIA H200 139.8 GiB, NVIDIA T4 15.0 GiB"
+    monkeypatch.setattr(checks, "ask_gpus", lambda: ([*kinds, {"name": "NVIDIA GB10", "memory_gib": None}], ""))
+    words = "ok gpus: 4 here: NVIDIA H200 139.8 GiB, NVIDIA T4 15.0 GiB, NVIDIA GB10"
     assert said(*checks.check_gpus_here(resolved_demo(profile="local"))) == [words]
 
 

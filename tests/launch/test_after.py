@@ -15,7 +15,8 @@ from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.launcher.launch.after import CheckpointFollower, ProcessQueue
+from hpc_gpt.launcher.launch.after import CheckpointFollower, ProcessQueue, gpus_asked_by
+from hpc_gpt.launcher.launch.local.gpus import take_for, waiting
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
 from tests.programs import put, ran
@@ -147,16 +148,45 @@ def test_an_own_list_is_executed_and_knows_nothing_of_the_run(tmp_path, monkeypa
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("HPC_GPT_ATTEMPT", "1")
-    given = ["python3", "-c", "import os, sys; print(sys.argv[1:], *sorted(os.environ))", "{checkpoint}", "$a {{step}}"]
+    given = [
+        "python3",
+        "-c",
+        "import os, sys; print(sys.argv[1:], *sorted(os.environ), os.environ['CUDA_VISIBLE_DEVICES'])",
+        "{checkpoint}",
+        "$a {{step}}",
+    ]
     run = with_checkpoints(make_run(tmp_path / "it's a $place", after__run=given), 1)
     follower_of(run).look()
     wait_until(lambda: after_table(run.path)[0]["state"] == "done")
     (job,) = list_after(run.path)
     said, _, names = job.log.read_text().partition("] ")
     assert said == f"[{str(run.checkpoints / 'step-00000001')!r}, '$a {{step}}'"
-    gone = {"RANK", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "HPC_GPT_ATTEMPT", "HPC_GPT_RUN", "PYTHONSAFEPATH"}
+    gone = {"RANK", "SLURM_JOB_ID", "HPC_GPT_ATTEMPT", "HPC_GPT_RUN", "PYTHONSAFEPATH"}
     assert not gone & set(names.split())
     assert "HOME" in names.split()
+    assert "5" not in names.split(), "of the run's GPU it has nothing, as it asks for none"
+
+
+def test_a_job_here_that_asks_for_gpus_waits_for_its_turn(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPC_GPT_GPU_CHOICE", "0,1")
+    monkeypatch.setenv("HPC_GPT_GPU_UUIDS", "GPU-a,GPU-b")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    shows = "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER >{run}/seen; until [ -e {run}/go ]; do sleep 0.05; done"
+    options = ["--gres=gpu:a100:1", "--time=9"]
+    run = with_checkpoints(make_run(tmp_path, after__run=shows, after__sbatch=options), 1)
+    assert gpus_asked_by(run.resolved().after.sbatch) == 1
+    both, _ = take_for("training", 2, {"0": "GPU-a", "1": "GPU-b"}, {})
+    CheckpointFollower(run, add_attempt(run, []), run.resolved(), ProcessQueue(1)).look()
+    (job,) = list_after(run.path)
+    wait_until(lambda: list(waiting()) == [job.name])
+    assert after_table(run.path)[0]["state"] == "pending"
+    both.free()
+    wait_until(lambda: (run.path / "seen").exists() and after_table(run.path)[0]["state"] == "running")
+    assert (run.path / "seen").read_text() == "0 PCI_BUS_ID\n"
+    words = f"waits for 2 of GPUs 0,1; taken: 0 by run {job.name}"
+    assert take_for("training", 2, {"0": "GPU-a", "1": "GPU-b"}, {}) == (None, words)
+    (run.path / "go").touch()
+    wait_until(lambda: after_table(run.path)[0]["state"] == "done")
 
 
 def test_the_checkpoints_of_a_program_are_followed(tmp_path):

@@ -1,5 +1,6 @@
 """Limits that this machine has, which a submission would meet; tests/slurm/test_limits.py has those of Slurm."""
 
+import getpass
 import os
 import subprocess
 import sys
@@ -114,3 +115,35 @@ def test_files_that_a_quota_of_lustre_still_allows(tmp_path: Path, monkeypatch: 
 def test_a_limit_that_is_used_up_allows_none() -> None:
     words = "limit: jobs: 1,234 asked for, 0 allowed; wait"
     assert [str(Limit("jobs", "jobs", 1234, allowed, "wait")) for allowed in (0, -3)] == [words] * 2
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        ("gpu", []),  # two of the nine of user and partition
+        ("cpu", [("MaxSubmitJobs of user {user} in account a is 1, 4 are there", True)]),
+        ("big", [("MaxSubmitJobsPerUser of QOS large is 3, 3 are there", True)]),
+        ("gpu,cpu", [("MaxSubmitJobs of user {user} in account a is 1, 4 are there", False)]),
+    ],
+)
+def test_which_limit_of_jobs_counts_is_slurms_choice(tmp_path, monkeypatch, partition, expected) -> None:
+    user = getpass.getuser()
+    rows = {
+        "squeue": [f"PENDING|{user}|a|normal|{name}" for name in ("gpu", "gpu", "cpu", "big", "big", "big")],
+        "scontrol": [
+            "ClusterName = x", "AccountingStorageEnforce = associations,limits",
+            "PartitionName=gpu QoS=N/A Default=YES", "PartitionName=cpu QoS=N/A", "PartitionName=big QoS=large",
+        ],
+        # A site's banner, and a field more than asked for.
+        "sacctmgr": [
+            "*** maintenance on Monday ***", f"{user}||1|||normal|x", f"{user}|gpu|9|||normal|x", "normal||||",
+            "large||3|||",
+        ],
+    }  # fmt: skip
+    for name, lines in rows.items():
+        put(tmp_path / "bin" / name, "#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "bin" / "squeue"))
+    row = asked(job__account="a", job__partition=partition)
+    found = [(limit.name, limit.refuses) for limit in limits_met([row], tmp_path / "logs") if limit.check == "jobs"]
+    assert found == [(f"jobs in the queue ({name.format(user=user)})", refuses) for name, refuses in expected]

@@ -13,10 +13,12 @@ from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.process import is_alive
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.launch.local.gpus import waiting
+from hpc_gpt.launcher.watch.control import cancel_run
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
-from tests.programs import put
+from tests.programs import put, ran
+from tests.train.filling import fill
 
 # Each rank notes its GPUs and ends once the file of that name is there; SIGTERM and SIGINT end it.
 RANK = 'echo "$CUDA_VISIBLE_DEVICES" >>"$HPC_GPT_RUN/seen"; while [ ! -e "$HPC_GPT_RUN/go" ]; do sleep 0.1; done'
@@ -25,11 +27,12 @@ DONE = RANK + '\necho \'{"ended": "done", "step": 9}\' >"$HPC_GPT_RUN/attempts/$
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """Makes up so many GPUs."""
+    """Makes up so many GPUs; None: those of a stand-in that is there."""
 
-    def make(count: int) -> None:
-        lines = "".join("echo 'Some GPU, 24576, 550.1'\n" for _ in range(count))
-        put(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{lines}")
+    def make(count: int | None) -> None:
+        if count is not None:
+            lines = "".join("echo 'Some GPU, 24576, 550.1'\n" for _ in range(count))
+            put(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{lines}")
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -84,17 +87,78 @@ def test_a_run_waits_for_taken_gpus_until_their_holder_is_killed(gpus, submit):
 
 
 @pytest.mark.long
+def test_a_run_is_refused_while_it_is_not_known_which_gpus_there_are(gpus, submit, tmp_path, rank_template):
+    put(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'X, 1, 1, 1, GPU-b'; echo 'GPU is lost'; exit 15\n")
+    gpus(None)
+    refused = in_process("submit", *SMALL, "--template", rank_template(RANK))
+    words = "it is not known which GPUs of this machine are free: nvidia-smi ended with exit code 15: GPU is lost"
+    assert (refused.code, refused.stderr.count(words), refused.stderr.count("--now")) == (1, 1, 1)
+    assert not list(Path(os.environ["HPC_GPT_LOGS"]).glob("*/*/submissions.jsonl"))
+    assert seen(submit("--now")) == [""] * 2
+
+
+@pytest.mark.long
+def test_a_run_of_another_gpu_passes_by_and_a_uuid_is_its_gpu(gpus, submit, tmp_path, monkeypatch):
+    rows = "".join(f"echo 'X, [N/A], 580.1, {n}, GPU-{n}{n}'\n" for n in range(3))
+    put(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{rows}")
+    gpus(None)
+    one = ("--gpus", "1", "--tp", "1")
+    first = submit()
+    wait_until(lambda: status_of(first).state == "running")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    second = submit(*one)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    wait_until(lambda: cause_has(second, f"waits for 1 of GPUs GPU-1; taken: GPU-1 by run {first.run_id}"))
+    third = submit(*one)
+    wait_until(lambda: (third.path / "seen").exists() and (third.path / "seen").read_text() == "2\n")
+    (first.path / "go").touch()
+    wait_until(lambda: (second.path / "seen").exists() and (second.path / "seen").read_text() == "GPU-1\n")
+
+
+@pytest.mark.long
+def test_a_run_whose_turn_comes_on_a_full_disk_waits_for_space(gpus, submit, small_disk, monkeypatch):
+    ran("mount", "-o", "remount,size=64m", small_disk, code=0)  # each run has its code
+    gpus(2)
+    first = submit()
+    monkeypatch.setenv("HPC_GPT_LOGS", str(small_disk))
+    second = submit()
+    third = submit("--dependency", f"afterany:{second.run_id}")
+    wait_until(lambda: cause_has(second, "taken: 0,1 by run"))
+    filler = fill(small_disk)
+    (first.path / "go").touch()
+    wait_until(lambda: cause_has(second, "waits for space on the disk: "))
+    assert [status_of(run).state for run in (second, third)] == ["pending"] * 2
+    filler.unlink()
+    assert seen(second) == ["0,1"] * 2
+    wait_until(lambda: status_of(second).state == "running")
+    assert [len(second.attempts()), cause_has(third, f"waits for run {second.run_id}")] == [1, True]
+    for run in (second, third):
+        cancel_run(run)
+
+
+def test_a_run_waits_for_one_whose_end_is_not_known(submit):
+    first = submit()
+    second = submit("--dependency", f"afterok:{first.run_id}")
+    resolved = first.path / "resolved.json"
+    text = resolved.read_text()
+    resolved.write_text("damaged")
+    wait_until(lambda: cause_has(second, f"waits for run {first.run_id}, whose end is not known: "))
+    resolved.write_text(text)
+    wait_until(lambda: cause_has(second, f"waits for run {first.run_id}, which is running"))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["cancel", "stop"])
 def test_stop_and_cancel_end_the_wait(gpus, submit, verb):
     gpus(2)
     first, second = submit(), submit()
     line = second.submissions()[-1]
-    wait_until(lambda: waiting() == [second.run_id])
+    wait_until(lambda: list(waiting()) == [second.run_id])
     hpc_gpt(verb, second.run_id, *(["--yes"] if verb == "cancel" else ["--wait"]), code=0)
     wait_until(lambda: not is_alive(line["pid"], line["pid_start"]))
     assert status_of(second).state == "cancelled"
     assert "while it waited" in status_of(second).cause
-    assert (waiting(), second.attempts()) == ([], [])
+    assert (waiting(), second.attempts()) == ({}, [])
     again = in_process(verb, second.run_id)
     assert (again.code, again.stderr) == (1, f"{second.run_id}: nothing to {verb}, it ended as cancelled\n")
     # What was cancelled is submitted again, and waits again.
@@ -109,7 +173,7 @@ def test_a_killed_wait_is_over_and_its_place_is_free(gpus, submit):
     gpus(2)
     first, second = submit(), submit()
     third = submit()
-    wait_until(lambda: waiting() == [second.run_id, third.run_id])
+    wait_until(lambda: list(waiting()) == [second.run_id, third.run_id])
     os.kill(second.submissions()[-1]["pid"], signal.SIGKILL)
     wait_until(lambda: status_of(second).state == "cancelled")
     assert status_of(second).cause == "what was to start it ended before its turn"

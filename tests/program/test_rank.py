@@ -261,7 +261,7 @@ def test_what_its_start_writes_and_where_it_meets(task, monkeypatch: pytest.Monk
     assert found.report_start(7, {"params": 3}) == "cpu"
     path = found._attempt.folder / "trainer.json"
     assert json.loads(path.read_text()) == {"device": "cpu", "host": platform.node(), "resumed_step": 7, "params": 3}
-    monkeypatch.setattr(module, "list_gpus", lambda: [{"name": "NVIDIA X"}])
+    monkeypatch.setattr(module, "ask_gpus", lambda: ([{"name": "NVIDIA X"}], ""))
     found._attempt = found._run.new_attempt()
     assert found.report_start(0, {}) == "NVIDIA X"
     monkeypatch.undo()

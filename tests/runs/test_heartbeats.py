@@ -31,6 +31,11 @@ def test_the_last_of_many_is_read_and_the_file_does_not_grow(tmp_path: Path) -> 
     assert (tmp_path / "3.json").stat().st_size == LINE_BYTES
 
 
+def test_all_tasks_of_a_node_are_read(tmp_path: Path) -> None:
+    write_heartbeat(tmp_path, replace(BEAT, rank=0), [line_of(replace(BEAT, rank=rank)) for rank in range(1, 1000)])
+    assert sorted(read_heartbeats(tmp_path)) == list(range(1000))
+
+
 def test_words_that_are_long_or_odd_leave_room_for_all(tmp_path: Path) -> None:
     odd = replace(BEAT, host='é\\"\n' * 300, place="\x00\x07" * 300, collective="\u4e00" * 300)
     write_heartbeat(tmp_path, odd)

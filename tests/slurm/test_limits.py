@@ -45,6 +45,38 @@ def test_a_limit_is_named_first_and_counts_what_is_queued(narrow_launcher: Launc
         launcher.cluster.run(*modify, "MaxSubmitJobs=-1", check=True)
 
 
+def test_the_limit_is_that_which_slurm_chooses(narrow_launcher: Launcher) -> None:
+    """The association of user and partition is in place of the user's, and a QOS's limit in place of both."""
+    launcher, run = narrow_launcher, narrow_launcher.cluster.run
+    (partition,) = re.findall(r"PartitionName=(\S+)", run("scontrol", "show", "partition", check=True).stdout)
+    of_user = ("user", "root", "where", "cluster=narrow", "account=research")
+    own = (*of_user, f"partition={partition}")
+    run("sacctmgr", "-i", "modify", *of_user, "set", "MaxSubmitJobs=2", check=True)
+    qos = ("sacctmgr", "-i", "modify", "qos", "normal", "set")
+    jobs: list[str] = []
+    try:
+        add = ("sacctmgr", "-i", "add", "user", "root", "cluster=narrow", "account=research", f"partition={partition}")
+        run(*add, "MaxSubmitJobs=4", check=True)
+        words = f"MaxSubmitJobs of user root in account research, partition {partition} is 4"
+        assert words in "".join(launcher.run("submit", *SIX, code=1))
+        jobs += _sbatch(launcher, "--array=0-3").split()  # Slurm takes four
+        with pytest.raises(subprocess.CalledProcessError):
+            _sbatch(launcher, "--array=0")
+        for name, most in (("MaxSubmitJobsPerUser", 5), ("MaxSubmitJobsPerAccount", 5)):
+            run(*qos, f"{name}={most}", check=True)
+            said = "".join(launcher.run("submit", *SIX, code=1))
+            assert f"{name} of QOS normal is 5, 4 are there" in said
+            assert "in account research" not in said
+            jobs += _sbatch(launcher, "--array=0").split()  # Slurm takes the fifth
+            run("scancel", jobs.pop(), check=True)
+            run(*qos, f"{name}=-1", check=True)
+    finally:
+        run("scancel", *jobs)
+        run("sacctmgr", "-i", "delete", *own)
+        run(*qos, "MaxSubmitJobsPerUser=-1", "MaxSubmitJobsPerAccount=-1")
+        run("sacctmgr", "-i", "modify", *of_user, "set", "MaxSubmitJobs=-1", check=True)
+
+
 def test_a_scripts_array_is_measured_by_its_highest_index(narrow_launcher: Launcher, tmp_path: Path) -> None:
     (script := tmp_path / "own.sh").write_text("#!/bin/bash\n#SBATCH --array=2-5\ntrue\n")
     said = "".join(narrow_launcher.run("doctor", str(script), code=1))

@@ -61,8 +61,8 @@ class AfterJob:
         return f"after-{self.folder.parent.parent.name}-{self.step}"
 
     def noted(self) -> dict[str, Any]:
-        """job.json: `job_id, time`, and `pid_start` of a process here; empty if it was not submitted. Of a job whose
-        sbatch got no answer the id is that which it has written at its start."""
+        """job.json: `job_id, time`, of a process here `pid_start`, and `waits` if it waits for GPUs first; empty if it
+        was not submitted. Of a job whose sbatch got no answer the id is that which it has written at its start."""
         return read_stored(self.folder / "job.json") or self._started()
 
     def _started(self) -> dict[str, Any]:
@@ -71,9 +71,10 @@ class AfterJob:
             return {"job_id": job_id} if job_id.isdigit() else {}
         return {}
 
-    def note(self, job_id: str, pid_start: str | None = None) -> None:
+    def note(self, job_id: str, pid_start: str | None = None, waits: bool = False) -> None:
         """Writes job.json. Raises RunFolderError."""
         note = {"job_id": job_id, "time": time.time()} | ({"pid_start": pid_start} if pid_start else {})
+        note |= {"waits": True} if waits else {}
         replace_whole(self.folder / "job.json", json.dumps(note) + "\n")
 
     def runs_here(self) -> bool:
@@ -112,8 +113,10 @@ class AfterJob:
         note = self.noted()
         if not note:
             return "unsubmitted"
+        if "pid_start" in note and self.runs_here():
+            return "pending" if note.get("waits") and not (self.folder / "started").exists() else "running"
         if "pid_start" in note:
-            return "running" if self.runs_here() else "unknown"
+            return "unknown"
         if slurm is not None:
             return slurm.get(str(note.get("job_id")), "unknown")
         return "running" if (self.folder / "started").exists() else "pending"

@@ -20,7 +20,7 @@ from typing import Any
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import read_text
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.runs.stored import read_stored, read_stored_lines
+from hpc_gpt.core.runs.stored import read_stored, stored_lines_from_end
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.program_text import fill
 
@@ -242,7 +242,7 @@ def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
         return number
     made, step = path.stat().st_mtime, 0
     for attempt in run.attempts():
-        for line in read_stored_lines(attempt.metrics):
+        for line in stored_lines_from_end(attempt.metrics):
             if float(line.get("time") or 0.0) <= made:
                 step = max(step, _last_step(line))
     return step

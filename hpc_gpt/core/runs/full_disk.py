@@ -1,8 +1,8 @@
 """Lets an attempt train on while the disk is full, and write ended.json at its end. Needs no torch.
 
-`reserve` holds back space for the last small files, and `when_there_is_space` retries a small file. `KeptLines` and
-`PatientOutput` keep the lines of metrics and of the log until there is space. `Refusal` is the reason why a checkpoint
-was not written.
+`reserve` holds back space for the last small files; `when_there_is_space` and `once_there_is_space` retry small ones.
+`KeptLines` and `PatientOutput` keep the lines of metrics and of the log until there is space. `Refusal` is the reason
+why a checkpoint was not written.
 """
 
 import contextlib
@@ -17,18 +17,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import hint_on
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.words import show_bytes
 
+_Made = TypeVar("_Made")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # A file in the attempt's folder whose space is freed for ended.json.
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 1 << 16
 _PAUSE_S = 5.0
+_SHORT_PAUSE_S = 1.0
 # About 30 MB of steps; beyond that the oldest lines are dropped.
 _MOST_LINES = 100_000
 _MOST_BYTES = 1 << 20
@@ -133,6 +135,18 @@ def when_there_is_space(write: Callable[[], None], what: str) -> None:
             raise
         print(f"{what} waits for space on the disk: {fault}", flush=True)
         threading.Thread(target=_try_again, args=(write,), daemon=True).start()
+
+
+def once_there_is_space(work: Callable[[], _Made], say: Callable[[str], object]) -> _Made:
+    """What `work` makes. While the disk is full, `say` gets its words and it is tried again, every second."""
+    while True:
+        try:
+            return work()
+        except (RunFolderError, OSError) as fault:
+            if not is_disk_full(fault):
+                raise
+            say(f"waits for space on the disk: {fault}")
+            time.sleep(_SHORT_PAUSE_S)
 
 
 def _try_again(write: Callable[[], None]) -> None:

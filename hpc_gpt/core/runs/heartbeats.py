@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_gpt.core.errors import RunFolderError
-from hpc_gpt.core.files import read_bytes, write_once
+from hpc_gpt.core.files import MOST_BYTES, read_bytes, write_once
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_lines_as
 from hpc_gpt.core.settings.sized import Sized
 
 _PACKED = "all.jsonl"
-# Bytes of a line, with blanks and newline, and the most ranks of a node.
+# Bytes of a line, with blanks and newline.
 LINE_BYTES = 1024
-_MOST_RANKS = 256
 # Shortest and longest pause between two heartbeats of a rank that makes its steps, and what a reader adds.
 _PERIOD_S = 1.0, 15.0
 _LATE_S = 3.0
@@ -124,7 +123,7 @@ def read_heartbeats(folder: Path) -> dict[int, RankHeartbeat]:
     found: dict[int, RankHeartbeat] = {}
     for name in names:
         if name == _PACKED or name.removesuffix(".json").isdigit():
-            first_bytes = -1 if name == _PACKED else _MOST_RANKS * LINE_BYTES
+            first_bytes = -1 if name == _PACKED else MOST_BYTES  # a line for each rank of the node
             for each in read_lines_as(RankHeartbeat, f"{folder}/{name}", first_bytes):
                 if each.rank not in found or found[each.rank].beat < each.beat:
                     found[each.rank] = each

@@ -6,7 +6,11 @@ import hashlib
 import json
 import os
 import platform
+import re
+import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +18,7 @@ from typing import Any
 
 import hpc_gpt
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.errors import JobRefused, UserError
 from hpc_gpt.core.files import read_json, write_once
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.experiment import WITHDRAWN
@@ -26,7 +30,11 @@ from hpc_gpt.core.weights.folder import CONFIG, check_unchanged, identity_of, re
 from hpc_gpt.core.words import and_more
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
-_PATIENCE_S = 10
+_PATIENCE_S = 10.0
+# nvidia-smi says that there is no GPU: by its exit code, or in words, which come with other codes, too.
+_NO_GPU_CODES = (6, 9, 12)  # no device found, no driver, no library of the driver
+_NO_GPU = re.compile(r"No devices were found|couldn't communicate with the NVIDIA driver|Driver Not Loaded", re.I)
+_LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)  # in place of a card's name, or in a line of its own
 # In provenance.json: the hashes of the folder that train.init names (`weights.folder.identity_of`).
 INIT = "init"
 # In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
@@ -35,9 +43,10 @@ _PASSED_ON = "passed_on"  # in it: what an export takes from that folder (`weigh
 
 
 def collect() -> dict[str, Any]:
-    """`git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`, `gpus`."""
+    """`git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`, `gpus`, and
+    `gpus_fault` if it is not known whether these are all."""
     sha, dirty = git_state(Path(__file__).resolve().parent)
-    gpus = list_gpus()
+    gpus, fault = ask_gpus()
     return {
         "git_sha": sha,
         "git_dirty": dirty,
@@ -47,6 +56,7 @@ def collect() -> dict[str, Any]:
         "platform": platform.platform(),
         "gpus": gpus,
         "device": gpus[0]["name"] if gpus else None,
+        **({"gpus_fault": fault} if fault else {}),
     }
 
 
@@ -152,15 +162,85 @@ def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | No
     return sha, None if changed is None else bool(changed)
 
 
-def list_gpus() -> list[dict[str, Any]]:
-    """`name, memory_gib, driver` of each GPU that nvidia-smi reports; empty if there is none."""
-    shown = _output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
-    gpus = []
-    for line in (shown or "").splitlines():
+def ask_gpus(limit_s: float = _PATIENCE_S) -> tuple[list[dict[str, Any]], str]:
+    """(`name, memory_gib, driver, index, uuid` of each GPU that nvidia-smi lists, why it is not known whether these are
+    all of this machine).
+
+    A card's memory is None if nvidia-smi does not know it, as of unified memory. Without nvidia-smi, a driver or a
+    device there is none, and that is known. It is not known if nvidia-smi does not answer in time, or fails otherwise.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return [], ""
+    query = "--query-gpu=name,memory.total,driver_version,index,uuid"
+    code, shown, said = _answer_of(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
+    if code is None:
+        return [], said
+    cards, words = list[dict[str, Any]](), said.split()
+    for line in shown.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 3 and fields[1].isdigit():
-            gpus.append({"name": fields[0], "memory_gib": round(int(fields[1]) / 1024, 1), "driver": fields[2]})
-    return gpus
+        name, memory, driver, index, uuid = [*fields, "", ""][:5] if len(fields) > 2 else ("", "", "", "", "")
+        if not name or _LOST.search(name + uuid):
+            words += line.split()
+            continue
+        memory_gib = round(int(memory) / 1024, 1) if memory.isdecimal() else None
+        index = index if index.isdecimal() else str(len(cards))
+        cards.append({"name": name, "memory_gib": memory_gib, "driver": driver, "index": index, "uuid": uuid})
+    why = " ".join(words)[:200]
+    if not cards and (code in _NO_GPU_CODES or _NO_GPU.search(why) or (code == 0 and not words)):
+        return [], ""
+    if code == 0 and cards and not _LOST.search(why):
+        return cards, ""
+    return cards, f"nvidia-smi ended with exit code {code}" + (f": {why}" if why else "")
+
+
+def list_gpus() -> list[dict[str, Any]]:
+    """The GPUs that `ask_gpus` names."""
+    return ask_gpus()[0]
+
+
+def has_gpus() -> bool:
+    """Whether this machine has a GPU; also if nvidia-smi cannot say which, as without a driver it says that."""
+    return any(ask_gpus())
+
+
+def known_gpus() -> list[dict[str, Any]]:
+    """All GPUs of this machine. Raises JobRefused if it is not known which there are."""
+    cards, fault = ask_gpus()
+    if fault:
+        raise JobRefused(f"it is not known which GPUs this machine has: {fault}", "see nvidia-smi, and try again")
+    return cards
+
+
+def list_instances(limit_s: float = _PATIENCE_S) -> dict[str, str]:
+    """{UUID of an instance of a GPU (MIG): that of the GPU}, as nvidia-smi lists them."""
+    found, card = dict[str, str](), ""
+    for line in _answer_of(limit_s, "nvidia-smi", "-L")[1].splitlines():
+        uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
+        if uuid is not None and line.startswith("GPU "):
+            card = uuid[1]
+        elif uuid is not None and card and line.split()[:1] == ["MIG"]:
+            found[uuid[1]] = card
+    return found
+
+
+def _answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
+    """(exit code, standard output, standard error) of a command; of one that takes longer or cannot start (None, empty,
+    why). A driver in trouble lets no signal end the process, so it is not waited for after its kill."""
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace", process_group=0
+        )
+    except OSError as fault:
+        return None, "", f"{command[0]} cannot be started: {fault.strerror}"
+    try:
+        shown, said = process.communicate(timeout=limit_s)
+        return process.returncode, shown, said
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        threading.Thread(target=process.communicate, daemon=True).start()
+        return None, "", f"{command[0]} has not answered within {limit_s:g} s"
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:

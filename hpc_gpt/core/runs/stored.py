@@ -6,11 +6,19 @@ were missing; a null and a key that is not listed stay.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.files import MOST_BYTES, json_object, last_json_line, read_json, read_json_lines, read_start
+from hpc_gpt.core.files import (
+    MOST_BYTES,
+    json_lines_from_end,
+    json_object,
+    last_json_line,
+    read_json,
+    read_json_lines,
+    read_start,
+)
 from hpc_gpt.core.typed_tables import fits, from_tables
 
 # The name of a host or a Slurm cluster, and a job id as Slurm gives it: they become parts of commands and file names.
@@ -105,6 +113,11 @@ def read_last_stored_line(path: Path) -> dict[str, Any]:
 def read_stored_lines(path: Path, last_bytes: int | None = None, first_bytes: int = -1) -> list[dict[str, Any]]:
     """The sound keys of each line of a file, or of its last or first bytes; one that is no JSON object is left out."""
     return [_sound(path, line) for line in read_json_lines(path, last_bytes, first_bytes)]
+
+
+def stored_lines_from_end(path: Path) -> Iterator[dict[str, Any]]:
+    """The sound keys of each line of a file of any size, the last one first."""
+    return (_sound(path, line) for line in json_lines_from_end(path))
 
 
 def read_as(kind: Any, path: Path | str) -> Any:

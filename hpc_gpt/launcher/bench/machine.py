@@ -18,7 +18,7 @@ from typing import Any
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import JobFailed
 from hpc_gpt.core.network import free_port
-from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.settings.cluster import ClusterProfile, MachineFigures
 from hpc_gpt.core.settings.devices import DEVICES, device_named
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -40,7 +40,8 @@ _SHOWN = {"pair": "send", "gather": "all-gather", "ring": "all-reduce"}
 
 def measure_machine(chosen: ClusterProfile | None) -> dict[str, Any]:
     """Starts the ranks, and joins their figures. Raises JobFailed if they give none, ConfigError, SlurmUnreachable."""
-    nodes, ranks_per_node, host = 1, len(list_gpus()) or _ON_CPU, "127.0.0.1"
+    nodes, host = 1, "127.0.0.1"
+    ranks_per_node = 0 if "SLURM_JOB_ID" in os.environ else len(known_gpus()) or _ON_CPU
     start = [sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", "here", str(ranks_per_node)]
     environment = dict(os.environ)
     if "SLURM_JOB_ID" in os.environ:

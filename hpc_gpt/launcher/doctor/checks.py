@@ -24,7 +24,7 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, read_text, state_dir, write_once
 from hpc_gpt.core.network import GLOO, check_open_files, describe_interfaces
 from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
-from hpc_gpt.core.runs.provenance import collect, list_gpus
+from hpc_gpt.core.runs.provenance import ask_gpus, collect, has_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.mixture import MIX
@@ -99,7 +99,7 @@ def check_all(request: Request, run: RunFolder | None, profile: ClusterProfile, 
     if resolved is not None:
         checks += guarded("space", lambda: check_space(resolved, logs, run))
     checks += guarded("clock", lambda: check_clock(logs))
-    if resolved is not None and profile.scheduler == "local" and (probe or list_gpus()):
+    if resolved is not None and profile.scheduler == "local" and (probe or has_gpus()):
         checks += guarded("probe", lambda: probe_here(resolved, logs, sys.stderr))
     elif probe:
         hint = "a job probes the nodes of a cluster: --set job.preflight=true, or preflight = true in the profile"
@@ -186,9 +186,13 @@ def check_python(profile: ClusterProfile) -> Check:
 
 
 def check_gpus_here(resolved: Resolved) -> list[Check]:
-    gpus = list_gpus()
+    gpus, fault = ask_gpus()
+    if fault and resolved.cluster.scheduler == "local":
+        refused = "a run on this machine is refused until that is known, unless --now starts it"
+        return [Check("gpus", "warn", f"not known which are here: {fault}", refused)]
     if gpus:
-        names = ", ".join(dict.fromkeys(f"{gpu['name']} {gpu['memory_gib']} GiB" for gpu in gpus))
+        kinds = [(gpu["name"], "" if gpu["memory_gib"] is None else f" {gpu['memory_gib']} GiB") for gpu in gpus]
+        names = ", ".join(dict.fromkeys(name + memory for name, memory in kinds))
         return [Check("gpus", "ok", f"{len(gpus)} here: {names}")]
     if resolved.cluster.scheduler == "local" and resolved.cluster.device not in (None, "cpu"):
         return [Check("gpus", "fail", f"none here, but the profile is for {resolved.cluster.device}", "see nvidia-smi")]
@@ -225,7 +229,7 @@ def check_limits(asked: Asked, logs: Path) -> list[Check]:
 def check_needs(resolved: Resolved, beside: Path | None) -> list[Check]:
     """Whether the run's inputs are here, as submit checks them; no file is made. `beside`: the first folder in which a
     relative data.path is looked up."""
-    path = check_inputs(resolved, beside, bool(list_gpus()))
+    path = check_inputs(resolved, beside, has_gpus())
     if resolved.data.source == MIX:
         return [Check("inputs", "ok", line.under("data")[1]) for line in lines_on_data(resolved, beside)]
     if path is None:

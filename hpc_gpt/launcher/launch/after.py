@@ -31,7 +31,9 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import Answer, accounted_states, queued_jobs, sbatch_failed
 from hpc_gpt.core.slurm.environment import leaked_variables
+from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
 from hpc_gpt.core.words import plain
+from hpc_gpt.launcher.launch.local.gpus import choice_variables
 from hpc_gpt.launcher.launch.render import render_after_job
 
 _POLL_S = 1.0
@@ -41,6 +43,7 @@ _PROGRAM_POLL_S = 5.0
 _ASK_S = 30.0
 # Between two tries to submit what was refused: a partition may be up again.
 _AGAIN_S = 15.0
+_GPU_QUEUE = "hpc_gpt.launcher.launch.local.gpus"
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 _END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
 # What Slurm sets for the job beside its own variables, and our script for our code.
@@ -104,7 +107,11 @@ class SlurmQueue:
 
 
 class ProcessQueue:
-    """Processes of this machine, which outlive the run."""
+    """Processes of this machine, which outlive the run. A job that asks for `gpus` waits for its turn to have them, as
+    a run does; another one has none, and begins at once."""
+
+    def __init__(self, gpus: int = 0) -> None:
+        self._gpus = gpus
 
     def find(self, job: AfterJob) -> str:
         return ""
@@ -112,16 +119,22 @@ class ProcessQueue:
     def submit(self, job: AfterJob) -> None:
         dropped = _dropped()
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
+        line = ["bash", str(job.script)]
+        if self._gpus:
+            line = [sys.executable, "-P", "-m", _GPU_QUEUE, job.name, str(self._gpus), *line]
+            environment |= choice_variables(os.environ)
+        else:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         with job.log.open("ab") as log:
             process = subprocess.Popen(
-                ["bash", str(job.script)],
+                line,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        job.note(str(process.pid), start_time(process.pid))
+        job.note(str(process.pid), start_time(process.pid), waits=self._gpus > 0)
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         return {}
@@ -256,6 +269,11 @@ class CheckpointFollower:
         print(f"after: step {step}: {message}", file=sys.stderr, flush=True)
 
 
+def gpus_asked_by(options: Sequence[str]) -> int:
+    """The GPUs that options of sbatch ask for on a node."""
+    return sizes_of({option.name: option.value for option in read_options(options)}).gpus
+
+
 def _dropped() -> list[str]:
     """The variables that a job of its own does not get."""
     of_job = os.environ.get("SLURM_JOB_ID", "")
@@ -272,7 +290,7 @@ def follow_checkpoints(run: RunFolder, attempt: Attempt, starter: int | None) ->
     def is_alone() -> bool:
         return started is not None and not is_alive(starter, started)
 
-    queue: Queue = ProcessQueue()
+    queue: Queue = ProcessQueue(gpus_asked_by(resolved.after.sbatch))
     if resolved.cluster.scheduler == "slurm":
         queue = SlurmQueue(sys.stdout, sys.stdin, _dropped())
     follower: CheckpointFollower | None = None

@@ -8,7 +8,7 @@ may be others than this machine's.
 import getpass
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ _OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 8, 2
 # squeue's states of jobs that have ended, and count only until Slurm forgets them.
 _ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED",
           "OUT_OF_MEMORY"}  # fmt: skip
+_OF_QOS = ("MaxSubmitJobsPerUser", "MaxSubmitJobsPerAccount", "GrpSubmitJobs")
 
 
 class Asked(NamedTuple):
@@ -99,54 +100,124 @@ def _of_slurm(rows: Sequence[Asked]) -> Iterator[Limit]:
         yield Limit("array", "elements of the array (max_array_tasks)", len(array), tasks or size, split, True)
     jobs = sum(max(1, len(row.array)) for row in rows)
     fewer = f"{'submit fewer at a time, or ' * (jobs > 1)}wait until other jobs have ended"
-    shown = ask(["squeue", "--noheader", "--all", "--array", "--states=all", "--format=%T|%u|%a|%q"], cluster=cluster)
+    shown = ask(
+        ["squeue", "--noheader", "--all", "--array", "--states=all", "--format=%T|%u|%a|%q|%P"], cluster=cluster
+    )
     held = [line.split("|") for line in shown.stdout.splitlines()] if shown.code == 0 else []
     if (count := config.get("MaxJobCount", "")).isdecimal():
         # One less than the setting, ended jobs that are not forgotten yet among them.
         name = f"jobs in Slurm's memory (MaxJobCount is {int(count):,}, {len(held):,} are there)"
         yield Limit("jobs", name, jobs, int(count) - 1 - len(held), fewer, True)
     if {"limits", "safe", "all"} & set(config.get("AccountingStorageEnforce", "").lower().split(",")):
-        queued = [jobs_of for state, *jobs_of in held if state not in _ENDED]
-        for name, most, who in _limits_of_user(rows[0].resolved, config.get("ClusterName", "")):
-            there = sum(all(own in (None, has) for own, has in zip(who, each, strict=False)) for each in queued)
-            name = f"jobs in the queue ({name} is {most:,}, {there:,} are there)"
-            yield Limit("jobs", name, jobs, most - there, fewer, True)
+        queued = [_Queued(*jobs_of[:4]) for state, *jobs_of in held if state not in _ENDED and len(jobs_of) > 3]
+        for limit in _limits_of_user(rows[0].resolved, config.get("ClusterName", ""), cluster):
+            there = sum(map(limit.counts, queued))
+            name = f"jobs in the queue ({limit.name} is {limit.most:,}, {there:,} are there)"
+            remedy = fewer if limit.is_sure else f"perhaps, as it is not known which of several limits counts: {fewer}"
+            yield Limit("jobs", name, jobs, limit.most - there, remedy, limit.is_sure)
 
 
-def _limits_of_user(resolved: Resolved, cluster: str) -> Iterator[tuple[str, int, tuple[str | None, ...]]]:
-    """(name, most jobs in the queue, whose: user, account and QOS, None for any) of the user's association, its account
-    and QOS, as sacctmgr shows them."""
+class _Queued(NamedTuple):
+    """A job in the queue, as squeue shows it."""
+
+    user: str
+    account: str
+    qos: str
+    partition: str
+
+
+class _Most(NamedTuple):
+    """The most jobs in the queue by one limit, and which of them it `counts`. Not `is_sure`: another one may be in its
+    place."""
+
+    name: str
+    most: int
+    counts: Callable[[_Queued], bool]
+    is_sure: bool
+
+
+def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Iterator[_Most]:
+    """The limits of a submission, as Slurm's acct_policy.c chooses them: that of the user's association, or in its
+    place that of user and partition; its account's; and in place of each the QOS's, the partition's own QOS first."""
     user, job, of = getpass.getuser(), resolved.job, f"cluster={cluster}"
-    account = job.account or next(iter(_sacctmgr("user", user, of, "withassoc", "format=DefaultAccount")), [""])[0]
-    qos = job.qos or ""
-    partitions = ("", *(job.partition or "").split(","))
-    columns = "format=User,Partition,MaxSubmitJobs,GrpSubmitJobs,DefaultQOS"
-    for owner, partition, most, of_all, default in _sacctmgr("assoc", of, f"account={account}", columns):
-        if owner == user and partition in partitions:
-            qos = qos or default
-            whose = f"user {user} in account {account}"
-            yield from _given({f"MaxSubmitJobs of {whose}": most, f"GrpSubmitJobs of {whose}": of_all}, (user, account))
-        elif not owner:
-            yield from _given({f"GrpSubmitJobs of account {account}": of_all}, (None, account))
-    columns = "format=MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs"
-    for of_user, of_account, of_all in _sacctmgr("qos", qos or "normal", columns):
-        name = f"of QOS {qos or 'normal'}"
-        yield from _given({f"MaxSubmitJobsPerUser {name}": of_user}, (user, None, qos or "normal"))
-        yield from _given({f"MaxSubmitJobsPerAccount {name}": of_account}, (None, account, qos or "normal"))
-        yield from _given({f"GrpSubmitJobs {name}": of_all}, (None, None, qos or "normal"))
+    account = job.account or next(iter(_sacctmgr("user", user, of, "withassoc", columns=("DefaultAccount",))), [""])[0]
+    partitions, default = _partitions(chosen)
+    asked = [name for name in (job.partition or default).split(",") if name]
+    columns = ("User", "Partition", "MaxSubmitJobs", "GrpSubmitJobs", "DefaultQOS", "QOS")
+    rows = _sacctmgr("assoc", of, f"account={account}", columns=columns)
+    own = {partition: row for owner, partition, *row in rows if owner == user}
+    mine = {name: own[name] for name in asked if name in own} or {name: own[name] for name in [""] if name in own}
+    # Of several partitions the job is in one of them in the end; without a name of the default one it may be any.
+    is_sure = len(asked) == 1 or (set(own) <= {""} and not any(partitions.get(name) for name in asked or partitions))
+    if len(asked) > 1:
+        mine |= {name: own[name] for name in [""] if name in own}
+    _, _, default_qos, allowed = next(iter(mine.values()), ["", "", "", ""])
+    job_qos = job.qos or default_qos or (allowed if allowed and "," not in allowed else "normal")
+    limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_OF_QOS))}
+    of_partition = partitions.get(asked[0], "") if asked else ""
+    in_turn = [of_partition, job_qos]
+    if "overpartqos" in (limits.get(job_qos) or [""])[0].lower():
+        in_turn.reverse()
+    ruled = set[str]()  # by a QOS
+    for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _OF_QOS):
+        most = limits[name][1 + _OF_QOS.index(kind)]
+        if most.isdecimal() and kind not in ruled:
+            ruled.add(kind)
+            yield _Most(f"{kind} of QOS {name}", int(most), _in_qos(name, kind, user, account, partitions), is_sure)
+    whose = f"user {user} in account {account}"
+    for partition, (most, of_all, _, _) in mine.items():
+        where = f", partition {partition}" if partition else ""
+        counts = _in_association(user, account, partition, set(own))
+        if most.isdecimal() and not ruled & {*_OF_QOS[:2]}:
+            yield _Most(f"MaxSubmitJobs of {whose}{where}", int(most), counts, is_sure)
+        if of_all.isdecimal() and _OF_QOS[2] not in ruled:
+            yield _Most(f"GrpSubmitJobs of {whose}{where}", int(of_all), counts, is_sure)
+    for owner, _, _, of_all, *_ in rows:
+        if not owner and of_all.isdecimal() and _OF_QOS[2] not in ruled:
+            name = f"GrpSubmitJobs of account {account}"
+            yield _Most(name, int(of_all), lambda each: each.account == account, is_sure)
 
 
-def _given(limits: Mapping[str, str], who: tuple[str | None, ...]) -> Iterator[tuple[str, int, tuple[str | None, ...]]]:
-    yield from ((name, int(most), who) for name, most in limits.items() if most.isdecimal())
+def _in_qos(name: str, kind: str, user: str, account: str, partitions: Mapping[str, str]) -> Callable[[_Queued], bool]:
+    """Which jobs a limit of a QOS counts: those that asked for it, and those in a partition that has it."""
+
+    def counts(each: _Queued) -> bool:
+        is_of_qos = each.qos == name or any(partitions.get(part) == name for part in each.partition.split(","))
+        is_mine = {_OF_QOS[0]: each.user == user, _OF_QOS[1]: each.account == account}
+        return is_of_qos and is_mine.get(kind, True)
+
+    return counts
 
 
-def _sacctmgr(*words: str) -> list[list[str]]:
-    """The rows of a list, empty without accounting."""
+def _in_association(user: str, account: str, partition: str, own: Collection[str]) -> Callable[[_Queued], bool]:
+    """Which jobs an association counts; those of a partition with one of its own are not the user's other ones."""
+    return lambda each: (
+        (each.user, each.account) == (user, account)
+        and (each.partition == partition if partition else each.partition not in own)
+    )
+
+
+def _partitions(cluster: str | None) -> tuple[dict[str, str], str]:
+    """({partition: its QOS, empty without one}, the default partition); empty if Slurm does not show them."""
+    answer = ask(["scontrol", "--oneliner", "show", "partition"], cluster=cluster)
+    found, default = dict[str, str](), ""
+    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+        settings = dict(word.partition("=")[::2] for word in line.split())
+        name, qos = settings.get("PartitionName", ""), settings.get("QoS", "N/A")
+        found[name] = "" if qos == "N/A" else qos
+        default = name if settings.get("Default") == "YES" else default
+    return found, default
+
+
+def _sacctmgr(*words: str, columns: Sequence[str]) -> list[list[str]]:
+    """The rows of a list with these columns, empty without accounting. A line that has fewer is not of the list, as a
+    site's banner; what a site has added to a row is left out."""
     try:
-        answer = ask(["sacctmgr", "-nP", "show", *words])
+        answer = ask(["sacctmgr", "-nP", "show", *words, f"format={','.join(columns)}"])
     except SlurmUnreachable:
         return []
-    return [line.split("|") for line in answer.stdout.splitlines()] if answer.code == 0 else []
+    rows = [line.split("|") for line in answer.stdout.splitlines()] if answer.code == 0 else []
+    return [row[: len(columns)] for row in rows if len(row) >= len(columns)]
 
 
 # --- this machine

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from hpc_gpt.core.errors import raise_faults
-from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest, Train
@@ -52,7 +52,7 @@ def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterP
     experiment = Experiment(
         name=name,
         engine=Engine("command"),
-        layout=LayoutRequest(gpus=len(list_gpus()) or 1),
+        layout=LayoutRequest(gpus=len(known_gpus()) or 1),
         train=Train(steps=0),  # as many as it makes
         job=Job(signal_lead_s=KILL_LEAD_S),
         command=Command(run=run, per="job", snapshot=False),

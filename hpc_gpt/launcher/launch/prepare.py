@@ -163,9 +163,9 @@ def prepare_row(
 
 
 def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile) -> SmallExperiment:
-    from hpc_gpt.core.runs.provenance import list_gpus  # loads much that a job script does not need
+    from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
 
-    return shrink(experiment, sized, profile.scheduler != "local" or bool(list_gpus()))
+    return shrink(experiment, sized, profile.scheduler != "local" or has_gpus())
 
 
 def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Resolved) -> list[str]:

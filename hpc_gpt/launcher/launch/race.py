@@ -277,7 +277,12 @@ def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, A
     provenance = check_submission([race.run], logs, dry)
     for row in race.rows:
         if row.visit is not None:
-            check_inputs(row.visit.resolved, row.visit.data_beside, bool(provenance["gpus"]), not dry)
+            check_inputs(
+                row.visit.resolved,
+                row.visit.data_beside,
+                bool(provenance["gpus"] or provenance.get("gpus_fault")),
+                not dry,
+            )
     return provenance
 
 

@@ -196,12 +196,12 @@ def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
     It is the batch that `plan` takes; ranks without a GPU have one sample each, so that a step ends.
     """
     dp, usual = sized.layout.dp, usual_batch(sized.model.seq, sized.gpus)
-    has_gpus = profile.device is not None or profile.gpu_flag != "none"
-    if not has_gpus and profile.scheduler == "local":
-        from hpc_gpt.core.runs.provenance import list_gpus  # loads much that a job script does not need
+    on_gpus = profile.device is not None or profile.gpu_flag != "none"
+    if not on_gpus and profile.scheduler == "local":
+        from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
 
-        has_gpus = bool(list_gpus())
-    if not has_gpus:
+        on_gpus = has_gpus()
+    if not on_gpus:
         reason = "they have no GPU" if profile.scheduler == "local" else "the profile has neither device nor gpu_flag"
         size, why = sized.gpus, f", one sample a rank as {reason}"
     elif usual % dp == 0:

@@ -33,7 +33,7 @@ from hpc_gpt.core.runs.lineage import (
     saved_steps,
 )
 from hpc_gpt.core.runs.lock import RunLocked, check_free, holder
-from hpc_gpt.core.runs.provenance import check_weights_of, list_gpus
+from hpc_gpt.core.runs.provenance import check_weights_of, has_gpus
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
@@ -373,7 +373,7 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     if resolved.cluster.scheduler == "slurm" and not dry:
         check_reachable()
     # A relative path may be another file in another folder.
-    check_inputs(resolved, run.data_beside, bool(list_gpus()), make=not dry, begins=point is None)
+    check_inputs(resolved, run.data_beside, has_gpus(), make=not dry, begins=point is None)
     if point is None:
         check_weights_of(run.path, resolved)  # before it waits in a queue; the trainer notes a copy
     return resolved, point

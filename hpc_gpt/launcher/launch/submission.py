@@ -184,6 +184,8 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None, 
     RunFolderError, JobRefused.
     """
     provenance = check_submission([prepared], logs, begins=parent is None)
+    if provenance.get("gpus_fault") and not now:
+        _check_gpus(prepared.resolved)
     waits = check_start(prepared.resolved, prepared.script)
     options = prepared.job_script.options if prepared.job_script is not None else ()
     run = write_run(prepared, logs, provenance, parent=parent)
@@ -215,7 +217,9 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     faults: dict[str, UserError] = {}
     for row in rows:
         try:
-            check_inputs(row.resolved, row.data_beside, bool(provenance["gpus"]), not dry, begins)
+            check_inputs(
+                row.resolved, row.data_beside, bool(provenance["gpus"] or provenance.get("gpus_fault")), not dry, begins
+            )
         except UserError as fault:
             if len(rows) == 1:
                 raise
@@ -295,7 +299,12 @@ def start_run(
         return SubmittedRun(run, "slurm", ids[0], tuple(ids))
     from hpc_gpt.launcher.launch.local.queue import start_here
 
-    job_id, waits = start_here(run, resolved, now)
+    try:
+        job_id, waits = start_here(run, resolved, now)
+    except JobRefused as fault:
+        if not run.attempts():
+            run.add_submission({"scheduler": "local", "job_id": None, "refused": str(fault)})
+        raise
     return SubmittedRun(run, "local", job_id, waits=waits)
 
 
@@ -305,6 +314,14 @@ def _check_turn(resolved: Resolved, logs: Path) -> None:
         from hpc_gpt.launcher.launch.local.queue import unmet
 
         unmet(resolved, logs)
+
+
+def _check_gpus(resolved: Resolved) -> None:
+    """Raises JobRefused if the run needs GPUs of this machine, and it is not known which there are."""
+    if resolved.cluster.scheduler == "local":
+        from hpc_gpt.launcher.launch.local.gpus import choice
+
+        choice(bool(resolved.asked_gpus))
 
 
 def check_start(resolved: Resolved, script: str) -> str:

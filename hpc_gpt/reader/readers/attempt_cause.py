@@ -1,12 +1,18 @@
 """The first cause in the logs of an attempt, for the judge of its end (`ends.decisions`), and of a job without one."""
 
+import contextlib
+import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import NODE
 from hpc_gpt.core.slurm.directives import asks_for_gpus
@@ -19,7 +25,7 @@ _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|co
 # What `readers.causes` makes of torchrun's table of the workers; SIGTERM is what torchrun itself sends to the others.
 _KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
 _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
-# A longer log is not read.
+# Of a longer log the end is read.
 _MOST_BYTES = 32 << 20
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
 
@@ -47,9 +53,10 @@ def read_cause(attempt: Attempt) -> End:
     from hpc_gpt.reader.readers.logs.read_log import read_log
 
     try:
-        readable = [path for path in attempt.logs if path.stat().st_size <= _MOST_BYTES]
         script = RunFolder(attempt.folder.parents[1]).job_script
-        parts = [part for path in readable for part in read_log(path).parts]
+        with contextlib.ExitStack() as stack:
+            paths = [stack.enter_context(_end_of(path)) for path in attempt.logs]
+            parts = [part for path in paths for part in read_log(path).parts]
         cause = first_cause(parts, False, asks_for_gpus(script))
         since = nan_since(attempt) if cause.ended in (*VAGUE, "done") else ""
     except Exception:  # the fault of a reader is no reason to leave an attempt unjudged
@@ -64,6 +71,20 @@ def read_cause(attempt: Attempt) -> End:
         return End("unknown", cause.text if _KILLED_CHILD.search(cause.text) else words)
     node = cause.failed_node
     return End(cause.ended, cause.text, node if node and NODE.fullmatch(node) else None)
+
+
+@contextlib.contextmanager
+def _end_of(log: Path) -> Iterator[Path]:
+    """The log, or of a long one a copy of its end, as the readers begin with a file's first line."""
+    if log.stat().st_size <= _MOST_BYTES:
+        yield log
+        return
+    with tempfile.NamedTemporaryFile(prefix="hpc-gpt-") as copy, open_regular(log) as file:
+        file.seek(-_MOST_BYTES, os.SEEK_END)
+        file.readline(_MOST_BYTES)  # cut
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        yield Path(copy.name)
 
 
 def cause_before_attempts(run: RunFolder, job_id: object) -> "Cause | None":

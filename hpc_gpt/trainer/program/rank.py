@@ -38,7 +38,7 @@ from hpc_gpt.core.files import json_object, read_json, write_once
 from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.full_disk import release_reserve
-from hpc_gpt.core.runs.provenance import list_gpus
+from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values
@@ -381,9 +381,9 @@ class ForeignRank:
 
     def report_start(self, resumed: int, more: Mapping[str, object]) -> str:
         """Writes trainer.json, for the first task; returns the device's name."""
-        gpus, cluster = list_gpus(), self._resolved.cluster
+        (gpus, fault), cluster = ask_gpus(), self._resolved.cluster
         # Without nvidia-smi only the profile knows the device of a cluster.
-        device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" else None
+        device = gpus[0]["name"] if gpus else "cpu" if cluster.scheduler == "local" and not fault else None
         start = {"device": device, "host": platform.node(), "resumed_step": resumed, **more}
         write_once(self._attempt.folder / "trainer.json", json.dumps(start) + "\n")
         return str(device or cluster.device)

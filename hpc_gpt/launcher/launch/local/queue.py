@@ -15,8 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.end_policy import SIGNALS
@@ -27,6 +29,7 @@ from hpc_gpt.core.files import hint_on, replace_whole, write_once
 from hpc_gpt.core.process import host_clock, interrupts_wait
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.find_runs import find_run
+from hpc_gpt.core.runs.full_disk import is_disk_full, once_there_is_space
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.snapshot import code_environment, ready_code
@@ -34,9 +37,10 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
 from hpc_gpt.launcher.launch.local import gpus
 from hpc_gpt.launcher.launch.local.controller import goes_on, run_attempt
-from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, until_over
+from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
 from hpc_gpt.launcher.watch.status import read_status
 
+_Made = TypeVar("_Made")
 # Without their room, as the code of a run of an earlier version has them, too.
 QUEUE = "hpc_gpt.launch.local.queue"
 _BEFORE = "hpc_gpt.launch.local.controller"  # which took RUN ATTEMPT
@@ -60,8 +64,14 @@ def dependencies(resolved: Resolved, logs: Path) -> list[tuple[bool, RunFolder]]
 def unmet(resolved: Resolved, logs: Path) -> str:
     """Which run is waited for by its dependency; empty if none is. Raises as `dependencies`, and JobRefused if it never
     comes true."""
-    for well, run in dependencies(resolved, logs):
+    return _unmet_of(resolved, dependencies(resolved, logs))
+
+
+def _unmet_of(resolved: Resolved, awaited: Sequence[tuple[bool, RunFolder]]) -> str:
+    for well, run in awaited:
         (status,) = read_status([run])
+        if status.state == "unknown":
+            return f"waits for run {run.run_id}, whose end is not known" + (f": {status.cause}" if status.cause else "")
         if not status.is_known_over:
             return f"waits for run {run.run_id}, which is {status.state}"
         if well and status.state not in GOOD:
@@ -71,13 +81,14 @@ def unmet(resolved: Resolved, logs: Path) -> str:
 
 
 def look_for_turn(
-    run: RunFolder, resolved: Resolved, may_have: list[str], now: bool
+    run: RunFolder, resolved: Resolved, may_have: Mapping[str, str], now: bool
 ) -> tuple[gpus.HeldGpus | None, str]:
     """(the GPUs of a run that is submitted now, what it waits for); None if it is to wait, for no GPU if `now`. Raises
     as `unmet`."""
     if not run.attempts() and (words := unmet(resolved, run.path.parents[1])):
         return None, words
-    held, waits = gpus.take_for(run, resolved, may_have, [] if now else gpus.waiting())
+    count = gpus.needed(resolved, may_have)
+    held, waits = gpus.take_for(run.run_id, count, may_have, {} if now else gpus.waiting())
     return (gpus.HeldGpus(), "") if now and held is None else (held, waits)
 
 
@@ -91,22 +102,26 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
             note_wait(run, said := words)
 
     if not run.attempts():
-        for _, other in dependencies(resolved, run.path.parents[1]):
-            for (status,) in until_over([other]):
-                note(f"waits for run {other.run_id}, which is {status.state}")
-        unmet(resolved, run.path.parents[1])
+        awaited = dependencies(resolved, run.path.parents[1])
+        is_slurm = any(other.resolved().cluster.scheduler == "slurm" for _, other in awaited)
+        while words := _unmet_of(resolved, awaited):
+            note(words)
+            time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
     may_have = gpus.choice_in(os.environ)
-    with gpus.place_in_queue(run.run_id) if gpus.needed(resolved, may_have) else nullcontext("") as place:
-        while (found := gpus.take_for(run, resolved, may_have, gpus.waiting(place)))[0] is None:
-            note(found[1])
-            time.sleep(LOCAL_POLL_S)
-    run.waits_for.unlink(missing_ok=True)
-    return found[0]
+    return gpus.await_gpus(run.run_id, gpus.needed(resolved, may_have), may_have, note)
 
 
 def note_wait(run: RunFolder, words: str) -> None:
-    """Writes what a run waits for."""
-    replace_whole(run.waits_for, json.dumps({"words": words, "time": time.time()}) + "\n")
+    """Writes what a run waits for. On a full disk over what it waited for before, if that is there."""
+    line = json.dumps({"words": words, "time": time.time()}) + "\n"
+    try:
+        replace_whole(run.waits_for, line)
+    except RunFolderError as fault:
+        if not is_disk_full(fault):
+            raise
+        with suppress(OSError), run.waits_for.open("r+", encoding="utf-8") as file:
+            file.write(line)
+            file.truncate()
 
 
 # --- starting it
@@ -119,7 +134,7 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
     It is noted in submissions.jsonl. Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if
     too little of the budget is left.
     """
-    may_have, code = gpus.choice(), ready_code(run.path)
+    may_have, code = _choice_of(resolved, now), ready_code(run.path)
     # A run's own code supervises it; that of earlier versions has no queue, and begins at once.
     queues = any(
         (code / "hpc_gpt" / launch / "local" / "queue.py").is_file() for launch in ("launcher/launch", "launch")
@@ -158,6 +173,17 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
         if process.stdin is not None:
             process.stdin.close()
     return str(process.pid), waits
+
+
+def _choice_of(resolved: Resolved, now: bool) -> dict[str, str]:
+    """The GPUs that a run may have; none if it is not known which there are, and it is to start `now`. JobRefused."""
+    try:
+        return gpus.choice(bool(resolved.asked_gpus))
+    except JobRefused as fault:
+        if not now:
+            raise
+        print(f"note: {fault}; it starts beside whatever runs there", file=sys.stderr, flush=True)
+        return {}
 
 
 def budget_environment(run: RunFolder, resolved: Resolved, now: float) -> dict[str, str]:
@@ -203,16 +229,12 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
         if attempt is None:
             for signum in SIGNALS:
                 signal.signal(signum, signal.SIG_DFL)
-            lock.take(run, lock.process_holder(pid))
+            patiently(run, lambda: lock.take(run, lock.process_holder(pid)))
             if run.asked_to_end(str(pid)):
                 return 0
-            held = await_turn(run, resolved)
+            held = patiently(run, lambda: await_turn(run, resolved))
             os.environ.update(budget_environment(run, resolved, time.time()))
-            attempt = begin_attempt(run)
-            with attempt.log.open("ab") as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-            note_attempt(run, attempt, pid)
+            attempt = _begin_patiently(run, pid)
         _show(held)
         try:
             code = run_attempt(run, attempt)
@@ -223,9 +245,31 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
         attempt = None
 
 
+def patiently(run: RunFolder, work: Callable[[], _Made]) -> _Made:
+    """What `work` makes, once the disk has space: what waits for its turn does not end because others have filled it,
+    as a training does not."""
+    return once_there_is_space(work, lambda words: note_wait(run, words))
+
+
+def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
+    """The next attempt of a process that has waited, whose output goes to its log from now on."""
+    # An attempt's folder alone would take a full disk: the run has begun once it has one.
+    patiently(run, lambda: replace_whole(run.waits_for, json.dumps({"words": "starts"}) + "\n"))
+    attempt = patiently(run, lambda: begin_attempt(run))
+    with patiently(run, lambda: attempt.log.open("ab")) as log:
+        patiently(run, lambda: note_attempt(run, attempt, pid))
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    run.waits_for.unlink(missing_ok=True)
+    return attempt
+
+
 def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
-    """GPUs for a run in the foreground, which does not wait: if too few are free, it has no locks and sees all."""
-    held = gpus.take_for(run, resolved, gpus.choice_in(gpus.choice()), [])[0] or gpus.HeldGpus()
+    """GPUs for a run in the foreground, which does not wait: if too few are free, or it is not known which
+    there are, it has no locks and sees all."""
+    os.environ.update(_choice_of(resolved, now=True))  # for the jobs of [after], too
+    may_have = gpus.choice_in(os.environ)
+    held = gpus.take_for(run.run_id, gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
     _show(held)
     return held
 
@@ -250,7 +294,8 @@ def main(arguments: list[str]) -> int:
     except UserError as fault:
         print(f"not started: {fault}", flush=True)
         if not run.attempts():
-            run.add_submission({"scheduler": "local", "job_id": None, "refused": str(fault)})
+            refused = {"scheduler": "local", "job_id": None, "refused": str(fault)}
+            patiently(run, lambda: run.add_submission(refused))
         return fault.exit_code
     finally:
         with suppress(OSError):
