@@ -79,7 +79,6 @@ def test_without_a_number_the_step_is_that_logged_before_it(run: RunFolder) -> N
 
 def files_of(folder: Path, to: Path) -> dict[str, str]:
     """{name: text, or what a link leads to} of what a run keeps of a folder."""
-    work.take_work.cache_clear()
     to.mkdir()
     work.take_work(str(folder)).place(to)
     with tarfile.open(to / work.WORK_ARCHIVE) as tar:
@@ -172,7 +171,6 @@ def test_a_folder_that_is_not_there_is_refused() -> None:
 
 
 def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work.take_work.cache_clear()
     (folder / "one.py").write_bytes(bytes(600))
     (folder / "two.py").write_bytes(bytes(600))
     monkeypatch.setattr(work, "_MOST_BYTES", 1000)
@@ -181,7 +179,6 @@ def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch
 
 
 def test_what_is_not_kept_is_named_and_only_that_is_linked(folder: Path, tmp_path: Path) -> None:
-    work.take_work.cache_clear()
     archive = work.take_work(str(folder))
     assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)
     (tmp_path / "run").mkdir()

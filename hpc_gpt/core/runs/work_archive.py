@@ -7,7 +7,6 @@ through a link.
 
 import contextlib
 import errno
-import functools
 import gzip
 import hashlib
 import io
@@ -28,7 +27,6 @@ from hpc_gpt.core.runs.snapshot import Archive
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.words import counted, show_bytes
 
 WORK_ARCHIVE = "work.tar.gz"
@@ -56,10 +54,9 @@ class WorkArchive(Archive):
         self.sizes, self.left_out, self.whole = sizes, left_out, whole
 
 
-def describe_copy(resolved: Resolved) -> list[str]:
+def describe_copy(resolved: Resolved, archive: WorkArchive | None) -> list[str]:
     """What a run keeps of the folder that its program runs in, and what not, as lines for its user; empty if it keeps
-    none. Raises ConfigError."""
-    archive = snapshot_of(resolved)
+    none."""
     if archive is None:
         return []
     command = resolved.program
@@ -83,14 +80,8 @@ def link_line(names: Sequence[str]) -> str:
     return f"[command] link = {json.dumps(list(names), ensure_ascii=False)}"
 
 
-def snapshot_of(resolved: Resolved) -> WorkArchive | None:
-    """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too large."""
-    return take_work(resolved.program.workdir) if runs_program(resolved) and resolved.program.snapshot else None
-
-
-@functools.cache
 def take_work(folder: str) -> WorkArchive:
-    """The archive of a folder as it is now. Cached, because a sweep asks for every row. Raises ConfigError."""
+    """The archive of a folder as it is now. Raises ConfigError."""
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"command.workdir is {folder}, which is no folder here", "name the folder of the program")

@@ -121,6 +121,7 @@ def prepare_script(
         (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
+        copies=request.copies,
     )
 
 

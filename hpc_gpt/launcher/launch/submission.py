@@ -14,7 +14,7 @@ from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import check_open_files
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent
-from hpc_gpt.core.runs.provenance import collect, stage_sum, weights_of
+from hpc_gpt.core.runs.provenance import collect, weights_of
 from hpc_gpt.core.runs.run_folder import (
     DATA_BESIDE,
     EXPERIMENT_FILE,
@@ -24,9 +24,9 @@ from hpc_gpt.core.runs.run_folder import (
     check_writable,
     create_run,
 )
-from hpc_gpt.core.runs.snapshot import check_path, take_snapshot
+from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.runs.unpack import CODE_KEY
-from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy, snapshot_of
+from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.requirements import check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
@@ -38,7 +38,7 @@ from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.core.words import Line, counted, show_bytes
-from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.prepared import Copies, PreparedRun
 from hpc_gpt.launcher.launch.services import python_lines, service_lines
 from hpc_gpt.launcher.launch.tracker import check_tracker
 from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
@@ -53,7 +53,7 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
         rows += [line.under("python") for line in python_lines(run.cluster)]
-    rows += [("copy", line) for line in describe_copy(run)]
+    rows += [("copy", line) for line in describe_copy(run, prepared.copies.work(run))]
     rows += [line.under("data") for line in lines_on_data(run, prepared.data_beside)]
     rows += [line.under("checkpoints") for line in saves(run, logs)]
     rows += [(line.label, line.text) for line in service_lines(run)]
@@ -85,7 +85,8 @@ def _command(prepared: PreparedRun, here: bool) -> str:
 def data_lines(prepared: PreparedRun) -> list[Line]:
     """The lines on what a run copies and reads, for the user after its submission."""
     run = prepared.resolved
-    return [*(Line("copy", text) for text in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
+    copied = describe_copy(run, prepared.copies.work(run))
+    return [*(Line("copy", text) for text in copied), *lines_on_data(run, prepared.data_beside)]
 
 
 def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
@@ -182,11 +183,11 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
             check_reachable()
     for folder in {logs / row.resolved.slug for row in rows}:
         check_writable(folder)
-    provenance = {**collect(), CODE_KEY: take_snapshot().sha256}
+    provenance = {**collect(), CODE_KEY: rows[0].copies.code.sha256}
     faults: dict[str, UserError] = {}
     for row in rows:
         try:
-            check_inputs(row.resolved, row.data_beside, bool(provenance["gpus"]), not dry, begins)
+            check_inputs(row.resolved, row.data_beside, bool(provenance["gpus"]), not dry, begins, row.copies)
         except UserError as fault:
             if len(rows) == 1:
                 raise
@@ -197,7 +198,12 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
 
 
 def check_inputs(
-    resolved: Resolved, data_beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
+    resolved: Resolved,
+    data_beside: Path | None,
+    has_gpu: bool,
+    make: bool = False,
+    begins: bool = True,
+    copies: Copies | None = None,
 ) -> Path | None:
     """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
     from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
@@ -213,7 +219,7 @@ def check_inputs(
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
         preflight_limit_s()
     engine_named(resolved.engine.name).check_program(resolved, os.environ)
-    snapshot_of(resolved)
+    (copies or Copies()).work(resolved)
     if begins and resolved.train.init is not None:
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
     return ensure_data(resolved, make, data_beside)
@@ -235,10 +241,10 @@ def write_run(
     of_run: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
         of_run |= weights_of(resolved)
-    of_run |= stage_sum(resolved)
+    of_run |= prepared.copies.stage_sum(resolved)
     if prepared.job_script is not None:
         of_run |= prepared.job_script.provenance
-    if (work := snapshot_of(resolved)) is not None:
+    if (work := prepared.copies.work(resolved)) is not None:
         of_run[WORK_KEY] = work.sha256
     tables = {
         **engine_named(resolved.engine.name).config_files(resolved),
@@ -247,7 +253,7 @@ def write_run(
         "sweep.json": sweep,
         PREDICTED: prepared.prediction.tables if prepared.prediction else None,
     }
-    archives = [each for each in (take_snapshot(), work, prepared.hold, text) if each is not None]
+    archives = [each for each in (prepared.copies.code, work, prepared.hold, text) if each is not None]
     return create_run(logs, resolved, prepared.script, prepared.text if text is None else None, tables, archives)
 
 
