@@ -51,14 +51,14 @@ class Copies:
     def work(self, resolved: Resolved) -> WorkArchive | None:
         """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too
         large."""
-        program = resolved.program
-        if not (runs_program(resolved) and program.snapshot):
+        if not (runs_program(resolved) and resolved.program.snapshot):
             return None
-        if program.workdir not in self._works:
+        folder = resolved.program.workdir
+        if folder not in self._works:
             from hpc_gpt.core.runs.work_archive import take_work
 
-            self._works[program.workdir] = take_work(program.workdir)
-        return self._works[program.workdir]
+            self._works[folder] = take_work(folder)
+        return self._works[folder]
 
     def stage_sum(self, resolved: Resolved) -> dict[str, str]:
         """As `provenance.stage_sum`."""
