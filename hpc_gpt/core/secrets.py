@@ -56,6 +56,18 @@ _ASSIGNED = re.compile(r"(?<=-)([A-Za-z][\w.-]{1,80})\s{1,4}|([A-Za-z][\w.-]{1,8
 _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
 # `with password hunter2`, in prose. Without a digit it may be any word, as in `password incorrect`.
 _SAID = re.compile(r"(?i)\b(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}")
+# Files that hold credentials by their names, and folders of such files.
+_CREDENTIAL_NAMES = re.compile(
+    r"\.env|\.env\.[^/]+|[^/]+\.env|\.envrc|[._]netrc|\.pgpass|\.my\.cnf|\.pypirc|\.npmrc|\.git-credentials|\.htpasswd"
+    r"|\.boto|\.s3cfg|\.dockercfg|\.?rclone\.conf|kaggle\.json|application_default_credentials\.json"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|[^/]+\.(?:pem|key|p8|p12|pfx|ppk|jks|keystore|kdbx)"
+)
+_CREDENTIAL_FOLDERS = frozenset((".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".oci", ".huggingface"))
+# What shows others how to write theirs.
+_TEMPLATES = re.compile(r".*\.(?:example|sample|template|tmpl|dist|defaults?)(?:\.\w+)?|.*[._-]example")
+# A file whose name names a secret (`hf_token`, `api_key.txt`, `secrets.yaml`) holds one if it is text, and no program.
+_TEXT_SUFFIXES = frozenset(("", ".txt", ".json", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".conf"))
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----")
 _NOTHING = frozenset(("none", "null", "true", "false"))
 # Values of variables that are no secrets, whatever the name: a path, a number or a flag.
 _HARMLESS = re.compile(
@@ -84,6 +96,28 @@ def is_secret_variable(name: str, value: str) -> bool:
     [True, False, False, True]
     """
     return is_secret(name, value) and (_has_shape(value) or not _HARMLESS.fullmatch(value))
+
+
+def is_credential_file(name: str, start: bytes = b"", is_closed: bool = False) -> bool:
+    """Whether a file looks like a credential, by the rule in docs/your-own-program.md: by its name or its folder's; if
+    it begins with a private key; or if only its owner can read it (`is_closed`) and its `start` has a private key or
+    the format of a token.
+
+    >>> [is_credential_file(name) for name in (".env", ".aws/config", "hf_token", "keys/id_rsa", "server.pem")]
+    [True, True, True, True, True]
+    >>> [is_credential_file(name) for name in (".env.example", "tokenizer.json", "secrets.py", "id_rsa.pub", "key.txt")]
+    [False, False, False, False, False]
+    """
+    *folders, last = name.lower().split("/")
+    if _PRIVATE_KEY.match(start.lstrip()) or _CREDENTIAL_FOLDERS & {*folders} or "/.config/gcloud/" in f"/{name}":
+        return True
+    stem, dot, suffix = last.rpartition(".") if "." in last[1:] else (last, "", "")
+    is_text = f"{dot}{suffix}" in _TEXT_SUFFIXES
+    is_named = _CREDENTIAL_NAMES.fullmatch(last) or (is_text and _names_secret(stem, False))
+    if is_named and _TEMPLATES.fullmatch(last) is None:
+        return True
+    found = is_closed and (_PRIVATE_KEY.search(start) or (is_text and _VALUE.search(start.decode(errors="replace"))))
+    return bool(found)
 
 
 @lru_cache(maxsize=8192)

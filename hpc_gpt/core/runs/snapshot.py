@@ -38,11 +38,12 @@ _TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verif
 
 
 class Archive(SharedFile):
-    """A compressed tar archive with a name in a run's folder; `sha256` is of the uncompressed one."""
+    """A compressed tar archive with a name in a run's folder, with a `mode` within the umask; `sha256` is of the
+    uncompressed one."""
 
-    def __init__(self, name: str, tar: bytes) -> None:
+    def __init__(self, name: str, tar: bytes, mode: int = 0o666) -> None:
         self.sha256 = hashlib.sha256(tar).hexdigest()
-        super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0))
+        super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0), mode)
 
 
 def archive_of(files: Mapping[str, bytes]) -> Archive:
