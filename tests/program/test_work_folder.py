@@ -243,8 +243,8 @@ def test_the_sum_is_of_the_files_alone_and_that_of_earlier_versions(folder: Path
 
 CREDENTIALS = {
     ".env": "A=1", "prod.env": "A=1", ".env.local": "A=1", ".netrc": "machine x", "sub/.pgpass": "x",
-    "kaggle.json": "{}", "keys/id_ed25519": "x", "server.pem": "x", "tls.key": "x", "sub/.aws/config": "x", "hf_token": "x",
-    "api_key.txt": "x", "secrets.yaml": "x", "credentials.json": "{}",
+    "kaggle.json": "{}", "keys/id_ed25519": "x", "server.pem": "x", "tls.key": "x", "sub/.aws/config": "x",
+    "hf_token": "x", "api_key.txt": "x", "secrets.yaml": "x", "credentials.json": "{}",
     "deploy": "-----BEGIN OPENSSH PRIVATE KEY-----\nx", "closed.cfg": "use hf_abcdefghijklmnop1234",
 }  # fmt: skip
 OTHERS = {

@@ -27,15 +27,17 @@ from hpc_gpt.core.runs.run_folder import (
 from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.runs.unpack import CODE_KEY
 from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
-from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.secrets import hide_words, is_secret
+from hpc_gpt.core.settings.program_text import check_text
 from hpc_gpt.core.settings.requirements import check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows, runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.slurm.clients import check_output_path, check_reachable, has_sbatch
-from hpc_gpt.core.slurm.directives import script_directives
 from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.sbatch_words import shown_directives
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
+from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.core.words import Line, counted, show_bytes
 from hpc_gpt.launcher.launch.prepared import Copies, PreparedRun
@@ -63,7 +65,7 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
         rows += [("forecast", text) for text in prepared.forecast.texts]
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    directives = hide_secrets(" ".join(script_directives(prepared.script)))
+    directives = shown_directives(prepared.script)
     rows += [("asks Slurm", directives)] if directives and not here else []
     return [*rows, ("would run", _command(prepared, here))]
 
@@ -76,7 +78,7 @@ def _command(prepared: PreparedRun, here: bool) -> str:
     if run.cluster.scheduler != "slurm":
         return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
     if prepared.job_script is not None:
-        return f"{shlex.join(['sbatch', *map(hide_secrets, prepared.job_script.options)])} … job.sh RUN"
+        return f"{shlex.join(['sbatch', *hide_words(prepared.job_script.options)])} … job.sh RUN"
     chained = requeue_of(run.cluster).shown
     command = f"sbatch --chdir=. --output=logs/…/slurm-%j.out {chained}--export=ALL job.sh, with HPC_GPT_RUN"
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
@@ -171,6 +173,10 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     more.
     """
     check_path(logs)
+    for path, text in {row.file: row.text for row in rows if row.file is not None}.items():
+        check_text(path, text)
+    for row in rows:
+        check_values(row.resolved)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "local":
         for row in rows:
@@ -195,6 +201,15 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     if faults:
         raise faults_of_rows(faults)
     return provenance
+
+
+def check_values(resolved: Resolved) -> None:
+    """ConfigError for a setting whose value has the format of a secret, such as a URL with a password."""
+    for key, value in flat(resolved.to_tables()).items():
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str) and is_secret("", text):
+                message = f"{key} holds what looks like a secret, and the run folder would keep it"
+                raise ConfigError(message, "export it in the shell that submits: jobs have its variables")
 
 
 def check_inputs(
