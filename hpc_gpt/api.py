@@ -25,7 +25,7 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
 from hpc_gpt.launcher.launch.prepare import prepare
 from hpc_gpt.launcher.launch.request import Request, completed, with_model_file
-from hpc_gpt.launcher.launch.submission import submit_run
+from hpc_gpt.launcher.launch.submission import data_lines, submit_run
 from hpc_gpt.launcher.launch.until import parse_until
 from hpc_gpt.launcher.plan.search import Figures, figures_of
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
@@ -78,7 +78,7 @@ def submit(
     if prepared.job_script is not None and prepared.job_script.array:
         raise ConfigError(f"{experiment} is an array of jobs", f"hpc-gpt submit {experiment}")
     run = Run(submit_run(prepared, _logs(logs)).run)
-    run.notes = prepared.messages
+    run.notes = (*prepared.messages, *map(str, data_lines(prepared)))
     return run
 
 

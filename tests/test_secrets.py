@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.core.secrets import hide_secrets, hide_values, is_secret, without_secrets
+from hpc_gpt.core.secrets import hide_secrets, hide_values, hide_words, is_secret, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,9 @@ def test_a_key_that_names_a_secret_is_one(key):
         "text_key",
         "loss_per_token",
         "wandb_project",
+        "password_file",
+        "api-key-env",
+        "json-keys",
         "PWD",
         "OLDPWD",
         "lr",
@@ -111,12 +114,37 @@ def test_a_secret_inside_a_settings_text_is_cut_out_of_it():
         ("login with password hunter2 failed", "login with password [removed] failed"),
         ("password incorrect in step 2", "password incorrect in step 2"),
         ("{'PGPASSWORD': 'abcd', 'lr': 1}", "{'PGPASSWORD': '[removed]', 'lr': 1}"),
+        ("['x', '--api-key', 'abcd', '--json-keys', 'text']", "['x', '--api-key', '[removed]', '--json-keys', 'text']"),
+        ("--password 'ab cd' --lr 3", "--password '[removed]' --lr 3"),
+        ('{\\"api_key\\": \\"abcd\\"}', '{\\"api_key\\": \\"[removed]\\"}'),
+        ("Args(hf_token='ab, cd', lr=1)", "Args(hf_token='[removed]', lr=1)"),
+        ("Authorization: Basic abcdef==", "Authorization: [removed]"),
+        ("--use-auth-token --lr 3", "--use-auth-token --lr 3"),
+        ("--token-file a/b --password-file /c", "--token-file a/b --password-file /c"),
         ("https://h/x?lr=1&sig=abcd", "https://h/x?lr=1&sig=[removed]"),
         ("to https://hooks.slack.com/services/T0/B0/abcd now", "to https://hooks.slack.com/services/[removed] now"),
     ],
 )
 def test_a_line_of_a_log_is_kept_but_for_the_secret(text, hidden):
     assert hide_secrets(text) == hidden
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden"),
+    [
+        (["--api-key", "abcd", "x"], ["--api-key", "[removed]", "x"]),
+        (["--json-keys", "text", "--eos-token", "X"], ["--json-keys", "text", "--eos-token", "X"]),
+        (["--use-auth-token", "--lr", "3"], ["--use-auth-token", "--lr", "3"]),
+        (["--token", "5"], ["--token", "5"]),
+        (["--api-key=ab]c d;e"], ["--api-key=[removed]"]),
+        (["--export", "A=1,HF_TOKEN=a]b,B=2"], ["--export", "A=1,HF_TOKEN=[removed],B=2"]),
+        (["--export=ALL,PASSWORD='a,b',C"], ["--export=ALL,PASSWORD=[removed],C"]),
+        (["bash", "-c", "x --token abcd"], ["bash", "-c", "x --token [removed]"]),
+        (["api-key", "abcd"], ["api-key", "abcd"]),
+    ],
+)
+def test_a_word_is_judged_by_the_one_before_it(words, hidden):
+    assert hide_words(words) == hidden
 
 
 def test_a_secret_by_its_value_alone_is_cut_out_line_by_line():

@@ -7,8 +7,7 @@ import click
 from hpc_gpt.cli.submit_answer import NOTHING_DONE, SubmitAnswer, print_lines, print_start, print_submitted
 from hpc_gpt.core.errors import ConfigError, JobFailed
 from hpc_gpt.core.files import logs_folder
-from hpc_gpt.core.secrets import hide_secrets
-from hpc_gpt.core.slurm.directives import script_directives
+from hpc_gpt.core.slurm.sbatch_words import shown_directives
 from hpc_gpt.core.terminal import say, width
 from hpc_gpt.core.words import counted
 from hpc_gpt.launcher.launch.race import ROUNDS, STEPS, TOP, PreparedRace, check_race, prepare_race, queue_race
@@ -69,7 +68,7 @@ def submit_race(
 
 
 def _show(race: PreparedRace, script: bool) -> None:
-    resolved, asked = race.run.resolved, hide_secrets(" ".join(script_directives(race.run.script)))
+    resolved, asked = race.run.resolved, shown_directives(race.run.script)
     if script:
         click.echo(race.run.script.encode(errors="surrogateescape"), nl=False)
     else:

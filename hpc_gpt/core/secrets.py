@@ -6,7 +6,7 @@ that hosts give their tokens. A doubtful value is removed: a missing setting doe
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -51,11 +51,36 @@ _VALUE = re.compile(
     r"|(?<=hooks\.slack\.com/services/)[\w/]{8,200}"
     r"|(?<=://)[^\s/:@]{0,200}:[^\s/@]{1,500}(?=@)"
 )
-# `WANDB_API_KEY=`, `"token": ` and `--hub_token ` in a line of text, and the value after it. is_secret judges the key.
-_ASSIGNED = re.compile(r"(?<=-)([A-Za-z][\w.-]{1,80})\s{1,4}|([A-Za-z][\w.-]{1,80})['\"]?\s{0,4}[=:]\s{0,4}['\"]?")
+# `WANDB_API_KEY=`, `"token": `, `--hub_token ` and, in a list of words, `'--hub_token', '` in a line of text, and the
+# value after it, in the same quotes if it is in quotes. is_secret judges the key.
+_ASSIGNED = re.compile(
+    r"(?<=-)([A-Za-z][\w.-]{1,80})(?:\s{1,4}\\?['\"]?|\\?['\"],\s{0,4}\\?['\"])(?!-)"
+    r"|([A-Za-z][\w.-]{1,80})\\?['\"]?\s{0,4}[=:]\s{0,4}\\?['\"]?"
+)
 _ASSIGNED_VALUE = re.compile(r"[^\s'\",;)\]}\[]{3,2000}")
+_QUOTED_VALUES = {"'": re.compile(r"[^'\n]{3,2000}(?=')"), '"': re.compile(r'(?:[^"\\\n]|\\[^"]){3,2000}(?=\\?")')}
+_SCHEME = re.compile(r"(?i)(?:basic|bearer|token|digest|apikey)\s{1,4}")  # of a header Authorization
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
+# What is between two variables of an option --export.
+_EXPORTED = re.compile(r",(?=[A-Za-z_]\w*(?:=|,|$))")
+# The last word of a name that says where a secret is: `password_file`, `api-key-env`.
+_PLACES = frozenset(("file", "filename", "path", "dir", "folder", "env"))
 # `with password hunter2`, in prose. Without a digit it may be any word, as in `password incorrect`.
-_SAID = re.compile(r"(?i)\b(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}")
+_SAID = re.compile(
+    r"(?i)(?<![-\w])(password|passphrase|passwd)(\s{1,4})['\"]?(?=[^\s\d]{0,200}\d)[^\s'\",;)\]}\[]{4,200}"
+)
+# Files that hold credentials by their names, and folders of such files.
+_CREDENTIAL_NAMES = re.compile(
+    r"\.env|\.env\.[^/]+|[^/]+\.env|\.envrc|[._]netrc|\.pgpass|\.my\.cnf|\.pypirc|\.npmrc|\.git-credentials|\.htpasswd"
+    r"|\.boto|\.s3cfg|\.dockercfg|\.?rclone\.conf|kaggle\.json|application_default_credentials\.json"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|[^/]+\.(?:pem|key|p8|p12|pfx|ppk|jks|keystore|kdbx)"
+)
+_CREDENTIAL_FOLDERS = frozenset((".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", ".oci", ".huggingface"))
+# What shows others how to write theirs.
+_TEMPLATES = re.compile(r".*\.(?:example|sample|template|tmpl|dist|defaults?)(?:\.\w+)?|.*[._-]example")
+# A file whose name names a secret (`hf_token`, `api_key.txt`, `secrets.yaml`) holds one if it is text, and no program.
+_TEXT_SUFFIXES = frozenset(("", ".txt", ".json", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".conf"))
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----")
 _NOTHING = frozenset(("none", "null", "true", "false"))
 # Values of variables that are no secrets, whatever the name: a path, a number or a flag.
 _HARMLESS = re.compile(
@@ -86,6 +111,28 @@ def is_secret_variable(name: str, value: str) -> bool:
     return is_secret(name, value) and (_has_shape(value) or not _HARMLESS.fullmatch(value))
 
 
+def is_credential_file(name: str, start: bytes = b"", is_closed: bool = False) -> bool:
+    """Whether a file looks like a credential, by the rule in docs/your-own-program.md: by its name or its folder's; if
+    it begins with a private key; or if only its owner can read it (`is_closed`) and its `start` has a private key or
+    the format of a token.
+
+    >>> [is_credential_file(name) for name in (".env", ".aws/config", "hf_token", "keys/id_rsa", "server.pem")]
+    [True, True, True, True, True]
+    >>> [is_credential_file(name) for name in (".env.example", "tokenizer.json", "secrets.py", "id_rsa.pub", "key.txt")]
+    [False, False, False, False, False]
+    """
+    *folders, last = name.lower().split("/")
+    if _PRIVATE_KEY.match(start.lstrip()) or _CREDENTIAL_FOLDERS & {*folders} or "/.config/gcloud/" in f"/{name}":
+        return True
+    stem, dot, suffix = last.rpartition(".") if "." in last[1:] else (last, "", "")
+    is_text = f"{dot}{suffix}" in _TEXT_SUFFIXES
+    is_named = _CREDENTIAL_NAMES.fullmatch(last) or (is_text and _names_secret(stem, False))
+    if is_named and _TEMPLATES.fullmatch(last) is None:
+        return True
+    found = is_closed and (_PRIVATE_KEY.search(start) or (is_text and _VALUE.search(start.decode(errors="replace"))))
+    return bool(found)
+
+
 @lru_cache(maxsize=8192)
 def _has_shape(value: str) -> bool:
     return bool(_VALUE.search(value))
@@ -94,6 +141,8 @@ def _has_shape(value: str) -> bool:
 @lru_cache(maxsize=8192)
 def _names_secret(key: str, is_number: bool) -> bool:
     parts = [word.lower() for word in _WORDS.findall(key)]
+    if parts and parts[-1] in _PLACES:
+        return False
     if _ALWAYS & set(parts) or any(word.endswith(_ALWAYS_ENDS) for word in parts):
         return True
     # A number or a switch is a size or a choice, as `per_token 0` or `use_auth_token False`.
@@ -137,13 +186,53 @@ def hide_secrets(text: str) -> str:
     text = _SAID.sub(rf"\1\2{REMOVED}", _VALUE.sub(REMOVED, text))
     kept, end = [], 0
     for found in _ASSIGNED.finditer(text):
-        value = _ASSIGNED_VALUE.match(text, found.end())
-        if value is None or found.start() < end or value[0].lower() in _NOTHING:
+        quoted = _QUOTED_VALUES.get(found[0][-1])
+        scheme = _SCHEME.match(text, found.end()) if (found[2] or "").lower().endswith("authorization") else None
+        start = scheme.end() if scheme else found.end()
+        value = (quoted and quoted.match(text, start)) or _ASSIGNED_VALUE.match(text, start)
+        if value is None or found.start() < end or value[0].lower() in (*_NOTHING, REMOVED):
             continue
         if is_secret(found[1] or found[2], 0 if value[0].isdigit() else None):
             kept += [text[end : found.end()], REMOVED]
             end = value.end()
     return "".join([*kept, text[end:]])
+
+
+def hide_words(words: Iterable[str]) -> list[str]:
+    """The words of a command line without possible secrets: a value is judged by the name before its `=`, or by the
+    option that is the word before it.
+
+    >>> hide_words(["train.py", "--api-key", "abcdef", "--json-keys", "text", "--eos-token", "</s>"])
+    ['train.py', '--api-key', '[removed]', '--json-keys', 'text', '--eos-token', '</s>']
+    >>> hide_words(["--export=ALL,WANDB_API_KEY=ab;c,LR=1", "PASSWORD=a b"])
+    ['--export=ALL,WANDB_API_KEY=[removed],LR=1', 'PASSWORD=[removed]']
+    """
+    hidden, option = list[str](), ""
+    for word in words:
+        if option == "export" or word.startswith("--export="):
+            start = "" if option == "export" else "--export="
+            shown = start + ",".join(map(_hide_value, _EXPORTED.split(word.removeprefix(start))))
+        elif option and not word.startswith("-") and _is_value_of(option, word):
+            shown = REMOVED
+        else:
+            shown = _hide_value(word)
+        hidden.append(shown)
+        found = _OPTION.fullmatch(word)
+        option = found[1] if found else ""
+    return hidden
+
+
+def _hide_value(word: str) -> str:
+    """A word `NAME=value` without its value if that may be a secret; any other word as by `hide_secrets`."""
+    name, equals, value = word.partition("=")
+    is_name = equals and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", name)
+    return f"{name}={REMOVED}" if is_name and _is_value_of(name.lstrip("-"), value) else hide_secrets(word)
+
+
+def _is_value_of(name: str, value: str) -> bool:
+    """Whether a value may be the secret that its name names. Two characters may be what is left of a variable."""
+    is_some = len(value) > 2 and value.lower() not in _NOTHING
+    return is_some and _names_secret(name.rpartition(".")[2][:200], value.isdigit())
 
 
 def hide_values(text: str, environment: Mapping[str, str]) -> str:

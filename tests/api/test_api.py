@@ -1,6 +1,7 @@
 """hpc_gpt.api: what the verbs have, as values; the process it is called in stays as it was."""
 
 import ast
+import hashlib
 import importlib.util
 import json
 import os
@@ -17,6 +18,9 @@ from hpc_gpt import api
 from hpc_gpt.api import Run, plan, read_runs, submit
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
 from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.runs import snapshot
+from hpc_gpt.core.runs.work_archive import unpack_work
+from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 from tests.test_imports import MODULES, imports_of, own_module, part_of
@@ -58,6 +62,44 @@ def test_nothing_heavy_is_imported_and_the_process_is_unchanged(tmp_path, capfd,
         threading.Event().wait(0.1)
     assert (os.getcwd(), dict(os.environ), handlers(), os.umask(0o22), threading.active_count()) == before
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_second_submission_of_a_process_gets_what_was_edited_since(tmp_path, monkeypatch):
+    make_stand_ins(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    code = {f"hpc_gpt/{name}": Path(name) for name in ("__init__.py", "core/files.py")}
+    (tmp_path / "core").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(snapshot, "code_files", lambda: code)
+
+    def edit(text: str) -> None:
+        for path in (*code.values(), Path("mine/train.py"), Path("environment.tar")):
+            path.write_text(text)
+        stage = f'stage = "{tmp_path}/environment.tar"'
+        Path("site.toml").write_text(f'{stage}\nchain = "none"\n[environment]\nEDITED = "{text}"\n')
+        Path("mine.toml").write_text(
+            f'[engine]\nname = "command"\n[command]\nrun = "python train.py {text}"\nworkdir = "mine"\n'
+        )
+
+    def read(run: Run) -> dict[str, object]:
+        provenance = json.loads((run.folder / "provenance.json").read_text())
+        return {
+            "work": (unpack_work(run.folder) / "train.py").read_text(),
+            "code": snapshot.read_archive(run.folder)[1]["hpc_gpt/core/files.py"].decode(),
+            "stage": provenance["stage_sha256"] == hashlib.sha256(Path("environment.tar").read_bytes()).hexdigest(),
+            "sums": provenance["code_sha256"] == snapshot.read_archive(run.folder)[0],
+            "command": json.loads((run.folder / "resolved.json").read_text())["command"]["run"].split()[-1],
+            "environment": "EDITED=second" in (run.folder / "job.sh").read_text(),
+        }
+
+    edit("first!")
+    whole = {"stage": True, "sums": True}
+    first = submit("mine.toml", cluster="site.toml")
+    assert read(first) == {"work": "first!", "code": "first!", "command": "first!", "environment": False, **whole}
+    edit("second")
+    second = submit("mine.toml", cluster="site.toml")
+    assert read(second) == {"work": "second", "code": "second", "command": "second", "environment": True, **whole}
 
 
 def test_no_torch_and_no_click_are_loaded():

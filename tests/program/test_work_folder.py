@@ -1,9 +1,14 @@
 """A program's checkpoints, and the files of its folder that a run keeps."""
 
 import glob
+import gzip
+import hashlib
+import io
 import os
 import subprocess
 import tarfile
+import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +21,19 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     (folder := tmp_path / "logs" / "mine" / "run [1]").mkdir(parents=True)
-    asked = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=1), command=Command(run="x"))
-    (folder / "resolved.json").write_text(resolve(asked, ClusterProfile("one", gpus_per_node=1)).to_json())
+    (folder / "resolved.json").write_text(resolve_command().to_json())
     return RunFolder(folder)
+
+
+def resolve_command() -> Resolved:
+    asked = Experiment(engine=Engine("command"), layout=LayoutRequest(gpus=1), command=Command(run="x"))
+    return resolve(asked, ClusterProfile("one", gpus_per_node=1))
 
 
 def command(checkpoints: str | None = "out/ckpt-*", complete: str | None = None) -> Command:
@@ -79,7 +89,6 @@ def test_without_a_number_the_step_is_that_logged_before_it(run: RunFolder) -> N
 
 def files_of(folder: Path, to: Path) -> dict[str, str]:
     """{name: text, or what a link leads to} of what a run keeps of a folder."""
-    work.take_work.cache_clear()
     to.mkdir()
     work.take_work(str(folder)).place(to)
     with tarfile.open(to / work.WORK_ARCHIVE) as tar:
@@ -162,6 +171,130 @@ def test_it_is_unpacked_once_with_modes_and_changes_are_seen(folder: Path, tmp_p
     assert (unpacked / "out").read_text() == "its own"
 
 
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(getattr(request, "param", 0o022))
+    yield
+    os.umask(before)
+
+
+MODES = {
+    "train.py": 0o755,
+    "open.txt": 0o644,
+    "team.txt": 0o640,
+    "own.txt": 0o600,
+    "tool": 0o700,
+    "closed/in.txt": 0o644,
+}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077], indirect=True, ids=oct)
+def test_a_copy_is_as_closed_as_its_file_and_has_its_time(tmp_path: Path, umask: None, request) -> None:
+    masks = request.node.callspec.params["umask"]
+    (folder := tmp_path / "mine").mkdir()
+    (folder / "closed").mkdir()
+    for at, (name, mode) in enumerate(MODES.items()):
+        (folder / name).write_text(name)
+        (folder / name).chmod(mode)
+        os.utime(folder / name, (1.2e9 + at, 1.2e9 + at + 0.25))
+    (folder / "closed").chmod(0o700)
+    folder.chmod(0o755)
+    (to := tmp_path / "run").mkdir()
+    work.take_work(str(folder)).place(to)
+    assert (to / work.WORK_ARCHIVE).stat().st_mode & 0o777 == 0o600
+    copy = work.unpack_work(to)
+    wanted = MODES | {"closed/in.txt": 0o600}
+    found = {name: (copy / name).stat() for name in MODES}
+    assert {name: oct(about.st_mode & 0o777) for name, about in found.items()} == {
+        name: oct(mode & ~masks) for name, mode in wanted.items()
+    }
+    assert [about.st_mtime for about in found.values()] == [1.2e9 + at + 0.25 for at in range(len(MODES))]
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
+        packed.write(copy / "train.py")
+
+
+@pytest.mark.parametrize(("modes", "wanted"), [((0o644, 0o640), 0o640), ((0o644, 0o755), 0o644), ((0o604,), 0o604)])
+def test_the_archive_is_as_closed_as_its_most_closed_file(tmp_path: Path, umask: None, modes, wanted) -> None:
+    (folder := tmp_path / "mine").mkdir()
+    for mode in modes:
+        (folder / oct(mode)).touch()
+        (folder / oct(mode)).chmod(mode)
+    (to := tmp_path / "run").mkdir()
+    work.take_work(str(folder)).place(to)
+    assert oct((to / work.WORK_ARCHIVE).stat().st_mode & 0o777) == oct(wanted)
+
+
+def test_the_sum_is_of_the_files_alone_and_that_of_earlier_versions(folder: Path, tmp_path: Path) -> None:
+    first = work.take_work(str(folder)).sha256
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:  # as it was written before
+        for name in sorted({**KEPT, "outside": ""}):
+            entry, path = tarfile.TarInfo(name), folder / name
+            if path.is_symlink():
+                entry.type, entry.linkname = (
+                    tarfile.SYMTYPE,
+                    "train.py" if name == "to-file" else f"{tmp_path}/elsewhere",
+                )
+                tar.addfile(entry)
+            else:
+                entry.size = path.stat().st_size
+                tar.addfile(entry, io.BytesIO(path.read_bytes()))
+    assert hashlib.sha256(plain.getvalue()).hexdigest() == first
+    (run := tmp_path / "old").mkdir()
+    (run / work.WORK_ARCHIVE).write_bytes(gzip.compress(plain.getvalue()))
+    (run / "provenance.json").write_text(f'{{"{work.WORK_KEY}": "{first}"}}')
+    assert (work.unpack_work(run) / "train.py").read_text() == "print()"
+    os.utime(folder / "train.py", (1, 1))
+    (folder / "train.py").chmod(0o600)
+    assert work.take_work(str(folder)).sha256 == first
+    (folder / "train.py").chmod(0o755)
+    assert work.take_work(str(folder)).sha256 != first
+
+
+CREDENTIALS = {
+    ".env": "A=1", "prod.env": "A=1", ".env.local": "A=1", ".netrc": "machine x", "sub/.pgpass": "x",
+    "kaggle.json": "{}", "keys/id_ed25519": "x", "server.pem": "x", "tls.key": "x", "sub/.aws/config": "x",
+    "hf_token": "x", "api_key.txt": "x", "secrets.yaml": "x", "credentials.json": "{}",
+    "deploy": "-----BEGIN OPENSSH PRIVATE KEY-----\nx", "closed.cfg": "use hf_abcdefghijklmnop1234",
+}  # fmt: skip
+OTHERS = {
+    ".env.example": "A=", "tokenizer.json": "{}", "special_tokens_map.json": "{}", "tokens.txt": "a b",
+    "id_ed25519.pub": "x", "secrets.py": "x = 1", "token.py": "x = 1", "open.cfg": "use hf_abcdefghijklmnop1234",
+    "closed.py": "use hf_abcdefghijklmnop1234", "key.txt": "x", "train.py": "print()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_what_looks_like_a_credential_is_linked_unless_git_tracks_it(
+    tmp_path: Path, has_git: bool, monkeypatch
+) -> None:
+    folder = tmp_path / "mine"
+    for name, text in (CREDENTIALS | OTHERS | {"tests/tracked.pem": "x"}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600 if name.startswith(("closed", ".env", ".netrc", "train")) else 0o644)
+    if has_git:
+        for line in (["init", "-q"], ["add", "tests"]):
+            subprocess.run(["git", *line], cwd=folder, check=True, capture_output=True)
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    archive = work.take_work(str(folder))
+    linked = {*CREDENTIALS} | (set() if has_git else {"tests/tracked.pem"})
+    assert {*archive.credentials} == linked
+    assert archive.sizes.keys() == (CREDENTIALS | OTHERS | {"tests/tracked.pem": ""}).keys() - linked
+    (to := tmp_path / "run").mkdir()
+    archive.place(to)
+    assert work._content(to).count(b"hf_abc") == 2, "of open.cfg and closed.py alone"
+    copy = work.unpack_work(to)
+    for name, text in (CREDENTIALS | OTHERS).items():
+        assert (copy / name).read_text() == text
+        assert (copy / name).is_symlink() == (name in linked)
+    assert (copy / ".env").readlink() == folder / ".env"
+    resolved = replace(resolve_command(), command=Command(run="x", workdir=str(folder)))
+    (line,) = [line for line in work.describe_copy(resolved, archive) if "credential" in line]
+    assert line.startswith(f"linked to {folder}, not copied, as it looks like a credential and git does not track it: ")
+
+
 def test_another_archive_than_the_submitted_one_is_refused(folder: Path, tmp_path: Path) -> None:
     files_of(folder, tmp_path / "run")
     (tmp_path / "run" / "provenance.json").write_text(f'{{"{work.WORK_KEY}": "{"0" * 64}"}}')
@@ -182,7 +315,6 @@ def test_a_folder_that_is_not_there_is_refused() -> None:
 
 
 def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work.take_work.cache_clear()
     (folder / "one.py").write_bytes(bytes(600))
     (folder / "two.py").write_bytes(bytes(600))
     monkeypatch.setattr(work, "_MOST_BYTES", 1000)
@@ -191,7 +323,6 @@ def test_files_that_are_too_large_together_are_refused(folder: Path, monkeypatch
 
 
 def test_what_is_not_kept_is_named_and_only_that_is_linked(folder: Path, tmp_path: Path) -> None:
-    work.take_work.cache_clear()
     archive = work.take_work(str(folder))
     assert (archive.left_out, archive.whole) == ({"a.bin": 7, "sub": 7, "data": 4}, True)
     (tmp_path / "run").mkdir()

@@ -11,12 +11,21 @@ from typing import Any
 
 from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.secrets import is_secret
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.core.settings.key_rules import number_faults
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.program_text import brace_faults, fill, fill_line, names_in, text_faults, texts_of
+from hpc_gpt.core.settings.program_text import (
+    brace_faults,
+    command_faults,
+    fill,
+    fill_line,
+    names_in,
+    text_faults,
+    texts_of,
+)
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import AFTER_BRACES, Plan
 from hpc_gpt.core.settings.shape_split import Obstacle
@@ -120,8 +129,12 @@ def with_values(command: Command) -> Command:
     every = [text for each in texts.values() if each for text in ((each,) if isinstance(each, str) else each)]
     used = set[str]().union(*map(names_in, every))
     faults = {}
-    for name in command.values:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+    for name, value in command.values.items():
+        if is_secret(name, value):
+            faults[f"command.values.{name} looks like a secret, which the run folder would keep"] = (
+                "export it in the shell that submits: the program has it in its environment"
+            )
+        elif not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             faults[f"command.values has {name!r}, which is no name of letters, digits and _"] = "give it another name"
         elif name in (*BRACES, *AFTER_BRACES):
             faults[f"command.values has {name}, which hpc-gpt itself fills in"] = "give it another name"
@@ -157,7 +170,8 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
     elif not first.strip():
         yield "command.run is empty, and engine command starts what it says", 'set run = "…" in the table [command]'
     texts = texts_of("command.run", command.run)
-    every = {**texts, "command.workdir": command.workdir, "command.resume": command.resume or ""}
+    yield from command_faults("command.run", command.run)
+    every = {"command.workdir": command.workdir, "command.resume": command.resume or ""}
     every |= {f"command.setup[{index}]": line for index, line in enumerate(command.setup)}
     every |= {"command.checkpoints": command.checkpoints or "", "command.complete": command.complete or ""}
     for where, text in every.items():

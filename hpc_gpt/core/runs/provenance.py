@@ -1,7 +1,6 @@
 """Where a run comes from: code, versions, machine. Never the environment, so no secrets."""
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -89,16 +88,9 @@ def stage_sum(resolved: Resolved) -> dict[str, str]:
     """`stage_sha256` of the archive that the profile's `stage` names; empty without one, or if it is not readable here:
     each attempt prints what its nodes have unpacked."""
     if resolved.cluster.archive is not None:
-        with contextlib.suppress(OSError):
-            return {STAGE_KEY: _sha256(resolved.cluster.archive)}
+        with contextlib.suppress(OSError), Path(resolved.cluster.archive).open("rb") as file:
+            return {STAGE_KEY: hashlib.file_digest(file, "sha256").hexdigest()}
     return {}
-
-
-@functools.cache
-def _sha256(path: str) -> str:
-    """The SHA-256 of a file. Cached, as all rows of a sweep are for one cluster."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_weights_of(run: Path, resolved: Resolved) -> str:

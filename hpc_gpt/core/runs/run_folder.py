@@ -366,10 +366,11 @@ class Placed(Protocol):
 
 
 class SharedFile:
-    """A file of that name with the same content in several run folders, on the disk once."""
+    """A file of that name with the same content in several run folders, on the disk once; `mode` is within the
+    umask."""
 
-    def __init__(self, name: str, content: bytes) -> None:
-        self._name, self._content = name, content
+    def __init__(self, name: str, content: bytes, mode: int = 0o666) -> None:
+        self._name, self._content, self._mode = name, content, mode
         self._last: Path | None = None
 
     def place(self, folder: Path) -> None:
@@ -383,6 +384,7 @@ class SharedFile:
                 os.link(self._last, target)
                 return
         with aside(target) as own, contextlib.suppress(FileExistsError):
+            own.touch(self._mode)
             own.write_bytes(self._content)
             give_name(own, target)
         self._last = target

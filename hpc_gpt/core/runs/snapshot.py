@@ -9,6 +9,7 @@ makes the archive of a run that plain sbatch has started. The SHA-256 is of the 
 equal code, whatever the version of zlib.
 """
 
+import copy
 import functools
 import gzip
 import hashlib
@@ -37,11 +38,12 @@ _TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verif
 
 
 class Archive(SharedFile):
-    """A compressed tar archive with a name in a run's folder; `sha256` is of the uncompressed one."""
+    """A compressed tar archive with a name in a run's folder, with a `mode` within the umask; `sha256` is of the
+    uncompressed one."""
 
-    def __init__(self, name: str, tar: bytes) -> None:
+    def __init__(self, name: str, tar: bytes, mode: int = 0o666) -> None:
         self.sha256 = hashlib.sha256(tar).hexdigest()
-        super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0))
+        super().__init__(name, gzip.compress(tar, compresslevel=3, mtime=0), mode)
 
 
 def archive_of(files: Mapping[str, bytes]) -> Archive:
@@ -49,10 +51,16 @@ def archive_of(files: Mapping[str, bytes]) -> Archive:
     return Archive(CODE_ARCHIVE, _tar({SUMS: sums_text(files).encode(), **files}))
 
 
-@functools.cache
 def take_snapshot() -> Archive:
-    """The archive of the code that this process runs, as it is now. Cached."""
-    return archive_of({name: path.read_bytes() for name, path in code_files().items()})
+    """The archive of the code that this process runs, as its files are now. Cached while they are the same."""
+    states = ((name, path, path.stat()) for name, path in code_files().items())
+    files = tuple((name, path, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, path, at in states)
+    return copy.copy(_archive_of_files(files))  # a file that was placed may be changed before the next submission
+
+
+@functools.lru_cache(maxsize=1)
+def _archive_of_files(files: tuple[tuple[str, Path, int, int, int, int], ...]) -> Archive:
+    return archive_of({name: path.read_bytes() for name, path, *_ in files})
 
 
 def code_files() -> dict[str, Path]:

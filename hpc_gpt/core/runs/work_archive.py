@@ -1,8 +1,11 @@
 """The files of `command.workdir`, kept in a run: `work.tar.gz`, from which every attempt runs in `work/`.
 
-Kept are the files that git does not ignore. What the program writes in `work/` stays there for the next attempt.
-`command.link` names what of the folder itself is to be found there, too: only that is linked, as a program writes
-through a link.
+Kept are the files that git does not ignore, each with its time and as closed to others as it is there. What the program
+writes in `work/` stays there for the next attempt. `command.link` names what of the folder itself is to be found there,
+too: only that is linked, as a program writes through a link, and what looks like a credential that git does not track.
+
+The archive's SHA-256 is of the files' names, bytes and executable bits: their times and modes are those of a checkout,
+and are not counted.
 """
 
 import contextlib
@@ -22,17 +25,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
-from hpc_gpt.core.files import aside, logs_folder, read_bytes
+from hpc_gpt.core.files import aside, logs_folder, read_bytes, read_start
 from hpc_gpt.core.runs.checkpoints import WORK
 from hpc_gpt.core.runs.snapshot import Archive
 from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.secrets import is_credential_file
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.words import counted, show_bytes
+from hpc_gpt.core.words import and_more, counted, show_bytes
 
 WORK_ARCHIVE = "work.tar.gz"
-# In provenance.json: the SHA-256 of the uncompressed archive.
+# In provenance.json: the SHA-256 of the uncompressed archive, but for times and modes (`_identity`).
 WORK_KEY = "work_sha256"
 _MOST_BYTES = 64 << 20
 # With the headers of many small files.
@@ -41,6 +44,8 @@ _NEVER = frozenset((".git", "__pycache__"))
 # Seconds in which the sizes of what is not kept are counted.
 _COUNTS_S = 2.0
 _MOST_NAMED = 5
+# Bytes of a file in which a credential is looked for.
+_START = 1 << 14
 # What a program writes, or was installed: seldom what a run has to read.
 _WRITTEN = re.compile(
     r"\.|outs?$|outputs?$|checkpoints?$|ckpts?$|logs?$|runs$|wandb$|mlruns$|v?env$|build$|.*\.egg-info$"
@@ -48,24 +53,34 @@ _WRITTEN = re.compile(
 
 
 class WorkArchive(Archive):
-    """The archive of a folder: its `sizes` in bytes by name, and those of what it has `left_out`, by the first part of
-    the name; `whole` is false if these were not all counted."""
+    """The archive of a folder, as closed as its most closed file: the `sizes` in bytes by name, the `credentials` that
+    it only links, and the sizes of what it has `left_out`, by the first part of the name; `whole` is false if these
+    were not all counted."""
 
-    def __init__(self, tar: bytes, sizes: Mapping[str, int], left_out: Mapping[str, int], whole: bool) -> None:
-        super().__init__(WORK_ARCHIVE, tar)
-        self.sizes, self.left_out, self.whole = sizes, left_out, whole
+    def __init__(
+        self, tar: bytes, sizes: Mapping[str, int], credentials: Sequence[str], left_out: Mapping[str, int], whole: bool
+    ) -> None:
+        with tarfile.open(fileobj=io.BytesIO(tar)) as entries:
+            open_to = functools.reduce(int.__and__, (entry.mode for entry in entries if entry.isfile()), 0o666)
+        super().__init__(WORK_ARCHIVE, tar, 0o600 | open_to & 0o066)
+        self.sha256 = _identity(tar)
+        self.sizes, self.credentials, self.left_out, self.whole = sizes, credentials, left_out, whole
 
 
-def describe_copy(resolved: Resolved) -> list[str]:
+def describe_copy(resolved: Resolved, archive: WorkArchive | None) -> list[str]:
     """What a run keeps of the folder that its program runs in, and what not, as lines for its user; empty if it keeps
-    none. Raises ConfigError."""
-    archive = snapshot_of(resolved)
+    none."""
     if archive is None:
         return []
     command = resolved.program
     size = show_bytes(sum(archive.sizes.values()))
     lines = [f"{counted(len(archive.sizes), 'file')} of {command.workdir}, {size}; the program runs in the copy"]
     lines += [f"linked to {command.workdir}: {', '.join(command.link)}"] if command.link else []
+    if archive.credentials:
+        lines.append(
+            f"linked to {command.workdir}, not copied, as it looks like a credential and git does not track it: "
+            f"{', '.join(archive.credentials[:_MOST_NAMED])}{and_more(len(archive.credentials), _MOST_NAMED)}"
+        )
     linked = {name.partition("/")[0] for name in command.link}
     left = sorted((name for name in archive.left_out if name not in linked), key=lambda name: -archive.left_out[name])
     if left:
@@ -73,7 +88,8 @@ def describe_copy(resolved: Resolved) -> list[str]:
         named = [f"{name} {at_least}{show_bytes(archive.left_out[name])}" for name in left[:_MOST_NAMED]]
         named += [f"{len(left) - _MOST_NAMED} more"] if len(left) > _MOST_NAMED else []
         lines.append(f"not in the copy, as git ignores it: {', '.join(named)}")
-        read = [name for name in left if not _WRITTEN.match(name.lower())][:_MOST_NAMED] or left[:1]
+        read = [name for name in left if is_credential_file(name) or not _WRITTEN.match(name.lower())]
+        read = read[:_MOST_NAMED] or left[:1]
         lines.append(f"what the program reads of it needs a line: {link_line([*command.link, *read])}")
     return lines
 
@@ -83,21 +99,17 @@ def link_line(names: Sequence[str]) -> str:
     return f"[command] link = {json.dumps(list(names), ensure_ascii=False)}"
 
 
-def snapshot_of(resolved: Resolved) -> WorkArchive | None:
-    """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too large."""
-    return take_work(resolved.program.workdir) if runs_program(resolved) and resolved.program.snapshot else None
-
-
-@functools.cache
 def take_work(folder: str) -> WorkArchive:
-    """The archive of a folder as it is now. Cached, because a sweep asks for every row. Raises ConfigError."""
+    """The archive of a folder as it is now. Raises ConfigError."""
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"command.workdir is {folder}, which is no folder here", "name the folder of the program")
     # The runs themselves may be below it.
     logs = logs_folder().absolute()
-    names = sorted(name for name in _names(root) if not (root / name).absolute().is_relative_to(logs))
-    sizes = {name: os.lstat(root / name).st_size for name in names}
+    tracked = {name: is_tracked for name, is_tracked in _names(root) if not _is_within(root / name, logs)}
+    names = sorted(tracked)
+    credentials = [name for name in names if not tracked[name] and _is_credential(root / name, name)]
+    sizes = {name: os.lstat(root / name).st_size for name in names if name not in credentials}
     if sum(sizes.values()) > _MOST_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:5]
         shown = ", ".join(f"{name} {sizes[name] / 2**20:.1f} MiB" for name in largest)
@@ -110,10 +122,25 @@ def take_work(folder: str) -> WorkArchive:
     try:
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name in names:
-                _add(tar, root, name)
+                _add(tar, root, name, name in credentials)
     except OSError as fault:
         raise ConfigError(f"cannot read {fault.filename}: {fault.strerror}", "make it readable, or ignore it") from None
-    return WorkArchive(buffer.getvalue(), sizes, *_left_out(root, frozenset(names), logs))
+    return WorkArchive(buffer.getvalue(), sizes, credentials, *_left_out(root, frozenset(names), logs))
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    return path.absolute().is_relative_to(folder)
+
+
+def _is_credential(path: Path, name: str) -> bool:
+    """Whether a file looks like a credential. ConfigError as of `take_work` if it cannot be read."""
+    if path.is_symlink():
+        return False
+    try:
+        mode, start = os.stat(path).st_mode, read_start(path, _START)
+    except OSError as fault:
+        raise ConfigError(f"cannot read {path}: {fault.strerror}", "make it readable, or ignore it") from None
+    return is_credential_file(name, start, is_closed=not mode & 0o077)
 
 
 def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, int], bool]:
@@ -133,9 +160,14 @@ def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, 
     return sizes, True
 
 
-def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
-    """Adds a file, with its mode, or a link. A relative link out of the folder becomes an absolute one."""
+def _add(tar: tarfile.TarFile, root: Path, name: str, only_link: bool) -> None:
+    """Adds a file, with its mode and time, or a link. A relative link out of the folder becomes an absolute one.
+    `only_link`: a link to the file."""
     path, entry = root / name, tarfile.TarInfo(name)
+    if only_link:
+        entry.type, entry.linkname = tarfile.SYMTYPE, str(path.absolute())
+        tar.addfile(entry)
+        return
     if path.is_symlink():
         target = os.readlink(path)
         if not os.path.isabs(target):
@@ -144,32 +176,64 @@ def _add(tar: tarfile.TarFile, root: Path, name: str) -> None:
         entry.type, entry.linkname = tarfile.SYMTYPE, target
         tar.addfile(entry)
         return
-    content = path.read_bytes()
-    entry.size, entry.mode = len(content), 0o755 if os.access(path, os.X_OK) else 0o644
+    content, about = path.read_bytes(), os.stat(path)
+    entry.size, entry.mtime = len(content), about.st_mtime
+    # Its owner is now this user, who could read it, and may be able to execute it.
+    entry.mode = about.st_mode & 0o777 & _open_to(root, path) | (0o500 if os.access(path, os.X_OK) else 0o400)
     tar.addfile(entry, io.BytesIO(content))
 
 
-def _names(root: Path) -> Iterator[str]:
-    """The files and links below a folder that git does not ignore; all of them if there is no git here."""
+def _open_to(root: Path, path: Path) -> int:
+    """The bits of a mode that say something to others: a folder that its group or others cannot enter closes what is
+    below it."""
+    bits = 0o777
+    for folder in (path.parent, *path.parent.parents):
+        mode = os.stat(folder).st_mode
+        bits &= 0o700 | (0o070 if mode & 0o010 else 0) | (0o007 if mode & 0o001 else 0)
+        if folder == root:
+            break
+    return bits
+
+
+def _identity(tar: bytes) -> str:
+    """The SHA-256 of an archive without what differs between two checkouts of the same files: their times, and modes
+    but for the executable bit. So earlier versions wrote it, of which it is the sum of the bytes."""
+    plain = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(tar)) as entries,
+        tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as written,
+    ):
+        for entry in entries:
+            content = entries.extractfile(entry) if entry.isfile() else None
+            entry.mtime, entry.pax_headers = 0, {}
+            entry.mode = 0o755 if entry.isfile() and entry.mode & 0o100 else 0o644
+            written.addfile(entry, content)
+    return hashlib.sha256(plain.getvalue()).hexdigest()
+
+
+def _names(root: Path) -> Iterator[tuple[str, bool]]:
+    """(name, whether git tracks it) of the files and links below a folder that git does not ignore; of all of them if
+    there is no git here."""
     listed = _listed_by_git(root)
     if listed is None:
         for parent, folders, files in os.walk(root):
             links = [name for name in folders if Path(parent, name).is_symlink()]
             folders[:] = [name for name in folders if name not in _NEVER and name not in links]
-            yield from (Path(parent, name).relative_to(root).as_posix() for name in (*files, *links))
+            yield from ((Path(parent, name).relative_to(root).as_posix(), False) for name in (*files, *links))
         return
-    for name in listed:
+    for name, is_tracked in listed.items():
         path = root / name
         if set(Path(name).parts) & _NEVER:
             continue
         if path.is_symlink() or path.is_file():
-            yield name
+            yield name, is_tracked
         elif path.is_dir():  # a repository in the repository
-            yield from (f"{name.rstrip('/')}/{below}" for below in _names(path))
+            yield from ((f"{name.rstrip('/')}/{below}", tracked) for below, tracked in _names(path))
 
 
-def _listed_by_git(root: Path) -> list[str] | None:
-    """What git would add, by its own rules for .gitignore, whether the folder is in a repository or not."""
+def _listed_by_git(root: Path) -> dict[str, bool] | None:
+    """What git would add, by its own rules for .gitignore, whether the folder is in a repository or not, and whether it
+    is tracked."""
     with tempfile.TemporaryDirectory() as empty:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         git = ["git", f"--git-dir={empty}/git", f"--work-tree={root}"]
@@ -183,8 +247,10 @@ def _listed_by_git(root: Path) -> list[str] | None:
         except (OSError, subprocess.CalledProcessError):
             return None
     # A file may be tracked although a rule ignores it.
-    found = done.stdout + (tracked.stdout if tracked.returncode == 0 else b"")
-    return [name for name in dict.fromkeys(os.fsdecode(found).split("\0")) if name]
+    of_repository = tracked.stdout if tracked.returncode == 0 else b""
+    found = dict.fromkeys(os.fsdecode(done.stdout).split("\0"), False)
+    found |= dict.fromkeys(os.fsdecode(of_repository).split("\0"), True)
+    return {name: is_tracked for name, is_tracked in found.items() if name}
 
 
 def _content(run: Path) -> bytes:
@@ -204,12 +270,20 @@ def unpack_work(run: Path) -> Path:
         return folder
     try:
         content = _content(run)
-        if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, hashlib.sha256(content).hexdigest()):
+        if read_stored(run / "provenance.json").get(WORK_KEY) not in (None, _identity(content)):
             cause = f"{run / WORK_ARCHIVE} is not what was submitted: its SHA-256 differs"
             raise RunFolderError(cause, "submit the experiment again, or put the archive back")
         with aside(folder) as own, tarfile.open(fileobj=io.BytesIO(content)) as tar:
             own.mkdir()
-            tar.extractall(own, filter="tar")
+            mode = own.stat().st_mode
+            own.chmod(0o700)  # a file has its mode once it is written
+
+            def within_umask(entry: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+                safe = tarfile.tar_filter(entry, path)
+                return safe.replace(mode=entry.mode & mode & 0o777) if entry.isfile() else safe
+
+            tar.extractall(own, filter=within_umask)
+            own.chmod(mode)
             own.rename(folder)
     except (OSError, EOFError, tarfile.TarError) as fault:
         if not folder.is_dir():

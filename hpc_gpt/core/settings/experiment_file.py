@@ -18,6 +18,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import experiments_dir, read_start
 from hpc_gpt.core.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
+from hpc_gpt.core.settings.program_text import without_secret_comments
 from hpc_gpt.core.settings.resolve import with_pad_token
 from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
@@ -126,7 +127,8 @@ def read_experiment(name: str) -> ExperimentFile:
     tables.setdefault("name", _default_name(path))
     rows = tables.pop("rows", None)
     checked = check_rows(rows, path) if rows is not None else None
-    return ExperimentFile(path, path.read_text(encoding="utf-8-sig"), tables, checked, tuple(stated))
+    text = without_secret_comments(path.read_text(encoding="utf-8-sig"))
+    return ExperimentFile(path, text, tables, checked, tuple(stated))
 
 
 def find_sweep(experiment: str) -> ExperimentFile | None:

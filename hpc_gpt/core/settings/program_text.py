@@ -1,10 +1,14 @@
 """The texts of a program's command: their braces with values filled in, quoted for bash, and what they may not hold."""
 
+import contextlib
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.secrets import REMOVED, hide_secrets, hide_words
 from hpc_gpt.core.tables import close_matches
 
 # `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
@@ -95,10 +99,51 @@ def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
         yield f"{where} holds a NUL, which no command line can carry", "take it out"
     bare = _VARIABLE.sub("/", text)
     if hide_secrets(bare) != bare:
-        yield (
-            f"{where} holds what looks like a secret, and the run folder would keep it: {hide_secrets(bare):.80}",
-            "export it in the shell that submits, and use its variable: $NAME",
-        )
+        yield _secret_fault(where, hide_secrets(bare), ", and use its variable: $NAME")
+
+
+def command_faults(where: str, command: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+    """As `text_faults`, of a line for bash, or of the words of a list, in which a value is judged by the word before
+    it."""
+    if isinstance(command, str):
+        yield from text_faults(where, command)
+        return
+    bare = [_VARIABLE.sub("/", word) for word in command]
+    for index, (word, shown) in enumerate(zip(bare, hide_words(bare), strict=True)):
+        if "\0" in word:
+            yield from text_faults(f"{where}[{index}]", "\0")
+        if shown != word:
+            option = f"{bare[index - 1]} {shown}" if shown == REMOVED and index else shown
+            yield _secret_fault(f"{where}[{index}]", option, ": the program has it in its environment")
+
+
+def without_secret_comments(text: str) -> str:
+    """An experiment's text with possible secrets removed from its comments."""
+    lines = text.split("\n")
+    hidden = [hide_secrets(line) if "#" in line else line for line in lines]
+    if hidden == lines:
+        return text
+    tables = tomllib.loads(text)
+    for number in [number for number, line in enumerate(lines) if line != hidden[number]]:
+        changed = "\n".join([*lines[:number], hidden[number], *lines[number + 1 :]])
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            if tomllib.loads(changed) == tables:
+                lines[number] = hidden[number]
+    return "\n".join(lines)
+
+
+def check_text(path: Path, text: str) -> None:
+    """ConfigError if a line of an experiment's file, as of a row that is not asked for, holds what looks like a secret.
+    A variable and a name in braces are none."""
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = _BRACE.sub("/", _VARIABLE.sub("/", line))
+        if (shown := hide_secrets(bare)) != bare:
+            raise ConfigError(*_secret_fault(f"{path}:{number}", shown.strip(), ", or use a variable: $NAME"))
+
+
+def _secret_fault(where: str, shown: str, then: str) -> tuple[str, str]:
+    message = f"{where} holds what looks like a secret, and the run folder would keep it: {shown:.80}"
+    return message, f"export it in the shell that submits{then}"
 
 
 def names_in(text: str) -> set[str]:

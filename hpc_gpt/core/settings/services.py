@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.core.errors import raise_faults
 from hpc_gpt.core.settings.key_rules import key, number_faults
-from hpc_gpt.core.settings.program_text import brace_faults, text_faults, texts_of
+from hpc_gpt.core.settings.program_text import brace_faults, command_faults, texts_of
 
 # An engine is a module of hpc_gpt/core/engines, and its name is the file's.
 ENGINE_NAMES = tuple(
@@ -158,8 +158,7 @@ def _after_faults(after: After) -> Iterator[tuple[str, str]]:
         yield from brace_faults(where, text, AFTER_BRACES)
         if "{export}" in text.replace("{{export}}", "") and not after.export:
             yield f"{where} has {{export}}, but after.export is false", "set after.export = true"
-    for index, option in enumerate(after.sbatch):
-        yield from text_faults(f"after.sbatch[{index}]", option)
+    yield from command_faults("after.sbatch", after.sbatch)
     yield from number_faults("after", after, _DEFAULT).items()
 
 
@@ -173,5 +172,4 @@ def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tupl
     texts = texts_of(where, command)
     if not any(text.strip() for text in list(texts.values())[:1]):
         yield f"{where} is empty", "say what is to run, or leave the table out"
-    for of, text in texts.items():
-        yield from text_faults(of, text)
+    yield from command_faults(where, command)

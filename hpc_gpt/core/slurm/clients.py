@@ -22,6 +22,7 @@ from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.core.files import user_name
 from hpc_gpt.core.process import seconds_given
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.secrets import hide_words
 from hpc_gpt.core.slurm.environment import PATIENCE, without_choice
 
 _UNREACHABLE = re.compile(
@@ -335,6 +336,11 @@ def add_found(run: RunFolder, line: Mapping[str, Any], answer: Answer) -> str:
     return job_id
 
 
+def as_noted(command: str) -> str:
+    """A job's command as submissions.jsonl has it: without possible secrets."""
+    return " ".join(hide_words(command.split(" ")))
+
+
 def _newest(line: Mapping[str, Any], known: Collection[str], listed: str) -> tuple[str, str]:
     """(id, cluster) of the newest job with the command of a lost submission that is not `known`."""
     element, script = str(line.get("element") or ""), str(line.get("script"))
@@ -343,7 +349,11 @@ def _newest(line: Mapping[str, Any], known: Collection[str], listed: str) -> tup
         if row.startswith("CLUSTER: "):  # before the jobs of each cluster that was asked
             cluster = row.removeprefix("CLUSTER: ").strip()
         job_id, _, command = row.partition("|")
-        mine = command == script and job_id not in known and job_id.partition("_")[1:] == element.partition("_")[1:]
+        mine = (
+            as_noted(command) == script
+            and job_id not in known
+            and job_id.partition("_")[1:] == element.partition("_")[1:]
+        )
         if mine and int(job_id.partition("_")[0]) > int(found[0].partition("_")[0] or 0):
             found = job_id, cluster
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.requeue import requeue_of
@@ -246,9 +247,14 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
     if profile.container is not None:
         texts[f"{where}: container.image"] = profile.container.image
         texts |= {f"{where}: container.mounts[{i}]": mount for i, mount in enumerate(profile.container.mounts)}
+    for key, words in {"job.sbatch": job.sbatch, "job.srun": job.srun}.items():
+        if hide_words(words) != list(words):
+            yield f"{key} holds what looks like a secret, which job.sh and the run folder would keep"
     for key, text in texts.items():
         if text is None:
             continue
+        if hide_secrets(text) != text:
+            yield f"{key} holds what looks like a secret, which job.sh and the run folder would keep"
         if bad := _control_character(text):
             yield f"{key} holds {bad}, which a line of the script cannot carry: {text!r}"
         elif text == "" and key not in (f"{where}: node_suffix", "job.comment"):
@@ -287,13 +293,13 @@ def _owned_faults(
     for i, flag in enumerate(flags):
         key = f"{where}[{i}]"
         if not _FLAG.fullmatch(flag):
-            yield f"{key} {flag!r} is no flag of {command}: one --name or --name=value each"
+            yield f"{key} {hide_secrets(flag)!r} is no flag of {command}: one --name or --name=value each"
             continue
         name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
         if name in owned:
             instead = owned[name]
             why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
-            yield f"{key} {flag!r} is not for you to add: {why}"
+            yield f"{key} {hide_secrets(flag)!r} is not for you to add: {why}"
 
 
 def _environment_faults(resolved: Resolved) -> Iterator[str]:

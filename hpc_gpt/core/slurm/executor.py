@@ -12,10 +12,12 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_gpt.core.errors import JobRefused, RunFolderError, SlurmUnreachable
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import (
     NoAnswer,
     add_found,
+    as_noted,
     ask,
     ask_for_lost,
     is_lost,
@@ -66,7 +68,7 @@ class ScriptExecutor(SlurmExecutor):
 
         Raises JobRefused or SlurmUnreachable with sbatch's message, which is in those lines, too.
         """
-        entry = {"scheduler": "slurm", "job_id": None, "command": self.command, "refused": None}
+        entry = {"scheduler": "slurm", "job_id": None, "command": hide_words(self.command), "refused": None}
         entry |= {"cluster": self.profile, **(note or {})}
         cluster, environment = self.first.slurm_cluster(), self.environment
         if cluster is None and job_ids(self.first):
@@ -110,7 +112,7 @@ class ScriptExecutor(SlurmExecutor):
         if chosen is None:
             text = Path(script[0]).read_text(encoding="utf-8", errors="replace")
             chosen = chosen_clusters(script_directives(text))
-        return {"script": " ".join(script), "clusters": chosen}
+        return {"script": as_noted(" ".join(script)), "clusters": chosen}
 
     def _look_for(self, entry: Mapping[str, Any]) -> str:
         """The id of a job whose sbatch got no answer. SlurmUnreachable if it is not found in time: it may be queued."""
@@ -132,7 +134,8 @@ class ScriptExecutor(SlurmExecutor):
 
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
         for element, run in self.runs.items():
-            line = {**entry, "element": element} if entry.get("lost") else entry
+            line = {**entry, "element": element} if entry.get("lost") else {**entry}
+            line |= {key: hide_secrets(line[key]) for key in ("refused", "lost") if line.get(key)}
             run.add_submission({**line, **self._before[element], "job_id": f"{job_id}{element}" if job_id else None})
 
 

@@ -6,10 +6,12 @@ Nothing is translated: sbatch gets the same words. They are read to know what th
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.slurm.directives import BLANKS, Options, options_of
+from hpc_gpt.core.secrets import hide_secrets, hide_words
+from hpc_gpt.core.slurm.directives import BLANKS, Options, options_of, script_directives
 
 # Variables whose option has another name.
 _OTHER_NAMES = {
@@ -252,6 +254,17 @@ def split_directive(line: str) -> list[str]:
         parts[-1:] = [parts[-1] + text] if inside else [*parts[-1:], text]
         place, inside = found.end(), True
     return parts
+
+
+def shown_directives(script: str) -> str:
+    """The directives of a script on one line, without possible secrets."""
+    lines = script_directives(script)
+    try:
+        words = [word for line in lines for word in split_directive(line)]
+    except ValueError:
+        return hide_secrets(" ".join(lines))
+    hidden = hide_words(words)
+    return " ".join(lines) if hidden == words else shlex.join(hidden)
 
 
 def expand_pattern(pattern: str, environment: Mapping[str, str], user: str = "") -> str:

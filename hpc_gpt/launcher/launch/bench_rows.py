@@ -28,7 +28,7 @@ from hpc_gpt.core.settings.smoke import SMOKE_STEPS
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.launcher.launch.prepare import MEASURED, earlier_runs, load_row, prepare_row
-from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.prepared import Copies, PreparedRun
 from hpc_gpt.launcher.launch.request import Request
 
 DEFAULT_BENCH = "bench"
@@ -72,6 +72,7 @@ class BenchRequest:
     smoke: bool = False
     has_gpu: bool = False
     is_ladder: bool = False
+    copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
     @property
     def gives_steps(self) -> bool:
@@ -160,7 +161,8 @@ def prepare_cell(
     if row is None:
         keys["name"] = f"{_name(asked, file, experiment)}-{folder_name(name)}"
     last = {} if is_peer else _lasts(asked, experiment, own, "layout.micro_batch" in over)
-    request = Request(asked.experiment, None, None, keys, row, smoke=asked.smoke and not is_peer, measured=last)
+    smoke = asked.smoke and not is_peer
+    request = Request(asked.experiment, None, None, keys, row, smoke=smoke, measured=last, copies=asked.copies)
     prepared = prepare_row(request, asked.profile, file, row, earlier_runs)
     return BenchCell(name, replace(prepared, notes=(*notes, *prepared.notes)), is_peer=is_peer)
 

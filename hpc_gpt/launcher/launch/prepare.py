@@ -159,6 +159,7 @@ def prepare_row(
         data_beside=folder_beside(file, resolved, request.overrides, row),
         unread=unread,
         faster=faster_notes(prepared.prediction, resolved, given, searched) if faster else (),
+        copies=request.copies,
     )
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from hpc_gpt.core.ends.failures import MOST_UNSEEN
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.runs.provenance import git_state
-from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
+from hpc_gpt.core.settings.program_text import command_faults
 from hpc_gpt.core.settings.resolve import experiment_text, resolve
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.services import SERVICES
@@ -58,6 +59,7 @@ def prepare_file(
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
+    raise_faults(dict(command_faults("command.args", command.args)))
     call = ScriptRequest(Path(command.script), command.args)
     ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
@@ -121,6 +123,7 @@ def prepare_script(
         (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
+        copies=request.copies,
     )
 
 
@@ -183,9 +186,8 @@ def _experiment(
     texts = {key: hide_secrets(text) for key, option in OF_JOB.items() if (text := values.get(option))}
     of_chain = {key: value for key, value in job.items() if key not in (*_OPTION_OF, "exclusive", "sbatch")}
     folder = Path(values.get("chdir") or command.get("workdir") or ".").expanduser().absolute()
-    arguments = hide_secrets(shlex.join(call.arguments))
-    hidden = list(call.arguments) if arguments == shlex.join(call.arguments) else [arguments]
-    where = {"script": str(call.path.absolute()), "workdir": str(folder), "snapshot": False, "args": hidden}
+    arguments = hide_words(call.arguments)
+    where = {"script": str(call.path.absolute()), "workdir": str(folder), "snapshot": False, "args": arguments}
     tables = {"command": {**command, **where}, "job": {**texts, **of_chain}, "train": {"steps": 0, **keys["train"]}}
     tables |= {table: keys[table] for table in SERVICES}
     checked = check_tables({"name": name, **tables}, Experiment, call.path.name)
@@ -258,7 +260,7 @@ def _findings(
 
 def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
     """What the profile adds to the script, and what the job chain goes by."""
-    notes = [f"from {resolved.cluster.name}: {hide_secrets(shlex.join(added))}"] if added else []
+    notes = [f"from {resolved.cluster.name}: {shlex.join(hide_words(added))}"] if added else []
     pattern = resolved.program.checkpoints
     if pattern is not None:
         notes.append(f"the chain goes by its checkpoints, {pattern}")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.launcher.plan.prediction import Prediction
 
 if TYPE_CHECKING:
     from hpc_gpt.core.runs.branches import CheckpointHold
+    from hpc_gpt.core.runs.snapshot import Archive
+    from hpc_gpt.core.runs.work_archive import WorkArchive
     from hpc_gpt.launcher.launch.forecast import Forecast
 
 
@@ -28,6 +32,44 @@ class SbatchRequest:
     findings: tuple[str, ...] = ()
 
 
+class Copies:
+    """What the runs of one submission copy, each folder and archive read once: the rows of a sweep and the rounds of a
+    bench run the same code. It lives no longer, as the next submission of a process gets what was edited since. What
+    it imports is needed by those who submit alone."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, WorkArchive] = {}
+        self._stages: dict[str, dict[str, str]] = {}
+
+    @cached_property
+    def code(self) -> Archive:
+        """The archive of hpc-gpt's own code."""
+        from hpc_gpt.core.runs.snapshot import take_snapshot
+
+        return take_snapshot()
+
+    def work(self, resolved: Resolved) -> WorkArchive | None:
+        """The archive of the folder that a run's program runs in; None if it keeps none. ConfigError if it is too
+        large."""
+        if not (runs_program(resolved) and resolved.program.snapshot):
+            return None
+        folder = resolved.program.workdir
+        if folder not in self._works:
+            from hpc_gpt.core.runs.work_archive import take_work
+
+            self._works[folder] = take_work(folder)
+        return self._works[folder]
+
+    def stage_sum(self, resolved: Resolved) -> dict[str, str]:
+        """As `provenance.stage_sum`."""
+        archive = resolved.cluster.archive or ""
+        if archive not in self._stages:
+            from hpc_gpt.core.runs.provenance import stage_sum
+
+            self._stages[archive] = stage_sum(resolved)
+        return self._stages[archive]
+
+
 @dataclass(frozen=True)
 class PreparedRun:
     """A run that is ready to be submitted: its settings, its script, the text and path of its experiment's file, the
@@ -35,7 +77,8 @@ class PreparedRun:
 
     A relative data.path is looked for in the folder `data_beside` first. `unread` has lines on the keys of config.json
     that are not followed, or that nothing reads. `faster` has the lines on what is predicted to be faster, if that was
-    asked for. `provenance` has further keys of provenance.json. `job_script` is of a script that runs as it is.
+    asked for. `provenance` has further keys of provenance.json. `job_script` is of a script that runs as it is. The
+    runs of one request share its `copies`.
     """
 
     resolved: Resolved
@@ -51,6 +94,7 @@ class PreparedRun:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     job_script: SbatchRequest | None = None
     hold: CheckpointHold | None = None
+    copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
     @property
     def messages(self) -> tuple[str, ...]:

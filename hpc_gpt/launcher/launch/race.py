@@ -150,7 +150,9 @@ def _planned(
     for name, keys in layouts:
         experiment = with_keys(experiment_of(base.resolved), keys)
         made = finish(experiment, profile, file=_own(file), template=request.template)
-        yield PreparedRow(name, keys, replace(made, forecast=base.forecast, data_beside=base.data_beside))
+        yield PreparedRow(
+            name, keys, replace(made, forecast=base.forecast, data_beside=base.data_beside, copies=base.copies)
+        )
 
 
 def _as_visit(
@@ -170,7 +172,7 @@ def _as_visit(
         made = finish(experiment, profile, file=_own(file), row=asked.row, refuse=not local, template=request.template)
     except LayoutError as fault:
         return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
-    return replace(row, visit=replace(made, data_beside=row.visit.data_beside))
+    return replace(row, visit=replace(made, data_beside=row.visit.data_beside, copies=row.visit.copies))
 
 
 def _predicted_step(visit: PreparedRun | None) -> dict[str, Any]:
@@ -277,12 +279,8 @@ def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, A
     provenance = check_submission([race.run], logs, dry)
     for row in race.rows:
         if row.visit is not None:
-            check_inputs(
-                row.visit.resolved,
-                row.visit.data_beside,
-                bool(provenance["gpus"] or provenance.get("gpus_fault")),
-                not dry,
-            )
+            has_gpu, visit = bool(provenance["gpus"] or provenance.get("gpus_fault")), row.visit
+            check_inputs(visit.resolved, visit.data_beside, has_gpu, not dry, copies=visit.copies)
     return provenance
 
 

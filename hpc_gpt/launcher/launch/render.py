@@ -56,7 +56,7 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     name = names[0]
     try:
         own = template.read_text(encoding="utf-8") if template is not None and template.is_file() else None
-        environment = _environment(template, own)
+        environment = _environment(template and template.absolute(), own)
         if own is not None:
             _check_blocks(environment, str(template), own)
         text = environment.select_template(names).render(variables(resolved))

@@ -29,6 +29,7 @@ from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.settings.smoke import fit_small
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.launch.prepared import Copies
 from hpc_gpt.launcher.launch.until import Until
 
 # The most tokens of the default batch; models of the size of Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
@@ -72,6 +73,7 @@ class Request:
     here: bool = False
     grid: tuple[GridAxis, ...] = ()
     measured: Mapping[str, Any] | None = None
+    copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
 
 def with_model_file(given: Mapping[str, Any]) -> dict[str, Any]:

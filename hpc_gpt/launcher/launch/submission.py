@@ -14,7 +14,7 @@ from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import check_open_files
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent
-from hpc_gpt.core.runs.provenance import collect, stage_sum, weights_of
+from hpc_gpt.core.runs.provenance import collect, weights_of
 from hpc_gpt.core.runs.run_folder import (
     DATA_BESIDE,
     EXPERIMENT_FILE,
@@ -24,10 +24,11 @@ from hpc_gpt.core.runs.run_folder import (
     check_writable,
     create_run,
 )
-from hpc_gpt.core.runs.snapshot import check_path, take_snapshot
+from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.runs.unpack import CODE_KEY
-from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy, snapshot_of
-from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
+from hpc_gpt.core.secrets import hide_words, is_secret
+from hpc_gpt.core.settings.program_text import check_text
 from hpc_gpt.core.settings.requirements import check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows, runs_program
@@ -37,9 +38,10 @@ from hpc_gpt.core.slurm.directives import options_of, script_directives
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import read_call, read_options, split_directive
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start
+from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.core.words import Line, counted, show_bytes
-from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.prepared import Copies, PreparedRun
 from hpc_gpt.launcher.launch.services import python_lines, service_lines
 from hpc_gpt.launcher.launch.tracker import check_tracker
 from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
@@ -54,7 +56,7 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
         rows += [line.under("python") for line in python_lines(run.cluster)]
-    rows += [("copy", line) for line in describe_copy(run)]
+    rows += [("copy", line) for line in describe_copy(run, prepared.copies.work(run))]
     rows += [line.under("data") for line in lines_on_data(run, prepared.data_beside)]
     rows += [line.under("checkpoints") for line in saves(run, logs)]
     rows += [(line.label, line.text) for line in service_lines(run)]
@@ -66,9 +68,9 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
     command = _command(prepared, here)
     asked = _asked_by(prepared.script, command)
-    rows += [("asks Slurm", hide_secrets(shlex.join(asked)))] if asked and not here else []
+    rows += [("asks Slurm", shlex.join(hide_words(asked)))] if asked and not here else []
     rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
-    return [*rows, ("would run", hide_secrets(command))]
+    return [*rows, ("would run", command)]
 
 
 def _command(prepared: PreparedRun, here: bool) -> str:
@@ -82,7 +84,7 @@ def _command(prepared: PreparedRun, here: bool) -> str:
     if script is not None:
         files = output if not script.array else "--output=logs/…/%a/slurm-%A_%a.out"
         own = [option for option in read_options(script.options) if option.name not in ("output", "error", "open-mode")]
-        words = shlex.join(["sbatch", *(word for option in own for word in option.argv)])
+        words = shlex.join(["sbatch", *hide_words(word for option in own for word in option.argv)])
         return f"{words} {files} {files.replace('output', 'error')} job.sh RUN"
     chained = requeue_of(run.cluster).shown
     command = f"sbatch --chdir=. {output} {chained}--export=ALL job.sh, with HPC_GPT_RUN"
@@ -114,7 +116,8 @@ def _outputs(run: Resolved, array: bool) -> list[str]:
 def data_lines(prepared: PreparedRun) -> list[Line]:
     """The lines on what a run copies and reads, for the user after its submission."""
     run = prepared.resolved
-    return [*(Line("copy", text) for text in describe_copy(run)), *lines_on_data(run, prepared.data_beside)]
+    copied = describe_copy(run, prepared.copies.work(run))
+    return [*(Line("copy", text) for text in copied), *lines_on_data(run, prepared.data_beside)]
 
 
 def lines_on_data(resolved: Resolved, beside: Path | None) -> tuple[Line, ...]:
@@ -201,6 +204,10 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     more.
     """
     check_path(logs)
+    for path, text in {row.file: row.text for row in rows if row.file is not None}.items():
+        check_text(path, text)
+    for row in rows:
+        check_values(row.resolved)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "local":
         for row in rows:
@@ -213,13 +220,12 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
             check_reachable()
     for folder in {logs / row.resolved.slug for row in rows}:
         check_writable(folder)
-    provenance = {**collect(), CODE_KEY: take_snapshot().sha256}
+    provenance = {**collect(), CODE_KEY: rows[0].copies.code.sha256}
     faults: dict[str, UserError] = {}
     for row in rows:
         try:
-            check_inputs(
-                row.resolved, row.data_beside, bool(provenance["gpus"] or provenance.get("gpus_fault")), not dry, begins
-            )
+            has_gpu = bool(provenance["gpus"] or provenance.get("gpus_fault"))
+            check_inputs(row.resolved, row.data_beside, has_gpu, not dry, begins, row.copies)
         except UserError as fault:
             if len(rows) == 1:
                 raise
@@ -229,8 +235,22 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     return provenance
 
 
+def check_values(resolved: Resolved) -> None:
+    """ConfigError for a setting whose value has the format of a secret, such as a URL with a password."""
+    for key, value in flat(resolved.to_tables()).items():
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str) and is_secret("", text):
+                message = f"{key} holds what looks like a secret, and the run folder would keep it"
+                raise ConfigError(message, "export it in the shell that submits: jobs have its variables")
+
+
 def check_inputs(
-    resolved: Resolved, data_beside: Path | None, has_gpu: bool, make: bool = False, begins: bool = True
+    resolved: Resolved,
+    data_beside: Path | None,
+    has_gpu: bool,
+    make: bool = False,
+    begins: bool = True,
+    copies: Copies | None = None,
 ) -> Path | None:
     """Checks a run's packages and open files if it runs here, its Megatron-LM checkout, the weights that it `begins`
     from, and its data; returns the path of the data, None for random tokens. `make`: build the standard library's data.
@@ -246,7 +266,7 @@ def check_inputs(
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
         preflight_limit_s()
     engine_named(resolved.engine.name).check_program(resolved, os.environ)
-    snapshot_of(resolved)
+    (copies or Copies()).work(resolved)
     if begins and resolved.train.init is not None:
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
     return ensure_data(resolved, make, data_beside)
@@ -268,10 +288,10 @@ def write_run(
     of_run: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
         of_run |= weights_of(resolved)
-    of_run |= stage_sum(resolved)
+    of_run |= prepared.copies.stage_sum(resolved)
     if prepared.job_script is not None:
         of_run |= prepared.job_script.provenance
-    if (work := snapshot_of(resolved)) is not None:
+    if (work := prepared.copies.work(resolved)) is not None:
         of_run[WORK_KEY] = work.sha256
     tables = {
         **engine_named(resolved.engine.name).config_files(resolved),
@@ -280,7 +300,7 @@ def write_run(
         "sweep.json": sweep,
         PREDICTED: prepared.prediction.tables if prepared.prediction else None,
     }
-    archives = [each for each in (take_snapshot(), work, prepared.hold, text) if each is not None]
+    archives = [each for each in (prepared.copies.code, work, prepared.hold, text) if each is not None]
     return create_run(logs, resolved, prepared.script, prepared.text if text is None else None, tables, archives)
 
 

@@ -95,6 +95,15 @@ def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: py
     assert read_log(log).bytes >= len(LOG)
 
 
+def test_a_process_whose_files_were_edited_since_keeps_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = []
+    for imported in (kept._IMPORTED, 0.0, 0.0):
+        monkeypatch.setattr(kept, "_IMPORTED", imported)
+        digests.append(kept.readers.__wrapped__())
+    assert digests[0] == kept.readers()
+    assert len({*digests}) == 3
+
+
 def test_compressed_logs_are_kept_while_they_do_not_change(cache, log, monkeypatch):
     monkeypatch.setattr(kept, "LEAST_BYTES", 1000)
     log.write_bytes(gzip.compress(LOG + b" torn", 0))
