@@ -89,6 +89,7 @@ def _lines(answer: Why) -> list[str]:
         lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
     if answer.chain and not answer.status:  # the status has it
         lines.append(f"chain    {answer.chain}")
+    lines += [f"note     {note}" for note in answer.notes]
     if answer.exclude:
         lines.append(f"exclude  {answer.exclude}")
     if len(answer.attempts) > (last is not None):

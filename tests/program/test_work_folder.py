@@ -4,6 +4,7 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import os
 import subprocess
 import tarfile
@@ -13,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.runs import work_archive as work
-from hpc_gpt.core.runs.checkpoints import newest_checkpoint, saved_step
+from hpc_gpt.core.runs.checkpoints import checkpoints_of, newest_checkpoint, number_in, order_note, saved_step
+from hpc_gpt.core.runs.lineage import resume_point
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
@@ -51,6 +54,75 @@ def test_the_highest_number_is_the_newest_whatever_its_time(run: RunFolder) -> N
     make(run, "work/out/ckpt-1000", "work/out/ckpt-900", "work/out/other-2000", "work/out/ckpt-tmp")
     assert newest_checkpoint(run, command()) == run.path / "work/out/ckpt-1000"
     assert saved_step(run, command()) == 1000
+
+
+STEPS = {  # what a program calls a checkpoint: its step, -1 if the name does not say it
+    "epoch=1-step={}-val_loss=2.07.ckpt": 1,
+    "epoch=1-step={}-train_loss_step=2.07-v1.ckpt": 1,
+    "epoch=1-step={}-val_step=7.ckpt": 1,
+    "gpt--val_loss=5.27-step={}-consumed_samples=9600.0-last.ckpt": 1,
+    "step=12-global_step={}.pt": 1,
+    "step-{}": 1,
+    "iter_{:07d}": 1,
+    "global_step{}": 1,
+    "rl_model_{}_steps.zip": 1,
+    "step{}k-tokens4B": 1000,
+    "checkpoint-{}": 1,
+    "ckpt_{}.pt": 1,
+    "gpt2-{}": 1,
+    "{}": 1,
+    "checkpoint_1_{}.pt": -1,
+    "ep0-ba{}-rank0.pt": -1,
+    "best-{}.07.pt": -1,
+    "last.ckpt": -1,
+}
+
+
+@given(number=strategies.integers(0, 10**11), form=strategies.sampled_from(sorted(STEPS)))
+@settings(max_examples=60, deadline=None)
+def test_the_step_in_a_name(number: int, form: str) -> None:
+    expected = number * STEPS[form] if STEPS[form] > 0 else -1
+    for pattern in ("/a 7/out/*", "/a 7/**/*", "/a 7/**"):
+        assert number_in(Path("/a 7/out") / form.format(number), pattern) == expected, pattern
+
+
+@given(text=strategies.text(max_size=40), number=strategies.integers(0, 10**11))
+@settings(max_examples=100, deadline=None)
+def test_any_name_has_a_step_or_none(text: str, number: int) -> None:
+    name = text.replace("/", "").replace("\0", "")
+    assert number_in(Path(f"/out/{name}-x"), "/out/*") >= -1
+    # What the pattern itself says is not looked at, but for the word before the number.
+    fixed = glob.escape(name)
+    assert number_in(Path(f"/out/{name}-step={number}"), f"/out/{fixed}-step=*") == number
+    assert number_in(Path(f"/out/{name} {number}"), f"/out/{fixed} *") == number
+
+
+def test_the_step_decides_not_the_loss_after_it_and_a_note_says_if_the_time_differs(run: RunFolder) -> None:
+    asked = command("out/*.ckpt")
+    make(run, "work/out/step=100-val_loss=2.91.ckpt", "work/out/epoch=1-step=300-val_loss=2.07.ckpt")
+    assert newest_checkpoint(run, asked) == run.path / "work/out/epoch=1-step=300-val_loss=2.07.ckpt"
+    assert saved_step(run, asked) == 300
+    assert order_note(run, asked) == ""
+    make(run, "work/out/last.ckpt")
+    assert (saved_step(run, asked), order_note(run, asked)) == (300, "")
+    later = run.path / "work/out/step=100-val_loss=2.91.ckpt"
+    os.utime(later)
+    assert saved_step(run, asked) == 300
+    assert "step=300-val_loss=2.07.ckpt has the highest number" in (note := order_note(run, asked))
+    assert f"but {later} was written later" in note
+
+
+def test_after_and_resume_get_the_same_step(run: RunFolder) -> None:
+    tables = json.loads((run.path / "resolved.json").read_text())
+    tables["command"]["checkpoints"] = "{run}/checkpoints/*"
+    (run.path / "resolved.json").write_text(json.dumps(tables))
+    make(run, "checkpoints/epoch=0-step=300-loss=2.07", "checkpoints/epoch=1-step=600-loss=1.93")
+    assert [step for step, _ in checkpoints_of(run)] == [300, 600]
+    os.utime(run.path / "checkpoints/epoch=0-step=300-loss=2.07")
+    point = resume_point(run)
+    assert point is not None
+    assert point.step == 600
+    assert "was written later" in "".join(point.notes)
 
 
 def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> None:

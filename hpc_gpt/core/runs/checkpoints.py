@@ -165,7 +165,26 @@ def read_through(path: Path) -> tuple[int, int]:
 MEGATRON = "megatron/latest_checkpointed_iteration.txt"
 # The folder of a run that has the files of workdir, if they were kept.
 WORK = "work"
-_NUMBER = re.compile(r"\d{1,15}")
+# A whole number: not a part of a decimal one, such as a loss.
+_WHOLE = r"(?<!\d)(?<!\d\.)(?P<number>\d{1,15})(?!\.?\d)"
+_THOUSANDS = r"(?:(?P<unit>[km])(?![a-z\d]))?"
+_STEP = rf"(?:steps?|iter(?:ation)?s?)[-_=:. ]{{0,3}}{_WHOLE}{_THOUSANDS}"
+# The step in a name, the surest form first: DeepSpeed's, a word of its own, a part of a word such as `val_step`, and
+# `300_steps`.
+_STEPS = tuple(
+    re.compile(form, re.ASCII | re.IGNORECASE)
+    for form in (
+        rf"(?<![a-z])global[-_ ]?{_STEP}",
+        rf"(?<![a-z])(?<![a-z]_){_STEP}",
+        rf"(?<![a-z])(?:[a-z]+_|train|time){_STEP}",
+        rf"{_WHOLE}{_THOUSANDS}[-_ ]?(?:steps|iters|iterations)(?![a-z])",
+    )
+)
+_NUMBERS = re.compile(_WHOLE, re.ASCII)
+_NUMBERS_ALONE = re.compile(rf"(?<![a-z]){_WHOLE}(?![a-z])", re.ASCII | re.IGNORECASE)
+_UNITS = {None: 1, "k": 1000, "m": 10**6}
+# What a pattern of names has: a class of letters, or one letter.
+_GLOB_PART = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 
 
 def command_of(run: RunFolder) -> Command | None:
@@ -203,16 +222,32 @@ def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf)
 
 
 def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -> list[Path]:
-    """The complete checkpoints of a program, by the last number in their names, then by time. In a folder that other
-    runs have too, only those that are later than the run count; of all those that were made by `until` (epoch
-    seconds)."""
+    """The complete checkpoints of a program, by `number_in` their names, then by time; those without a number first. In
+    a folder that other runs have too, only those that are later than the run count; of all those that were made by
+    `until` (epoch seconds)."""
+    return [path for _, _, path in _numbered(run, command, until)]
+
+
+def order_note(run: RunFolder, command: Command) -> str:
+    """A line for the user if a checkpoint that is older than another one counts as the newest, by its number; else
+    empty."""
+    found = [each for each in _numbered(run, command) if each[0] >= 0]
+    latest = max(found, key=lambda each: each[1], default=None)
+    if latest is None or latest[:2] == found[-1][:2] or latest[0] == found[-1][0]:
+        return ""
+    return (
+        f"{found[-1][2]} has the highest number and counts as the newest checkpoint, but {latest[2]} was written later: "
+        "move the one that is of another training away"
+    )
+
+
+def _numbered(run: RunFolder, command: Command, until: float = math.inf) -> list[tuple[int, float, Path]]:
+    """(number in the name, time, path) of `own_checkpoints`."""
     if command.checkpoints is None:
         return []
-    of_run = command.checkpoints.startswith("{run}/")
-    is_whole = of_run or os.path.isabs(command.checkpoints)
-    base = "" if is_whole else f"{glob.escape(str(work_folder(run, command)))}/"
-    pattern = base + fill(command.checkpoints, {"run": glob.escape(str(run.path))})
-    since = 0.0 if of_run or (command.snapshot and not is_whole) else _made_at(run)
+    pattern, of_run = _pattern(run, command), command.checkpoints.startswith("{run}/")
+    # A copy of the program's folder is the run's own, too.
+    since = 0.0 if of_run or (command.snapshot and not os.path.isabs(command.checkpoints)) else _made_at(run)
     found = []
     for name in glob.iglob(pattern, recursive=True):
         path = Path(name)
@@ -221,13 +256,21 @@ def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -
         except OSError:  # it was removed, or is a dangling link
             continue
         if since <= made <= until and _is_complete(path, run, command):
-            found.append(((_number(path, pattern), made), path))
-    return [path for _, path in sorted(found)]
+            found.append((number_in(path, pattern), made, path))
+    return sorted(found)
+
+
+def _pattern(run: RunFolder, command: Command) -> str:
+    """The pattern of a program's checkpoints, from the root of the file system on."""
+    assert command.checkpoints is not None
+    is_whole = command.checkpoints.startswith("{run}/") or os.path.isabs(command.checkpoints)
+    base = "" if is_whole else f"{glob.escape(str(work_folder(run, command)))}/"
+    return base + fill(command.checkpoints, {"run": glob.escape(str(run.path))})
 
 
 def saved_step(run: RunFolder, command: Command) -> int:
-    """The step of the newest complete checkpoint, 0 without one: the last number in its name, else the last step that
-    was logged before it. The last logged step of all if the program alone knows its checkpoints."""
+    """The step of the newest complete checkpoint, 0 without one: the number in its name, else the last step that was
+    logged before it. The last logged step of all if the program alone knows its checkpoints."""
     if command.checkpoints is None:
         return max((_last_step(each.last_metrics()) for each in run.attempts()), default=0)
     path = newest_checkpoint(run, command)
@@ -236,8 +279,7 @@ def saved_step(run: RunFolder, command: Command) -> int:
 
 def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
     """The step of one checkpoint, as in `saved_step`."""
-    assert command.checkpoints is not None
-    number = _number(path, command.checkpoints)
+    number = number_in(path, _pattern(run, command))
     if number >= 0:
         return number
     made, step = path.stat().st_mtime, 0
@@ -260,14 +302,45 @@ def _is_complete(path: Path, run: RunFolder, command: Command) -> bool:
     return (work_folder(run, command) / name).exists()
 
 
-def _number(path: Path, pattern: str) -> int:
-    """The last number in the parts of a path that a pattern leaves open; -1 without one."""
-    for part, form in zip(reversed(path.parts), reversed(Path(pattern).parts), strict=False):
-        if "*" in form or "?" in form or "[" in form:
-            numbers = _NUMBER.findall(part)
-            if numbers:
-                return int(numbers[-1])
+def number_in(path: Path, pattern: str) -> int:
+    """The step in the name of a program's checkpoint: the number after step, iter or global_step, else the only whole
+    number of the name; -1 if neither is there. What all names of the pattern have in common does not count, and of
+    several parts that it leaves open the last one with a number does.
+
+    >>> number_in(Path("out/epoch=1-step=300-val_loss=2.07.ckpt"), "out/*.ckpt")
+    300
+    >>> [number_in(Path(name), "*") for name in ("checkpoint-300", "ckpt_10k-steps.pt", "epoch=1-val_loss=2.07-v1.ckpt")]
+    [300, 10000, -1]
+    """
+    parts = list(_open_parts(path, pattern))
+    for name, begin, end in parts:
+        for form in _STEPS:
+            if found := [each for each in form.finditer(name) if _is_within(each, begin, end)]:
+                return int(found[-1]["number"]) * _UNITS[(found[-1]["unit"] or "").lower() or None]
+    for name, begin, end in parts:
+        for form in (_NUMBERS_ALONE, _NUMBERS):
+            if found := [each for each in form.finditer(name) if _is_within(each, begin, end)]:
+                return int(found[0]["number"]) if len(found) == 1 else -1
     return -1
+
+
+def _is_within(number: re.Match[str], begin: int, end: int) -> bool:
+    return number.start("number") < end and number.end("number") > begin
+
+
+def _open_parts(path: Path, pattern: str) -> Iterator[tuple[str, int, int]]:
+    """(name, begin, end) of each part of a path that its pattern leaves open, the last part first: where in the name it
+    does."""
+    names, forms = list(path.parts), list(Path(pattern).parts)
+    if "**" in forms:  # any number of parts
+        first, after = forms.index("**"), len(forms) - 1 - forms[::-1].index("**")
+        forms[first : after + 1] = ["*"] * (len(names) - first - (len(forms) - after - 1))
+    for name, form in zip(reversed(names), reversed(forms), strict=False):
+        pieces = _GLOB_PART.findall(form)
+        # A class of one letter stands for that letter, as glob.escape writes it.
+        wild = [at for at, piece in enumerate(pieces) if piece in "*?" or len(piece) > 3]
+        if wild:
+            yield name, wild[0], len(name) - (len(pieces) - 1 - wild[-1])
 
 
 def _made_at(run: RunFolder) -> float:

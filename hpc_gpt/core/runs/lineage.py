@@ -18,6 +18,7 @@ from hpc_gpt.core.runs.checkpoints import (
     list_complete,
     newest_checkpoint,
     newest_sound,
+    order_note,
     read_marker,
     saved_step,
     step_in,
@@ -139,7 +140,10 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     Files are read as `verify` reads them, but for a very large checkpoint. ConfigError if no checkpoint is sound.
     """
     if (command := command_of(run)) is not None:
-        return ResumePoint(saved_step(run, command)) if newest_checkpoint(run, command) is not None else None
+        if newest_checkpoint(run, command) is None:
+            return None
+        order = order_note(run, command)
+        return ResumePoint(saved_step(run, command), (order,) if order else ())
     notes: list[str] = []
     for each, step in checkpoint_sources(run, only):
         sound, passed = newest_sound(each.checkpoints, MOST_READ_BYTES, step)

@@ -140,9 +140,10 @@ def _script_again(run: RunFolder, request: Request, from_start: bool, dry: bool)
             f"submit a new run; of options {', '.join(_OPTIONS_ON_RESUME)} may change",
         )
     options = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
-    resolved, _ = check_resumption(run, dry)
+    resolved, point = check_resumption(run, dry)
+    notes = [f"note: {note}" for note in (point.notes if point else ())]
     note = f"starts the script of {run.run_id} again{f', with {join(options)}' if options else ''}"
-    return SameRun(run, resolved, (note,), folder=script.get("folder") or ".", options=tuple(options))
+    return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
 
 
 def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:

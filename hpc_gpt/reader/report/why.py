@@ -29,6 +29,7 @@ from hpc_gpt.reader.readers.causes import Cause, first_cause, one_line
 from hpc_gpt.reader.readers.logs import Failure, Part
 from hpc_gpt.reader.readers.logs.read_log import read_log
 from hpc_gpt.reader.readers.runs import RunRead
+from hpc_gpt.reader.readers.runs.own_run import OF_CHECKPOINTS
 from hpc_gpt.reader.readers.runs.slurm_script import redirected
 from hpc_gpt.reader.report.gather import read_one
 from hpc_gpt.reader.report.log_lines import last_lines, lines_around
@@ -163,6 +164,11 @@ class Why:
         return f"look in the kernel's log {where} (dmesg): if it killed the process, ask for more memory (--mem)"
 
     @property
+    def notes(self) -> list[str]:
+        """What looks wrong beside the end itself."""
+        return [flag for flag, kind in self.record.all_flags if kind == OF_CHECKPOINTS]
+
+    @property
     def failed_nodes(self) -> list[str]:
         """The nodes that made attempts fail, each once."""
         found = [each.cause.failed_node for each in self.attempts] + [self.record.failed_node]
@@ -210,6 +216,7 @@ class Why:
             "to_do": self.to_do,
             "exclude": self.exclude,
             "chain": self.chain,
+            "notes": self.notes,
             "attempts": [attempt.to_dict() for attempt in self.attempts],
             "unread": list(self.cannot),
         }

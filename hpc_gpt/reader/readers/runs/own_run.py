@@ -24,6 +24,7 @@ from hpc_gpt.core.ends.run_state import (
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
+from hpc_gpt.core.runs.checkpoints import order_note
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
@@ -41,6 +42,8 @@ from hpc_gpt.reader.readers.runs.log_steps import log_interval
 from hpc_gpt.reader.readers.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
 DIALECT = "hpc-gpt"
+# The kind of a flag on a program's checkpoints, which `why` shows, too.
+OF_CHECKPOINTS = "checkpoints"
 _OVER = {*RETRIES} - {"unknown"}
 _NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # of our trainer, whose lines all have a loss
 
@@ -89,6 +92,8 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     if jobs := after_table(run.path):
         over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
+    if resolved.command is not None and (note := order_note(run, resolved.command)):
+        draft.flag(note, OF_CHECKPOINTS)
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:

@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.failures import VAGUE
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.process import descendants, is_alive, send, start_time
-from hpc_gpt.core.runs.checkpoints import WORK, newest_checkpoint, saved_step, work_folder
+from hpc_gpt.core.runs.checkpoints import WORK, newest_checkpoint, order_note, saved_step, work_folder
 from hpc_gpt.core.runs.checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
@@ -190,6 +190,8 @@ class CommandRank(ForeignRank):
         print(f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}", flush=True)
         if checkpoint is not None:
             print(f"resumes from {checkpoint}", flush=True)
+        if note := order_note(self._run, self._command):
+            print(f"note: {note}", flush=True)
 
     # --- its end
 
