@@ -120,7 +120,7 @@ class ProcessQueue:
                 stderr=log,
                 start_new_session=True,
             )
-        job.note(str(process.pid), start_time(process.pid))
+        job.note(str(process.pid), is_process=True)
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         return {}
