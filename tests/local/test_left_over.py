@@ -120,7 +120,8 @@ def test_what_a_killed_controller_leaves_keeps_its_gpu_and_run(
 
 
 # Workers have sessions of their own, as torchrun's, and write their checkpoints after it is gone.
-AGENT = "trap '' HUP; setsid bash train & wait"
+AGENT = "trap '' HUP; setsid bash {train} & wait"
+KILLS_ALL = "trap 'trap \"\" TERM; kill 0' EXIT; bash {train} & sleep 1; exit 7"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_nothing_of_a_program_outlives_its_attempt(tmp_path: Path, kind: str) ->
     """Its agent, or the rank that supervises it, is killed; or the program signals its process group, which is not
     its supervisor's."""
     put(tmp_path / "work" / "train", TRAINS.format(closes=""))
-    line = "trap 'trap \"\" TERM; kill 0' EXIT; bash train & sleep 1; exit 7" if kind == "kill 0" else AGENT
+    line = (KILLS_ALL if kind == "kill 0" else AGENT).format(train=tmp_path / "work" / "train")
     hpc_gpt("submit", experiment(tmp_path, "agent", {"run": line, "per": "job"}), *ONE, code=0)
     run, pid = newest(), pid_of(tmp_path)
     began = start_time(pid)
