@@ -1,18 +1,20 @@
-"""Processes by pid and start time: a pid that the system reuses is never mistaken for the old process."""
+"""Processes by boot, pid and start time: a pid that the system reuses is never mistaken for the old process."""
 
 import contextlib
 import ctypes
 import gc
 import os
 import platform
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 
@@ -37,12 +39,32 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def boot_id() -> str:
+    """The boot of this host, the same in all its containers."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return platform.node()
+
+
 def host_clock() -> tuple[str, float]:
     """(the boot of this host, seconds since then): a clock that nobody sets, the same for all processes of the host."""
-    boot = platform.node()
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    return boot, time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return boot_id(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def process_identity(pid: int) -> dict[str, Any]:
+    """The keys by which every note names a process of this host: `pid, pid_start, boot`. A pid alone comes again, in
+    containers soon, and so may its start time, which is counted from the boot."""
+    return {"pid": pid, "pid_start": start_time(pid), "boot": boot_id()}
+
+
+def lives(note: Mapping[str, Any]) -> bool:
+    """Whether the process that a note names by `process_identity` still runs; earlier versions noted no boot."""
+    return note.get("boot") in (None, boot_id()) and is_alive(note.get("pid"), note.get("pid_start"))
+
+
+def send_to(note: Mapping[str, Any], what: int) -> bool:
+    """Signals the process of a note as `send` does."""
+    return lives(note) and send(note.get("pid"), note.get("pid_start"), what)
 
 
 def seconds_given(variable: str, default: str, example: str) -> float:
@@ -102,6 +124,26 @@ def descendants(pid: int) -> dict[int, str]:
         if child in started:
             found[child] = started[child]
     return found
+
+
+def environments(*names: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """(pid, environment that it was started with) of each process that has all of these variables, without those that
+    this user may not read. Linux."""
+    marks = [name.encode() + b"=" for name in names]
+    pids: list[str] = []
+    with contextlib.suppress(OSError):
+        pids = os.listdir("/proc")
+    for pid in filter(re.compile(r"[0-9]+").fullmatch, pids):
+        with contextlib.suppress(OSError):
+            text = Path("/proc", pid, "environ").read_bytes()
+            if all(mark in text for mark in marks):
+                yield int(pid), dict(entry.split(b"=", 1) for entry in text.split(b"\0") if b"=" in entry)
+
+
+def job_of(pid: int | str, environment: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    """The Slurm job that a process of /proc belongs to, by its variable and by its cgroup; empty if there is none."""
+    in_cgroup = re.search(rb"/job_(\d+)", Path("/proc", str(pid), "cgroup").read_bytes())
+    return environment.get(b"SLURM_JOB_ID", b""), in_cgroup[1] if in_cgroup else b""
 
 
 def die_with_parent() -> None:

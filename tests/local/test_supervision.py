@@ -210,7 +210,7 @@ def test_nothing_of_an_enclosing_job_leaks_in_and_gpus_stay(ranks_that):
 
 def test_a_killed_controller_leaves_no_rank_its_event_is_sent(ranks_that, tmp_path):
     """Nothing waits for the command that gets the events: it has them all before the first is read."""
-    told, text = tmp_path / "told", '[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 9; sleep 300'
+    told, text = tmp_path / "told", '[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 9; exec sleep 300'
     command = f"touch {tmp_path}/has.$$; until [ -e {tmp_path}/go ]; do sleep 0.1; done; cat >>{told}"
     keys = ("--set", f"notify.command={command}", "--set", "notify.timeout_s=300", "--set", "track.tensorboard=true")
     run = ranks_that(text, *keys)

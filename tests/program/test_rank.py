@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from hpc_gpt.core.ends.end_policy import End, Said
 from hpc_gpt.core.errors import LayoutError, UserError
+from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.program import rank as module
@@ -20,6 +22,8 @@ from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop, _find_wait
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, SAVING, TRAINING
 from hpc_gpt.trainer.supervision.signals import Signals
+from hpc_gpt.trainer.train.engines import command
+from hpc_gpt.trainer.train.engines.command import CommandRank
 from tests.made_runs import unsubmitted_run
 
 
@@ -307,3 +311,24 @@ def test_a_training_of_nan_up_to_its_end_is_that(task) -> None:
     assert found._seen_as_nan("done", None) == ("nan", "nan since step 5")
     assert found._seen_as_nan("error", "x") == ("nan", "nan since step 5; x")
     assert found._seen_as_nan("data", "x") == ("data", "x"), "another end is known"
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_slurms_signal_is_passed_on_to_a_program_that_it_does_not_reach(monkeypatch, reaches: bool) -> None:
+    """proctrack/cgroup signals the task alone, proctrack/linuxproc all that it has started, which must not get two."""
+    monkeypatch.setattr(command, "_REACHES_S", 0.2)
+    witness, program = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        if reaches:
+            witness.terminate()
+        rank = SimpleNamespace(_note=lambda: None, _told={program.pid: start_time(program.pid)}, _witness=witness)
+        rank._signal, rank._resolved = signal.SIGTERM, SimpleNamespace(cluster=SimpleNamespace(scheduler="slurm"))
+        rank._slurm_tells_all = lambda: CommandRank._slurm_tells_all(rank)
+        CommandRank.ask_to_end(rank, Stop("terminated", True))
+        if not reaches:
+            assert program.wait(60) == -signal.SIGTERM
+        assert program.poll() == (None if reaches else -signal.SIGTERM)
+    finally:
+        for each in (witness, program):
+            each.kill()
+            each.wait()

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from hpc_gpt.core.runs.lineage import (
     resume_point,
     saved_steps,
 )
+from hpc_gpt.core.runs.lock import process_holder, text_of
 from hpc_gpt.core.runs.retention import Removal, Retention
 from hpc_gpt.core.runs.run_folder import RunFolder, create_run
 from hpc_gpt.core.runs.snapshot import take_snapshot
@@ -127,6 +129,21 @@ def test_a_training_removes_nothing_that_an_export_reads(first):
         assert branches.put_back(aside), "whoever deletes asks last"
     assert Retention(keep_last=1).apply(first.checkpoints, 12) == ["step-00000008", "step-00000004"]
     assert list((first.path / "branches").iterdir()) == []
+
+
+def test_a_dead_readers_note_of_the_same_host_and_pid_is_replaced(first):
+    """As a container has it after a restart; and a process that reads in two places reads until both have ended."""
+    own = process_holder(os.getpid())
+    (first.path / "branches").mkdir(exist_ok=True)
+    dead = first.path / "branches" / f"reader.{own.host}.{own.pid}.json"
+    dead.write_text(text_of(replace(own, pid_start="1", boot=None)))
+    assert not branches.is_read(first.path)
+    with branches.reading(first):
+        assert (branches.is_read(first.path), dead.exists()) == (True, False)
+        with branches.reading(first):
+            pass
+        assert branches.is_read(first.path)
+    assert not branches.is_read(first.path)
 
 
 @pytest.mark.parametrize("remover", ["retention", "after", "deletion"])

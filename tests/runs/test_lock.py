@@ -1,16 +1,20 @@
 """The lock of a run: one holder, taken over only from one that is gone."""
 
+import contextlib
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.lock import Holder, RunLocked, process_holder
+from hpc_gpt.core.runs.processes import end_run_on, task_variables
 from hpc_gpt.core.runs.run_folder import RunFolder
 
 
@@ -46,6 +50,35 @@ def test_a_living_process_keeps_it_and_a_dead_one_does_not(run: RunFolder, other
 def test_a_pid_that_is_used_again_holds_nothing(run: RunFolder, other) -> None:
     lock.take(run, Holder(process_holder(other.pid).host, other.pid, "1"))
     lock.take(run, process_holder(os.getpid()))
+
+
+@pytest.mark.parametrize(("boot", "is_gone"), [("of another boot", True), (None, False)])
+def test_a_start_time_counts_from_its_boot_if_that_was_noted(run: RunFolder, other, boot, is_gone: bool) -> None:
+    before = replace(process_holder(other.pid), boot=boot)
+    lock.take(run, before)
+    assert lock.holder(run) == before
+    assert before.is_gone() is is_gone
+    with contextlib.nullcontext() if is_gone else pytest.raises(RunLocked):
+        lock.take(run, process_holder(os.getpid()))
+
+
+def test_what_a_dead_holder_had_started_is_named_and_keeps_it(run: RunFolder, other) -> None:
+    lock.take(run, process_holder(other.pid))
+    variables = {"PATH": os.environ["PATH"], **task_variables(run, run.new_attempt(), 0)}
+    with subprocess.Popen(["sleep", "600"], env=variables) as left, subprocess.Popen(["sleep", "600"]) as unmarked:
+        try:
+            other.kill()
+            other.wait()
+            for ask in (lambda: lock.take(run, process_holder(os.getpid())), lambda: lock.check_free(run)):
+                with pytest.raises(RunLocked, match=f"process {left.pid} runs on without a supervisor") as held:
+                    ask()
+                assert held.value.hint.startswith(f"hpc-gpt cancel {run.run_id}")
+            assert end_run_on(run, 60) == [left.pid]
+            assert (left.wait(), unmarked.poll()) == (-signal.SIGTERM, None)
+            lock.take(run, process_holder(os.getpid()))
+        finally:
+            for each in (left, unmarked):
+                each.kill()
 
 
 @pytest.mark.parametrize("text", ['{"host": "gone-1", "pid": 7, "pid_start": "70"}\n', "{", ""])

@@ -13,7 +13,9 @@ from typing import Any
 
 from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
-from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.process import lives
+from hpc_gpt.core.runs.lock import rest_text
+from hpc_gpt.core.runs.processes import run_on
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.words import clock, some
@@ -90,6 +92,7 @@ class RunState:
     `line`: the line of submissions.jsonl of the deciding job, made up for a job that plain sbatch started; `job_id`:
     its id. `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that was not refused, whether
     its job decides or not. `moved_from`: where the run folder was when that job was submitted, None if it is there.
+    `run_on`: the processes of that attempt that live though what supervised them on this machine is gone.
     """
 
     state: State
@@ -100,6 +103,7 @@ class RunState:
     attempt: Attempt | None
     end: AttemptEnd | None
     moved_from: Path | None = None
+    run_on: Sequence[int] = ()
 
     @property
     def is_settled(self) -> bool:
@@ -138,7 +142,10 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     )
     if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
         facts = replace(facts, recent=silent_s(attempt) <= _longest_silence_s(attempts, log_every))
-    return RunState(state_of(facts), facts, line, job_id, waits, attempt, end, moved)
+    rest: Sequence[int] = ()
+    if facts.began and facts.alive is False and end is not None and not end.is_over and (rest := run_on(run)):
+        facts = replace(facts, alive=True)
+    return RunState(state_of(facts), facts, line, job_id, waits, attempt, end, moved, rest)
 
 
 def attempt_classes(run: RunFolder, attempts: Sequence[Attempt], run_state: RunState) -> list[str]:
@@ -235,14 +242,14 @@ def _is_alive(line: Mapping[str, Any]) -> bool | None:
     process = line.get("queue") or line
     if line.get("scheduler") != "local" or other_host(line) or process.get("pid") is None:
         return None
-    return is_alive(process["pid"], process.get("pid_start"))
+    return lives(process)
 
 
 def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
-    """Whether an attempt was of a process on this machine that is gone."""
+    """Whether an attempt was of a process on this machine that is gone, with all that it had started."""
     job_id = attempt.job_id or None
     lines = [line for line in run.submissions() if line.get("job_id") == job_id and line.get("scheduler") == "local"]
-    return bool(lines) and _is_alive(lines[-1]) is False
+    return bool(lines) and _is_alive(lines[-1]) is False and not run_on(run)
 
 
 def silent_s(attempt: Attempt) -> float:
@@ -343,6 +350,11 @@ def cause_of_attempt(run: RunFolder, attempt: Attempt, ended: str) -> str | None
     if ended == "cancelled" and run.is_cancelled(attempt.job_id):
         return _cancelled_by(run, attempt.job_id)
     return read_end(attempt).cause
+
+
+def run_on_note(run: RunFolder, run_state: RunState) -> str:
+    """That processes of a run are not supervised any more, and how to end them; empty if that is not so."""
+    return f"{rest_text(run_state.run_on)}; hpc-gpt cancel {run.run_id}" if run_state.run_on else ""
 
 
 def moved_note(run_state: RunState) -> str:

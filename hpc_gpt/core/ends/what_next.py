@@ -23,11 +23,9 @@ machine. Under Slurm `chain.after` concludes how it ended.
 
 import contextlib
 import os
-import re
-import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +64,8 @@ from hpc_gpt.core.ends.failures import LONGEST_PAUSE_S, VAGUE, meaning
 from hpc_gpt.core.ends.state import SLURM_RUNS
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import read_json
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.process import job_of
+from hpc_gpt.core.runs import lock, processes
 from hpc_gpt.core.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
@@ -210,38 +209,19 @@ def _signalled(resolved: Resolved, shown: str) -> str | None:
     return f"--signal sent {given.name} before the time limit" if near else None
 
 
-def left_over(run: RunFolder, attempt: Attempt) -> list[int]:
-    """The processes on this node that the script started, by the variables that only it has. A job that it submitted
-    has them, too: what is of another job than this process, by its variables or by its cgroup, is not among them."""
-    marks = {f"HPC_GPT_ATTEMPT={attempt.number}".encode(), os.fsencode(f"HPC_GPT_CHECKPOINTS={run.path}/checkpoints")}
+def left_over(run: RunFolder, attempt: Attempt, task: int | None = None) -> list[int]:
+    """The processes on this node that an attempt has started, or one of its tasks, in the job of this process."""
+    return processes.processes_of(run, attempt, _own_job(), task)
+
+
+def end_left_over(run: RunFolder, attempt: Attempt, task: int | None = None) -> None:
+    """Kills them, as slurmstepd does at the end of a job."""
+    processes.end_processes(run, attempt, _own_job(), task)
+
+
+def _own_job() -> tuple[bytes, bytes]:
     text = b"\0".join(b"%b=%b" % pair for pair in os.environb.items())
-    own = job_of_process("self", [b"%b=%b" % pair for pair in as_given(text).items()])
-    found = []
-    for name in filter(re.compile(r"\d+").fullmatch, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            environment = Path("/proc", name, "environ").read_bytes().split(b"\0")
-            if marks <= set(environment) and job_of_process(name, environment) == own:
-                found.append(int(name))
-    return found
-
-
-def job_of_process(name: str, environment: Iterable[bytes]) -> tuple[bytes, bytes]:
-    """The Slurm job that a process of /proc is of, by its variable and by its cgroup; empty if there is none."""
-    by_variable = next((entry[13:] for entry in environment if entry.startswith(b"SLURM_JOB_ID=")), b"")
-    by_cgroup = re.search(rb"/job_(\d+)", Path("/proc", name, "cgroup").read_bytes())
-    return by_variable, by_cgroup[1] if by_cgroup else b""
-
-
-def end_left_over(run: RunFolder, attempt: Attempt) -> None:
-    """Kills them, as slurmstepd does at the end of a job. What starts meanwhile is found by a second look."""
-    for _ in range(3):
-        pids = left_over(run, attempt)
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        if not pids:
-            return
-        time.sleep(0.05)
+    return job_of("self", as_given(text))
 
 
 def end_here(arguments: Sequence[str], read_cause: ReadCause) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.files import read_text, replace_whole
-from hpc_gpt.core.process import is_alive
+from hpc_gpt.core.process import lives, process_identity
 from hpc_gpt.core.runs.branches import set_aside_to_delete
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, has_all_bytes, list_complete, step_in
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -61,8 +61,9 @@ class AfterJob:
         return f"after-{self.folder.parent.parent.name}-{self.step}"
 
     def noted(self) -> dict[str, Any]:
-        """job.json: `job_id, time`, of a process here `pid_start`, and `waits` if it waits for GPUs first; empty if it
-        was not submitted. Of a job whose sbatch got no answer the id is that which it has written at its start."""
+        """job.json: `job_id, time`, for a process here its `process_identity`, and `waits` if it waits for GPUs first.
+        Empty if the job was not submitted; without an answer of sbatch the id is the one that the job wrote at its start.
+        """
         return read_stored(self.folder / "job.json") or self._started()
 
     def _started(self) -> dict[str, Any]:
@@ -71,9 +72,10 @@ class AfterJob:
             return {"job_id": job_id} if job_id.isdigit() else {}
         return {}
 
-    def note(self, job_id: str, pid_start: str | None = None, waits: bool = False) -> None:
-        """Writes job.json. Raises RunFolderError."""
-        note = {"job_id": job_id, "time": time.time()} | ({"pid_start": pid_start} if pid_start else {})
+    def note(self, job_id: str, is_process: bool = False, waits: bool = False) -> None:
+        """Writes job.json; of a process here `job_id` is its pid. Raises RunFolderError."""
+        own = process_identity(int(job_id)) if is_process else {}
+        note = {"job_id": job_id, "time": time.time()} | (own if own.get("pid_start") else {})
         note |= {"waits": True} if waits else {}
         replace_whole(self.folder / "job.json", json.dumps(note) + "\n")
 
@@ -81,7 +83,7 @@ class AfterJob:
         """Whether it is a process of this machine that is still alive."""
         note = self.noted()
         pid = str(note.get("job_id"))
-        return pid.isdigit() and is_alive(int(pid), note.get("pid_start"))
+        return pid.isdigit() and lives({**note, "pid": int(pid)})
 
     def ended(self) -> dict[str, Any]:
         """ended.json: `code, time`; empty if the job has not got so far."""

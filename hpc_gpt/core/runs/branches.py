@@ -3,14 +3,16 @@
 `branches/branch.<run id>.json` in the folder of the run that has the checkpoint says which run begins after which step,
 and that run's retention reads it. The code of a run made by an earlier version does not: its checkpoint is then in the
 branch's own folder, too, as hard links. A resumption as a new run leaves the same note, for `hpc-gpt clean`.
-`branches/reader.<host>.<pid>.json` is of a process that reads the checkpoints, or submits a run that is to read them:
-as long as it lives none is removed.
+`branches/reader.<host>.<pid>.<number>.json` is of a process that reads the checkpoints, or submits a run that is to
+read them: as long as it lives none is removed.
 """
 
 import contextlib
+import glob
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +50,12 @@ def reserved_steps(run: Path) -> frozenset[int]:
 def reading(run: RunFolder) -> Iterator[None]:
     """Keeps every checkpoint of a run in the block. In a folder that cannot be written nothing is noted."""
     own = process_holder(os.getpid())
-    note = run.path / BRANCHES / f"reader.{own.host}.{own.pid}.json"
+    # In containers many processes have one host name and pid; and this one may read in two places at once.
+    note = run.path / BRANCHES / f"reader.{own.host}.{own.pid}.{secrets.token_hex(4)}.json"
+    for left in run.path.glob(f"{BRANCHES}/reader.{glob.escape(own.host)}.*.json"):
+        if (reader := holder_in(left)) is not None and reader.is_gone():
+            with contextlib.suppress(OSError):
+                left.unlink()
     with contextlib.suppress(RunFolderError):
         write_once(note, text_of(own))
     try:

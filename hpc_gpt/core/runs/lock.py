@@ -1,8 +1,9 @@
 """The lock of a run, `lock.json` in its folder: whoever starts an attempt takes it, so that no two train it at once.
 
 A local controller, a job.sh started by hand and Slurm's chain take it before their attempt and remove it at its end. A
-holder that died leaves it behind: of a process of this machine that shows by its pid and start time, of a Slurm job by
-its state. That of another machine cannot be asked, and is removed by hand.
+holder that died leaves it behind: of a process of this machine that shows by its boot, pid and start time, of a Slurm
+job by its state. That of another machine cannot be asked, and is removed by hand. What a process that died had started
+may run on: nobody takes its lock before that has ended.
 """
 
 import contextlib
@@ -12,28 +13,31 @@ import platform
 import shlex
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import json_object, read_text, replace_whole, write_once
-from hpc_gpt.core.process import is_alive, start_time
+from hpc_gpt.core.process import lives, process_identity
+from hpc_gpt.core.runs.processes import run_on
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.typed_tables import from_tables
+from hpc_gpt.core.words import some
 
 _TRIES = 20
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who trains a run: a process of a `host`, by its pid and start time, or a Slurm job."""
+    """Who trains a run: a process of a `host` by its `process_identity`, or a Slurm job."""
 
     host: str
     pid: int | None = None
     pid_start: str | None = None
     slurm_job: str | None = None
+    boot: str | None = None  # of earlier versions' locks it is not known
 
     def __str__(self) -> str:
         return f"Slurm job {self.slurm_job}" if self.slurm_job else f"process {self.pid} on {self.host}"
@@ -42,7 +46,7 @@ class Holder:
         """Whether the process has ended; None if it cannot be asked from here."""
         if self.slurm_job or self.host != platform.node():
             return None
-        return not is_alive(self.pid, self.pid_start)
+        return not lives(asdict(self))
 
 
 class RunLocked(RunFolderError):
@@ -51,7 +55,7 @@ class RunLocked(RunFolderError):
 
 def process_holder(pid: int) -> Holder:
     """A process of this machine as a holder."""
-    return Holder(platform.node(), pid, start_time(pid))
+    return Holder(platform.node(), **process_identity(pid))
 
 
 def job_holder(job_id: str) -> Holder:
@@ -92,6 +96,8 @@ def _take(run: RunFolder, path: Path, taker: Holder, is_gone: Callable[[Holder],
         other = _holder(held)
         if other != taker and (other is None or not is_gone(other)):
             raise _locked_by(run, other, path)
+        if path == lock_path(run):
+            _check_rest(run, other)
         claim = path.with_name(f"{path.name}.{zlib.crc32(held.encode()):08x}")
         _take(run, claim, taker, is_gone)
         try:
@@ -110,6 +116,22 @@ def check_free(run: RunFolder) -> None:
     other = _holder(held)
     if held and (other is None or (not other.slurm_job and not other.is_gone())):
         raise _locked_by(run, other, lock_path(run))
+    if other is not None:
+        _check_rest(run, other)
+
+
+def _check_rest(run: RunFolder, gone: Holder) -> None:
+    """RunLocked if processes live of a run whose supervisor on this machine is gone."""
+    if gone.slurm_job is None and gone.host == platform.node() and (pids := run_on(run)):
+        words = f"run {run.run_id} is still being trained: {rest_text(pids)}"
+        raise RunLocked(words, f"hpc-gpt cancel {run.run_id}, or wait for their end")
+
+
+def rest_text(pids: Sequence[int]) -> str:
+    """The processes of `run_on` as words."""
+    which = some([str(pid) for pid in pids], 8)
+    words = f"processes {which} run on" if len(pids) > 1 else f"process {which} runs on"
+    return f"{words} without a supervisor, which was killed"
 
 
 @contextlib.contextmanager
@@ -137,10 +159,9 @@ def release(run: RunFolder, taker: Holder) -> None:
 
 def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
     """The line of submissions.jsonl of a start that a process of this machine supervises, which has the lock."""
-    own = process_holder(pid)
     line = {"scheduler": "local", "job_id": job_id, "cluster": cluster, "command": command, "refused": None}
     # Unlike of earlier versions, which wrote no `locked`: without a lock nothing trains the run.
-    return {**line, "pid": pid, "pid_start": own.pid_start, "host": own.host, "locked": True}
+    return {**line, **process_identity(pid), "host": platform.node(), "locked": True}
 
 
 def text_of(taker: Holder) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.core.ends.run_state import newest_submission
 from hpc_gpt.core.formulas import hfu, mfu
-from hpc_gpt.core.process import is_alive, send
+from hpc_gpt.core.process import lives, send_to
 from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -82,13 +82,12 @@ def _wait_until_gone(run: RunFolder) -> None:
     After 45 s it gets SIGTERM; the process that started its ranks then kills them.
     """
     line = newest_submission(run)
-    pid, started = line.get("pid"), line.get("pid_start")
     for what in (signal.SIGTERM, None):
         until = time.monotonic() + _GONE_S
-        while is_alive(pid, started) and time.monotonic() < until:
+        while lives(line) and time.monotonic() < until:
             time.sleep(_POLL_S)
         if what is not None:
-            send(pid, started, what)
+            send_to(line, what)
 
 
 def _state(run: RunFolder, statuses: Sequence[RunStatus]) -> str:

@@ -134,7 +134,7 @@ class ProcessQueue:
                 stderr=log,
                 start_new_session=True,
             )
-        job.note(str(process.pid), start_time(process.pid), waits=self._gpus > 0)
+        job.note(str(process.pid), is_process=True, waits=self._gpus > 0)
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         return {}

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.settings.sweep_rows import RowFaults, SweepRow, faults_of_rows
@@ -283,8 +283,7 @@ def link_runs(
 
 def queue_locally(sweep: SubmittedSweep, names: Iterable[str] | None = None) -> None:
     """Notes in each run that it waits for its turn on this machine, and for which process; `names` as in link_runs."""
-    pid = os.getpid()
-    queue = {"pid": pid, "pid_start": start_time(pid)}
+    queue = process_identity(os.getpid())
     for run in sweep.runs:
         run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
     link_runs(sweep, 1, sweep.runs, names)

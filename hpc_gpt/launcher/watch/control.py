@@ -20,13 +20,15 @@ from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json
-from hpc_gpt.core.process import send
+from hpc_gpt.core.process import send_to
 from hpc_gpt.core.runs.lineage import newest_step
+from hpc_gpt.core.runs.lock import holder
+from hpc_gpt.core.runs.processes import end_run_on
 from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.sized import does
-from hpc_gpt.core.slurm.clients import cancel_job, scancel_command
+from hpc_gpt.core.slurm.clients import KILL_WAIT_S, cancel_job, scancel_command
 from hpc_gpt.core.terminal import ProgressLine
 from hpc_gpt.launcher.watch.status import (
     NO_ANSWER,
@@ -94,6 +96,8 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
     if status.moved_from and status.state != "pending":
         message = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
         return ControlRequest(run, verb, f"{message}: move it back, or use hpc-gpt cancel", refused=True)
+    if status.run_on:
+        return ControlRequest(run, verb, f"nobody is there to {verb} it: {status.cause}", refused=True)
     try:
         if why := _impossible(run, verb):
             return ControlRequest(run, verb, why, refused=True)
@@ -227,7 +231,17 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = Fal
     """
     status = status or read_own_status(run)
     line = _live_submission(run, status)
-    return _end(run, line, save and status.state in STARTED) if line is not None else None
+    if line is None:
+        return _end_without_supervisor(run)
+    return _end(run, line, save and status.state in STARTED)
+
+
+def _end_without_supervisor(run: RunFolder) -> str | None:
+    """Ends what is left of a run that has written its end, and whose supervisor was killed before it had ended all; the
+    job id, None if nothing is left."""
+    line, owner = newest_submission(run), holder(run)
+    is_gone = owner is not None and owner.slurm_job is None and owner.is_gone()
+    return str(line.get("job_id")) if is_gone and end_run_on(run, KILL_WAIT_S) else None
 
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
@@ -255,7 +269,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
         raise RunFolderError(message, f"hpc-gpt stop {run.run_id} saves and ends it")
     if is_local and job_id != IN_QUEUE:  # before anything is marked: it would end a run that goes on
         with OsErrorAs(RunFolderError, f"cannot end process {job_id} of run {run.run_id}", _NOT_YOURS):
-            send(line.get("pid"), line.get("pid_start"), 0)
+            send_to(line, 0)
     # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if is_local else newest_chain(run)
     later = [str(each["job_id"]) for each in chain if str(each["job_id"]) != job_id]
@@ -266,7 +280,8 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     if job_id == IN_QUEUE:  # the process that runs the sweep skips it
         return job_id
     if is_local:
-        send(line.get("pid"), line.get("pid_start"), signal.SIGINT if save else signal.SIGTERM)
+        if not send_to(line, signal.SIGINT if save else signal.SIGTERM):
+            end_run_on(run, KILL_WAIT_S)
     else:
         cluster = run.slurm_cluster()
         cancel_job(*later, cluster=cluster)

@@ -26,6 +26,7 @@ from hpc_gpt.core.ends.run_state import (
     other_host,
     read_run_state,
     retry_note,
+    run_on_note,
 )
 from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
@@ -77,7 +78,8 @@ class RunStatus:
     `restart_share` are its figures. `moved_from`: where the run folder was at the submission, if it is there no more.
     `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
     all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
-    job of `[after]`. `suspended`: whether that is its state.
+    job of `[after]`. `suspended`: whether that is its state. `run_on`: processes of it on this machine whose supervisor
+    was killed.
     """
 
     run: str
@@ -107,6 +109,7 @@ class RunStatus:
     branch_of: str | None = None
     after: list[dict[str, Any]] | None = None
     suspended: bool = False
+    run_on: list[int] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -352,6 +355,7 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
         after=after_table(run.path, of_after) or None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
         suspended=state == "suspended",
+        run_on=[*run_state.run_on] or None,
     )
     kept.note(run, run_state, vars(row), jobs)
     return row
@@ -379,6 +383,8 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
     if state.ended in STARTED:
         if run.is_cancelled(job_id):
             return "cancelled; its ranks may save before they leave"
+        if rest := run_on_note(run, run_state):
+            return rest
         if state.ended == "suspended":
             return f"Slurm says {slurm}: scontrol resume {job_id} continues it"
         earlier = [each for each in run.attempts() if run_state.attempt and each.number < run_state.attempt.number]

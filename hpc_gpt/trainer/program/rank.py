@@ -33,11 +33,13 @@ from hpc_gpt.core.ends.end_policy import (
     write_said,
 )
 from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.what_next import end_left_over
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
 from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.full_disk import release_reserve
+from hpc_gpt.core.runs.processes import GPU_LOCKS, gpu_locks, task_variables
 from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -163,17 +165,21 @@ class ForeignRank:
     def train(self) -> int:
         """Runs the program to its end, and returns the exit code. The caller reports exceptions."""
         start = self.prepare()
+        environment = {name: value for name, value in start.environment.items() if name != GPU_LOCKS}
         self._process = subprocess.Popen(
             start.command,
-            env=dict(start.environment),
+            env={**environment, **task_variables(self._run, self._attempt, self._place.rank)},
             cwd=start.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            process_group=0,  # `kill 0` in its traps is for its own processes, not for this one
+            pass_fds=gpu_locks(),
         )
         start.log.follow(self._process)
         self._watch(start, self._process)
         code = self._wait(start, self._process)
+        self._end_rest()
         if code and self._stop is None and is_cancelled(self._run, self._attempt):
             # Each process gets a signal of its own: a program that ends at once may end before this one hears.
             self._stop = Stop("terminated", True)
@@ -191,7 +197,13 @@ class ForeignRank:
         """Ends the program at once, without a save, and writes ended.json."""
         if self._process is not None:
             self._process.kill()
+            self._end_rest()
         self._attempt.write_ended("stopped", "Ctrl-C twice: left without saving", self.step)
+
+    def _end_rest(self) -> None:
+        """Kills what the program has left running, such as workers of a torchrun that was killed: they would train
+        beside the next attempt, and keep their GPU."""
+        end_left_over(self._run, self._attempt, self._place.rank)
 
     def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
         """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""
@@ -333,6 +345,7 @@ class ForeignRank:
             if stacks := self.stacks(process, start.log):
                 with contextlib.suppress(RunFolderError):
                     write_once(self._attempt.stacks / f"{self._place.rank}.txt", stacks)
+            self._end_rest()
             os._exit(1)
 
         self._heart = start.heart

@@ -186,7 +186,7 @@ the_script() { # becomes the script, with this shell's environment as it was giv
 hear_of_group() { # as long as the script runs, in the job's first process group
   cd -- "$attempt" || exit
   hear group
-  while [ -d .signals ]; do
+  while [ -d .signals ] && kill -0 "$$" 2>/dev/null; do # or until job.sh is killed
     sleep 1 &
     wait "$!"
   done

@@ -1,5 +1,6 @@
 """The lock under which DeepSpeed's kernels are built: kept while its process builds, left over by none."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
+from hpc_gpt.trainer.train.engines import build_lock
 from hpc_gpt.trainer.train.engines.build_lock import LEFT_OVER_S, BuildLock, use_build_lock
 
 HOLDS = """
@@ -49,6 +51,26 @@ def comes(thread: threading.Thread) -> bool:
 
 def age(lock: Path, by_s: float) -> None:
     os.utime(lock, (time.time() - by_s,) * 2)
+
+
+def test_who_looks_at_a_new_file_does_not_keep_its_maker_from_locking_it(lock: Path, monkeypatch) -> None:
+    opens, looks = os.open, list[int]()
+
+    def open_and_be_seen(path: Path, *words: int) -> int:
+        file = opens(path, *words)
+        looks.append(opens(path, os.O_RDWR))  # as one that waits, between the file and its lock
+        fcntl.flock(looks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        threading.Timer(0.2, os.close, looks).start()
+        return file
+
+    mine = BuildLock(str(lock))
+    with monkeypatch.context() as patched:
+        patched.setattr(build_lock.os, "open", open_and_be_seen)
+        assert mine.try_acquire()
+    assert lock.read_bytes() == b"locked by flock\n"
+    with lock.open("r+b") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    mine.release()
 
 
 def test_a_builder_keeps_its_lock_until_it_is_killed(lock: Path) -> None:

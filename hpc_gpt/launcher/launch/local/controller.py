@@ -27,14 +27,16 @@ from hpc_gpt.core.ends.end_policy import SIGNALS, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.ends.notify import send_events
 from hpc_gpt.core.ends.state import Facts, class_of
+from hpc_gpt.core.ends.what_next import end_left_over
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
-from hpc_gpt.core.process import die_with_parent, start_time
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.process import die_with_parent, process_identity
+from hpc_gpt.core.runs import lock, processes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
+from hpc_gpt.core.slurm.environment import as_given
 from hpc_gpt.launcher.launch.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # what supervises a race, which starts its visits
@@ -56,6 +58,8 @@ class RunController(Controller):
         self.cancelled = False
         self._unwritten = False
         self._beside: list[BesideRanks] = []
+        given = as_given(b"\0".join(b"%b=%b" % pair for pair in os.environb.items()))
+        self._job = given.get(b"SLURM_JOB_ID", b"").decode(errors="replace")
         self._resolved = resolved
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         if resolved.cluster.archive is not None:
@@ -76,11 +80,14 @@ class RunController(Controller):
         self.attempt.ranks.mkdir(exist_ok=True)
         log = self.attempt.log.open("ab")
         self.stdouts = [log]
+        # Of a job script start.py marks the script alone: its job.sh is to live when that has ended.
+        marks = processes.task_variables(self.run_folder, self.attempt) if self._resolved.script is None else {}
         for rank in range(self.ntasks):
             env = os.environ | {
                 "SUBMITIT_LOCAL_LOCALID": str(rank),
                 "SUBMITIT_LOCAL_GLOBALID": str(rank),
                 "SUBMITIT_LOCAL_JOB_ID": self.pid,
+                **marks,
             }
             task = subprocess.Popen(
                 self.command,
@@ -90,6 +97,7 @@ class RunController(Controller):
                 stderr=log,
                 process_group=0,
                 preexec_fn=die_with_parent,
+                pass_fds=processes.gpu_locks(),
             )
             self.tasks.append(task)
             self._note_rank(rank, None)
@@ -97,9 +105,9 @@ class RunController(Controller):
     def _note_rank(self, rank: int, code: int | None) -> None:
         path = self.attempt.ranks / f"{rank}.json"
         pid = self.tasks[rank].pid
-        started = start_time(pid) if code is None else read_json(path).get("pid_start")
+        note = {**process_identity(pid), processes.JOB: self._job} if code is None else {"pid": pid, **read_json(path)}
         with self._written():
-            replace_whole(path, json.dumps({"pid": pid, "pid_start": started, "exit_code": code}) + "\n")
+            replace_whole(path, json.dumps({**note, "exit_code": code}) + "\n")
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
@@ -148,12 +156,13 @@ class RunController(Controller):
         """Called while the ranks run."""
 
     def _kill_groups(self) -> None:
-        """Sends SIGKILL to what is left of the ranks and of the processes that they started."""
+        """Kills what is left of the ranks and of the processes that they started, in whatever process group."""
         for task in self.tasks:
             try:
                 os.killpg(task.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
+        end_left_over(self.run_folder, self.attempt)
 
     def _say(self, ended: str, cause: str) -> None:
         if not self.attempt.ended():  # wait() calls this repeatedly until the last rank is gone

@@ -1,7 +1,8 @@
 """The GPUs of this machine, each of which one run has at a time; those that wait for the same get it as they came.
 
-A file for each GPU in the state directory is locked by the process that supervises the run that has it, and one for
-each run that waits by the process that waits. The kernel frees the locks of a process that was killed.
+A file for each GPU in the state directory is locked by the process that supervises the run that has it and by the
+ranks, which inherit its open file, and one for each run that waits by the process that waits. The kernel frees the
+locks of processes that were killed. If a run's supervisor was, its other processes still have its GPUs.
 
     python -m hpc_gpt.launcher.launch.local.gpus NAME COUNT PROGRAM…
 
@@ -21,13 +22,16 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import state_dir
+from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on_named
 from hpc_gpt.core.runs.provenance import ask_gpus, list_instances
 from hpc_gpt.core.settings.resolved import Resolved
 
 # In the environment of the process that supervises a run: the GPUs that it may have, what their locks are named after,
 # those that it has, and their open locks.
 _MAY_HAVE, _LOCKED_AS = "HPC_GPT_GPU_CHOICE", "HPC_GPT_GPU_UUIDS"
-_HAS, _LOCKS = "HPC_GPT_GPU_NAMES", "HPC_GPT_GPU_LOCKS"
+_HAS, _LOCKS = "HPC_GPT_GPU_NAMES", GPU_LOCKS
+# Scripts and their shells use lower numbers of open files by themselves.
+_FIRST_LOCK = 100
 _NONE = ("-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # For nvidia-smi, before it counts as not known which GPUs there are.
@@ -56,6 +60,10 @@ class HeldGpus:
         """For the ranks. A number means the same GPU to CUDA as to nvidia-smi."""
         order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {**order, "CUDA_VISIBLE_DEVICES": ",".join(self.names)} if self.names else {}
+
+    def inherited(self) -> dict[str, str]:
+        """For this process, whose ranks inherit the open locks."""
+        return {_LOCKS: ",".join(map(str, self.locks))} if self.locks else {}
 
 
 def handed_over() -> HeldGpus:
@@ -189,7 +197,7 @@ def _lock_card(lock: str) -> tuple[list[int], str]:
     for name, is_shared in ((card, bool(instance)), (instance, False)):
         if name:
             numbers.append(number := _open(_folder() / f"gpu-{name.replace('/', '-')}"))
-            if not _locks(number, is_shared):
+            if not _locks(number, is_shared) or (not is_shared and _is_in_use(number)):
                 other = os.pread(number, 200, 0).decode(errors="replace")
                 HeldGpus(locks=numbers).free()
                 return [], other
@@ -254,7 +262,20 @@ def _folder() -> Path:
 def _open(path: Path) -> int:
     with OsErrorAs(RunFolderError, f"cannot lock {path}", "set HPC_GPT_STATE to a folder that you can write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _FIRST_LOCK)
+        finally:
+            os.close(opened)
+
+
+def _is_in_use(lock: int) -> bool:
+    """Whether processes live of the run that had a GPU last: programs that close what they inherit have no lock."""
+    run_id = os.pread(lock, 200, 0).decode(errors="replace")
+    if run_id and run_on_named(run_id):
+        return True
+    os.ftruncate(lock, 0)  # so that this is asked once
+    return False
 
 
 def _locks(lock: int, is_shared: bool = False) -> bool:

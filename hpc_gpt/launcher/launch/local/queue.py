@@ -26,7 +26,7 @@ from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.judge import budget_left
 from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, replace_whole, write_once
-from hpc_gpt.core.process import host_clock, interrupts_wait
+from hpc_gpt.core.process import host_clock, interrupts_wait, process_identity
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.full_disk import is_disk_full, once_there_is_space
@@ -168,7 +168,7 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
         else:
             note_wait(run, waits)
             own_line = lock.submission_line(process.pid, str(process.pid), line, resolved.cluster.name)
-            queue = {"pid": process.pid, "pid_start": own_line["pid_start"]}
+            queue = process_identity(process.pid)
             run.add_submission({**own_line, "queue": queue, **run.attempts_before})
         if process.stdin is not None:
             process.stdin.close()
@@ -277,7 +277,7 @@ def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
 def _show(held: gpus.HeldGpus) -> None:
     """Lets the ranks see the run's GPUs alone, and a job script, whose environment is the submitter's."""
     if held.names:
-        os.environ.update(held.visible())
+        os.environ.update({**held.visible(), **held.inherited()})
         if GIVEN in os.environ:
             given = as_given(f"{GIVEN}={os.environ[GIVEN]}".encode())
             shown = {name.encode(): value.encode() for name, value in held.visible().items()}

@@ -37,7 +37,8 @@ class BuildLock:
                 self._remove_left_over()
                 time.sleep(self._wait_s)
         with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that waits has the new file's lock for a moment, while it looks whether that is left over.
+            fcntl.flock(self._file, fcntl.LOCK_EX)
             os.write(self._file, b"locked by flock\n")
         return True
 

@@ -17,7 +17,7 @@ from hpc_gpt.core.ends.end_policy import End, Said, end_by_steps, is_cancelled, 
 from hpc_gpt.core.ends.failures import VAGUE
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
-from hpc_gpt.core.process import descendants, is_alive, send, start_time
+from hpc_gpt.core.process import descendants, die_with_parent, is_alive, send, start_time
 from hpc_gpt.core.runs.checkpoints import WORK, newest_checkpoint, order_note, saved_step, work_folder
 from hpc_gpt.core.runs.checkpoints import checkpoint_step as step_of_checkpoint
 from hpc_gpt.core.runs.disk_space import free_space_text
@@ -46,6 +46,7 @@ _NOT_FOUND = re.compile(
     r"(.*(?:not found|No such file or directory|Permission denied|cannot execute.*))$"
 )
 _NOTE_S = 2.0
+_REACHES_S = 2.0
 # Of our own job script, and wrong for another program: Python's sys.path, and where our code is.
 _OURS = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # As templates/base.sh.j2 finds it: a shell that is no login shell has no `module`.
@@ -75,6 +76,7 @@ class CommandRank(ForeignRank):
         # {pid: start time} of the program's processes, and when they were last looked for.
         self._told: dict[int, str] = {}
         self._noted_at = 0.0
+        self._witness: subprocess.Popen[bytes] | None = None
 
     # --- the start
 
@@ -207,6 +209,21 @@ class CommandRank(ForeignRank):
         """Notes the program's processes from time to time: a signal of Slurm's may end a shell before its program."""
         if time.monotonic() > self._noted_at + _NOTE_S:
             self._note()
+        if self._witness is None and self._resolved.cluster.scheduler == "slurm" and self._signal is not None:
+            self._witness = subprocess.Popen(
+                ["sleep", "infinity"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+
+    def _slurm_tells_all(self) -> bool:
+        """Whether Slurm's signal has reached a process in another group than this one's, as the program is: by
+        proctrack/linuxproc it does, by proctrack/pgid and, by default, by proctrack/cgroup it does not."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._witness is None or self._witness.wait(_REACHES_S) < 0
+        return False
 
     def _note(self) -> None:
         assert self._process is not None
@@ -227,7 +244,7 @@ class CommandRank(ForeignRank):
             ("terminated", signal.SIGTERM),
             ("walltime", signal.SIGUSR2),
         )
-        if not by_slurm:  # which sends it to every process of the step
+        if not (by_slurm and self._slurm_tells_all()):  # a second signal may end a program that saves
             for pid, started in self._told.items():
                 send(pid, started, self._signal)
 

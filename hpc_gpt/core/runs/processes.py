@@ -1,0 +1,118 @@
+"""The processes of a run on this machine that have outlived what supervised them, by the variables that only they have.
+
+What supervises an attempt ends them before the attempt is over. If that was killed itself they run on, and are left
+alone: whoever would start the run again, give their GPUs on or remove a checkpoint finds them here.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.process import boot_id, descendants, environments, job_of, process_identity, send_to
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+
+# Of the processes of an attempt, and of what they start: its number, the folder of the run's checkpoints, and of a
+# program the task that started it. A debugger beside them has no number.
+ATTEMPT, CHECKPOINTS, TASK = "HPC_GPT_ATTEMPT", "HPC_GPT_CHECKPOINTS", "HPC_GPT_TASK"
+# In ranks/<rank>.json: the Slurm job that the ranks were started in, if any.
+JOB = "slurm_job"
+# The open files that lock an attempt's GPUs: all that it starts inherits them.
+GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
+_GONE_S = 5.0  # until what was killed has left: a process that waits for a disk or a GPU may not
+_POLL_S = 0.05
+
+
+def task_variables(run: RunFolder, attempt: Attempt, task: int | None = None) -> dict[str, str]:
+    """The variables of the ranks of an attempt, or of what one of its tasks starts."""
+    of_task = {} if task is None else {TASK: str(task)}
+    return {ATTEMPT: str(attempt.number), CHECKPOINTS: str(run.checkpoints), **of_task}
+
+
+def gpu_locks() -> tuple[int, ...]:
+    """The open locks of GPUs that this process hands on to what it starts."""
+    return tuple(int(lock) for lock in os.environ.get(GPU_LOCKS, "").split(",") if lock)
+
+
+def processes_of(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> list[int]:
+    """The processes on this node that an attempt has started, or one of its tasks, without this one.
+
+    A job that they have submitted has their variables, too: of another Slurm job than `job`, by its variable or by its
+    cgroup, are none among them.
+    """
+    wanted = {ATTEMPT.encode(): b"%d" % attempt.number} | ({} if task is None else {TASK.encode(): b"%d" % task})
+    folder, found = os.path.realpath(run.checkpoints), list[int]()
+    for pid, environment in environments(ATTEMPT, CHECKPOINTS):
+        with contextlib.suppress(OSError):
+            is_own = wanted.items() <= environment.items() and _checkpoints_in(environment) == folder
+            if is_own and pid != os.getpid() and job_of(pid, environment) == job:
+                found.append(pid)
+    return found
+
+
+def end_processes(run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None) -> None:
+    """Kills them, as slurmstepd does at the end of a job, and waits until they have left."""
+    _end(lambda: processes_of(run, attempt, job, task), signal.SIGKILL, _GONE_S)
+
+
+def run_on(run: RunFolder) -> list[int]:
+    """The processes on this machine that any attempt of a run has started, with what they have started: for a run whose
+    supervisor is gone. Whether it is, the caller knows."""
+    attempts = run.attempts()
+    if not attempts or attempts[-1].started().get("boot") not in (None, boot_id()):
+        return []
+    job = os.fsencode(str(read_json(attempts[-1].ranks / "0.json").get(JOB) or ""))
+    return _with_descendants(_below(os.path.realpath(run.path), job))
+
+
+def run_on_named(run_id: str) -> list[int]:
+    """Those of the run of an id, whose folder is not known."""
+    return [
+        pid
+        for pid, environment in environments(ATTEMPT, CHECKPOINTS)
+        if Path(_checkpoints_in(environment)).parent.name == run_id
+    ]
+
+
+def end_run_on(run: RunFolder, save_s: float) -> list[int]:
+    """Ends them: SIGTERM, and after `save_s` SIGKILL; returns those that there were."""
+    pids = run_on(run)
+    _end(lambda: run_on(run), signal.SIGTERM, save_s)
+    _end(lambda: run_on(run), signal.SIGKILL, _GONE_S)
+    return pids
+
+
+def _checkpoints_in(environment: Mapping[bytes, bytes]) -> str:
+    return os.path.realpath(os.fsdecode(environment[CHECKPOINTS.encode()]))
+
+
+def _below(folder: str, job: bytes) -> list[int]:
+    found = []
+    for pid, environment in environments(ATTEMPT, CHECKPOINTS):
+        is_own = _checkpoints_in(environment).startswith(f"{folder}/")  # those of a race's visits are deeper
+        if is_own and environment.get(b"SLURM_JOB_ID", b"") == job and pid != os.getpid():
+            found.append(pid)
+    return found
+
+
+def _with_descendants(pids: list[int]) -> list[int]:
+    """Some of them may have another environment, or have written their title over it."""
+    return sorted({*pids, *(child for pid in pids for child in descendants(pid))})
+
+
+def _end(find: Callable[[], list[int]], what: int, wait_s: float) -> None:
+    """Signals each process that is found, once, until none is left."""
+    until, told = time.monotonic() + wait_s, dict[int, str | None]()
+    while pids := find():
+        for pid in pids:
+            note = process_identity(pid)
+            if told.get(pid) != note["pid_start"]:
+                told[pid] = note["pid_start"]
+                with contextlib.suppress(OSError):
+                    send_to(note, what)
+        if time.monotonic() > until:
+            return
+        time.sleep(_POLL_S)
