@@ -244,7 +244,7 @@ def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
     for attempt in run.attempts():
         for line in read_stored_lines(attempt.metrics):
             if float(line.get("time") or 0.0) <= made:
-                step = max(step, _last_step(line))
+                step = _last_step(line) or step  # that of a second stage may be smaller
     return step
 
 
