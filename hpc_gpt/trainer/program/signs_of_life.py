@@ -92,6 +92,7 @@ class Processes:
         self._started_s: tuple[float, ...] = ()
         self._above: set[tuple[int, str]] = set()
         self.busy_at = -float("inf")  # when the CPU was last at work, of `time.monotonic`
+        self.holds_s = 0.0  # so long that is not contradicted, as they are looked at now and then
 
     def look(self) -> None:
         """Looks at them, at most once a second; on a node with very many processes more rarely."""
@@ -118,7 +119,8 @@ class Processes:
         self._ticks, self._pids = ticks, {pid: stats[pid][19] for pid in tree}
         self._measure(began, worked, each_s)
         self._looked = began
-        self._next = began + max(_LOOK_S, _COST * (time.monotonic() - began))
+        pause_s = max(_LOOK_S, _COST * (time.monotonic() - began))
+        self._next, self.holds_s = began + pause_s, 3 * pause_s + _OVER_S
 
     def begin(self) -> None:
         """Forgets the work so far: a step came."""
@@ -244,18 +246,18 @@ class ForeignHeartbeat(Heartbeat):
         if not self._steps:
             return SignsSeen(False)
         since, limit_s, now = self._stepped, super().limit_s(), time.monotonic()
-        busy_at, lives = -float("inf"), True
+        busy_at, holds_s, lives = -float("inf"), 0.0, True
         if self.processes is not None:
             self.processes.look()
-            busy_at = self.processes.busy_at
+            busy_at, holds_s = self.processes.busy_at, self.processes.holds_s
             lives = self.is_over or self.processes.any_since(self._stepped_boot_s)
         if now >= since + _READ_S and any((figures.util or 0.0) >= _GPU for figures in self.gpus() or ()):
             self._gpu_at = now
         signs = {
             OUTPUT: self._heard,
             FILES: self._grew,
-            CPU: since < busy_at and now - busy_at < limit_s,
-            GPU: since < self._gpu_at and now - self._gpu_at < limit_s,
+            CPU: since < busy_at and now - busy_at < max(limit_s, holds_s),
+            GPU: since < self._gpu_at and now - self._gpu_at < max(limit_s, _READ_S),
         }
         return SignsSeen(True, self.at_total, lives, tuple(name for name, is_there in signs.items() if is_there))
 
