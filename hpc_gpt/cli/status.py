@@ -145,9 +145,12 @@ def _print_sizes(runs: list[RunFolder]) -> None:
     click.echo("next: hpc-gpt clean RUN lists what may go", err=True)
 
 
+_BY_CLOCK = ("age_s", "left_s", "gpu_hours", "still")
+
+
 def _facts(row: RunStatus) -> dict[str, Any]:
     """A row without what the clock changes; as JSON has it, for a loss that is NaN equals nothing."""
-    return {key: value for key, value in row.to_dict().items() if key not in ("age_s", "left_s", "gpu_hours")}
+    return {key: value for key, value in row.to_dict().items() if key not in _BY_CLOCK}
 
 
 def _watch(chosen: Callable[[], list[RunFolder]], interval: float, opened: bool) -> None:
@@ -170,7 +173,9 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     room = width()
     table = grid(fitting(_COLUMNS, lines, room, _LEFT_OUT), lines).aligned(painted).splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
-    notes += [(row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace) if text]
+    notes += [
+        (row.run, text) for row in lines if row.state != "done" for text in (row.cause, row.pace, row.still) if text
+    ]
     notes += [(row.run, _after_text(row.after)) for row in lines if row.after]
     return table + [line for run, text in notes for line in wrapped(plain(f"{run}: {text}"), room)]
 

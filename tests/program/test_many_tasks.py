@@ -28,8 +28,9 @@ def note(event, values):
     if event.startswith(("open", "os.")) and values and str(values[0]).startswith(folder):
         os.write(counts, f"{event} {values[0]}\\n".encode())
 sys.addaudithook(note)
-from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog
+from hpc_gpt.trainer.program.process import ForeignLog
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart
+from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat
 from hpc_gpt.trainer.supervision.signals import Signals
 class Task(ForeignRank):
     def prepare(self):

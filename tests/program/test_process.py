@@ -13,7 +13,8 @@ import pytest
 
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog, LastLines, trained_s
+from hpc_gpt.trainer.program.process import ForeignLog, LastLines, trained_s
+from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING
 from tests.made_runs import unsubmitted_run
 
@@ -192,7 +193,9 @@ def test_the_pulse_of_a_program_is_its_output_until_it_has_steps() -> None:
         heart.stepped(step)
     moves = heart.moves
     heart.heard()
-    assert (heart.moves, heart.limit_s()) == (moves, 300.0)
+    assert (heart.moves, heart.limit_s()) == (moves, 12 * 300.0), "a sign of life, and no step"
+    heart.stepped(9)
+    assert heart.limit_s() == 300.0
     heart.enter(LEAVING)
     assert heart.limit_s() == 0.0
 

@@ -18,8 +18,9 @@ from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.program import rank as module
-from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog
+from hpc_gpt.trainer.program.process import ForeignLog
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop, _find_wait
+from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, SAVING, TRAINING
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.train.engines import command
@@ -210,7 +211,8 @@ def test_its_end_is_that_of_the_stop_and_how_it_took_it(task, stop, how: str, en
 
 def test_the_heart_counts_the_steps_and_knows_the_pauses(task) -> None:
     found = task(0, train__log_every=5)
-    log = SimpleNamespace(chunks=1)
+    log = SimpleNamespace(chunks=1, is_more=True, has_steps=False, stepped_boot_s=0.0, at_total=False)
+    log.settle = log.pass_step = lambda: None
     heart = ForeignHeartbeat(20, 300.0, None)
     start = ProgramStart([], {}, log, heart, 0, pauses=(0, 20))  # type: ignore[arg-type]
     found._mates = SimpleNamespace(is_first=True, says=b"", heard=b"")

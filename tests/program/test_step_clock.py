@@ -9,7 +9,8 @@ import pytest
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.reader.readers.live_lines import LiveLines
-from hpc_gpt.trainer.program.process import ForeignLog, StepClock
+from hpc_gpt.trainer.program.process import ForeignLog
+from hpc_gpt.trainer.program.step_numbers import StepClock
 from tests.made_runs import make_run, unsubmitted_run
 
 TURN_S = 0.2  # seconds between two looks at the files of a job script

@@ -6,9 +6,11 @@ Slurm's answers here are put in by hand, to have every one of them; tests/slurm 
 import json
 import os
 import platform
+import re
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +18,7 @@ from hpc_gpt.core import files
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
 from hpc_gpt.launcher.watch import status
@@ -653,3 +656,20 @@ def test_a_job_without_an_attempt_is_what_its_output_says(slurm_says):
     for slurm in ("PENDING", "RUNNING"):  # it goes on: Slurm has put it back
         slurm_says({"7": (slurm, "None")})
         assert read_status([run])[0].state == slurm.lower()
+
+
+def test_it_says_since_when_the_steps_of_a_program_stand_still(slurm_says):
+    run = slurm_run()
+    slurm_says({"7": ("RUNNING", "")})
+    heartbeat = RankHeartbeat(0, "n1", 1, 9, 17, "training", 320.0, 3600.0, time.time())
+    folder = run.attempt(1).heartbeats
+    folder.mkdir()
+    write_heartbeat(folder, heartbeat)
+    assert read_status([run])[0].still is None
+    words = "signs of life: output, CPU work; a hang after 60 min"
+    write_heartbeat(folder, replace(heartbeat, still_s=320.0, still=words))
+    found = read_status([run])[0].still
+    assert re.fullmatch(rf"no step since [\d: -]+, for 32\d s: {words}", found), found
+    assert found.partition(", for ")[0] in in_process("status", run.run_id).stdout
+    run.attempt(1).write_ended("hang", "its cause", 17)
+    assert read_status([run])[0].still is None

@@ -286,7 +286,7 @@ def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
     for attempt in run.attempts():
         for line in stored_lines_from_end(attempt.metrics):
             if float(line.get("time") or 0.0) <= made:
-                step = max(step, _last_step(line))
+                step = _last_step(line) or step  # that of a second stage may be smaller
     return step
 
 

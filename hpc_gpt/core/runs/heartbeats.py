@@ -64,7 +64,8 @@ class RankHeartbeat:
     it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
     the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
     GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of
-    earlier versions.
+    earlier versions. `still_s`: how long a program that is not ours has made no step, None if they come as usual;
+    `still`: which other signs of life it shows, and after how long it is a hang.
     """
 
     rank: int
@@ -82,6 +83,8 @@ class RankHeartbeat:
     probe_s: float | None = None
     elapsed_s: float | None = None
     gpus: tuple[tuple[float | None, ...], ...] | None = None
+    still_s: float | None = None
+    still: str = ""
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:

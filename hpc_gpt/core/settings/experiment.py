@@ -379,7 +379,7 @@ class Command:
     pattern: str | None = key(None, resume="free", decides="nothing")
     "A regular expression of its lines of steps, with groups such as step, loss, step_ms, tokens_per_s."
     hang_s: float | None = key(None, resume="free", decides="nothing", above=0, hint="leave it out for no limit")
-    "Seconds without a line of output after which a program without lines of steps is a hang; for example 1800."
+    "Seconds without output after which a program is a hang that has no step to make; for example 1800."
     snapshot: bool = key(True, resume="free", decides="nothing")
     "The run keeps workdir's files, but those that git ignores, and every attempt runs from them."
     link: tuple[str, ...] = key((), resume="free", decides="nothing", added=True)

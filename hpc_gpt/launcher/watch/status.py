@@ -1,6 +1,7 @@
 """The states of runs and of sweeps. Slurm is asked about the jobs, and `ends.run_state` decides."""
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +33,12 @@ from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.runs.after_jobs import after_table
-from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.lock import lock_path
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.record import finite
-from hpc_gpt.core.runs.run_folder import CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.clients import (
@@ -54,6 +55,7 @@ from hpc_gpt.core.slurm.clients import (
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import reason_text
+from hpc_gpt.core.words import clock, show_duration
 from hpc_gpt.launcher.watch.kept_rows import KeptRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts
@@ -79,7 +81,7 @@ class RunStatus:
     `age_s`: since its first submission. `left_s`: what its other steps take at its pace, while it runs. `gpu_hours`: of
     all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
     job of `[after]`. `suspended`: whether that is its state. `run_on`: processes of it on this machine whose supervisor
-    was killed.
+    was killed. `still`: since when a program that is not ours makes no step, and what its watch does about it.
     """
 
     run: str
@@ -110,6 +112,7 @@ class RunStatus:
     after: list[dict[str, Any]] | None = None
     suspended: bool = False
     run_on: list[int] | None = None
+    still: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -356,6 +359,7 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
         suspended=state == "suspended",
         run_on=[*run_state.run_on] or None,
+        still=_still(attempts[-1], now) if attempts and state == "running" else None,
     )
     kept.note(run, run_state, vars(row), jobs)
     return row
@@ -412,6 +416,16 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
     if end and end.is_over and not run_state.waits:
         return f"{_own_class(end)}, and Slurm no longer knows job {job_id}"
     return f"Slurm does not know job {job_id}"
+
+
+def _still(attempt: Attempt, now: float) -> str | None:
+    """Since when the steps of a program that is not ours stand still, by the task whose limit is the longest."""
+    stands = [each for each in read_heartbeats(attempt.heartbeats).values() if each.still_s is not None]
+    if not stands or attempt.ended():
+        return None
+    last = max(stands, key=lambda each: each.limit_s or math.inf)
+    since = last.time - (last.still_s or 0.0)
+    return f"no step since {clock(since, now)}, for {show_duration(max(0.0, now - since))}: {last.still}"
 
 
 def _own_error(output: Path) -> str:

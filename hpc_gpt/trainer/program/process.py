@@ -7,15 +7,17 @@ it fails. The heartbeat counts the steps that the log reports.
 import collections
 import contextlib
 import json
+import math
 import os
 import platform
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 from hpc_gpt.core.ends.end_policy import End, Said
 from hpc_gpt.core.ends.exit_status import ExitStatus
@@ -26,8 +28,10 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.readers.live_lines import LiveLines
 from hpc_gpt.reader.readers.pattern import MEMORY_FIELDS
+from hpc_gpt.trainer.program.signs_of_life import boot_s
+from hpc_gpt.trainer.program.step_numbers import StepClock, StepNumbers, StepRow, rows_after
 from hpc_gpt.trainer.supervision.ending import classify_exception, lost_peer
-from hpc_gpt.trainer.supervision.heartbeat import LEAVING, Heartbeat
+from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
 
 _KEPT_LINES = 200
 _ERROR = re.compile(r"^(?:\d+: ?)?(?:\[\w+\]:? ?)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: ?(.*))?$")
@@ -40,11 +44,7 @@ _LOOK_S = 1.0
 _ENDS_LINE = re.compile(rb"[\r\n]")
 _LONGEST_LINE = 1 << 20
 _LONGEST_READ = 4000  # characters of a line that readers get
-
-
-# The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
-# line before: their mean time and loss, and how many of them were skipped.
-StepRow = Mapping[str, float]
+_USUAL = 20  # stretches between steps that show how many lines are usual
 
 
 def trained_s(run: RunFolder) -> float:
@@ -57,12 +57,15 @@ def trained_s(run: RunFolder) -> float:
     return total
 
 
-def count_steps(step: int, heart: Heartbeat) -> bool:
-    """Gives the heartbeat the last step of metrics.jsonl; returns whether it is a new one."""
+def count_steps(step: int, heart: Heartbeat, came_boot_s: float | None = None) -> bool:
+    """Gives the heartbeat the last step of metrics.jsonl; returns whether it is a new one. A smaller number is, too: of
+    a second stage, or of the next epoch. `came_boot_s`: when its line was read, in seconds since the boot."""
     before = heart.step
-    if step > before:
-        heart.stepped(step, step - before)
-    return step > before
+    if step in (0, before):
+        return False
+    more = {} if came_boot_s is None else {"came_boot_s": came_boot_s}
+    heart.stepped(step, max(1, step - before), **more)
+    return True
 
 
 def said_by(lines: LiveLines) -> Said:
@@ -138,36 +141,12 @@ def exit_code_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-class StepClock:
-    """Seconds of a step of a program whose lines do not say it, by the moments at which lines were looked for.
-
-    Lines that came together have one time. Each figure is of a stretch of `least` moments or more, as many as `most` if
-    there were so many: from the last step of its first moment to that of its last one.
-    """
-
-    def __init__(self, least: int = 1, most: int = 1) -> None:
-        self._least, self._most, self._count = least, most, 0
-        self._began: collections.deque[tuple[int, float, int]] = collections.deque()  # (moment, time, its last step)
-
-    def pass_moment(self, now: float, step: int | None) -> float | None:
-        """Seconds of a step up to `step`, the last one that came at this moment; None if no line with a step did, or
-        before the first whole stretch."""
-        self._count += 1
-        if step is None:
-            return None
-        began = self._began
-        while len(began) > 1 and began[0][0] < self._count - self._most and began[1][0] <= self._count - self._least:
-            began.popleft()
-        is_whole = bool(began) and began[0][0] <= self._count - self._least
-        began.append((self._count, now, step))
-        return (now - began[0][1]) / (step - began[0][2]) if is_whole else None
-
-
 class ForeignLog:
     """The output of one task's program.
 
     The task whose program prints the steps writes the metrics: the first of them, if several do. `read` gives the step
-    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again. `loss` gives the last
+    of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again, nor are those of the
+    lines up to the last ones with the numbers `written`, which are in metrics.jsonl already. `loss` gives the last
     loss, for a program that prints no steps; `planned` how many it is to make, 0 if it does not say. `clock`: for one
     that prints no times. What `read`, `saw`, `loss` or the disk raise costs the program nothing: the first fault is
     printed, and its output is read on.
@@ -187,6 +166,7 @@ class ForeignLog:
         loss: Callable[[], float | None] = lambda: None,
         planned: Callable[[], int] = lambda: 0,
         clock: StepClock | None = None,
+        written: Sequence[int] = (),
     ) -> None:
         self._attempt = attempt
         self._task = task
@@ -197,7 +177,14 @@ class ForeignLog:
         self._kept_loss: float | None = None
         self._kept_at = -_LOOK_S
         self._rows = KeptLines(attempt.metrics)
-        self._last, self._trains = resumed, False
+        self._last, self._trains = written[-1] if written else resumed, False
+        self._numbers, self._written = StepNumbers(resumed), [*written]
+        self._first_of_stage, self._asked_steps = resumed, resolved.train.steps
+        # Lines since the last step, and between the steps before; None before the first one.
+        self._since = 0
+        self._between: collections.deque[int] | None = None
+        self._lock = threading.Lock()
+        self.has_steps, self.stepped_boot_s = False, 0.0  # when the line of the last step was read, since the boot
         self._clock, self._prints_times = clock or StepClock(), False
         self._at_fault = False
         self.chunks = 0  # of output that came so far
@@ -212,6 +199,7 @@ class ForeignLog:
         """Waits for the last line, but not for a process that the program left and that holds the pipe open."""
         assert self._thread is not None
         self._thread.join(timeout=5)
+        self.settle(math.inf)
         self.keep_loss(0.0)
 
     def keep_loss(self, pause_s: float = _LOOK_S) -> None:
@@ -245,6 +233,7 @@ class ForeignLog:
             left += chunk
             whole = max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
             if not whole and len(left) < _LONGEST_LINE:
+                self.hear()
                 continue
             whole = whole or len(left)
             self._copy(left[:whole])
@@ -261,21 +250,71 @@ class ForeignLog:
 
     def take(self, *lines: str) -> None:
         """Takes the lines of the program that came since the last call, of which there may be none."""
+        with self._lock:
+            self._take(lines)
+
+    def _take(self, lines: Sequence[str]) -> None:
         now = time.monotonic()
         rows: list[StepRow] = []
         for line in lines:
             with self._guard():
                 self._saw(line[:_LONGEST_READ])
+            self._since += 1
             with self._guard():
                 row = self._read_step(line[:_LONGEST_READ])
-                last = rows[-1]["step"] if rows else self._last
-                if row is not None and (last is None or row["step"] > last):
-                    rows.append(row)
+                if row is not None and (made := self._numbers.take(row, now)):
+                    rows += made
                     self._prints_times |= "step_s" in row
+                    self.pass_step()
+        self._write(rows or self._numbers.settle(now), now)
+
+    def settle(self, now: float | None = None) -> None:
+        """Counts a smaller number as the first step of another stage that no line has contradicted for seconds."""
+        if self._lock.acquire(blocking=False):  # a line that is taken settles it
+            try:
+                now = time.monotonic() if now is None else now
+                if rows := self._numbers.settle(now):
+                    self._write(rows, time.monotonic())
+            finally:
+                self._lock.release()
+
+    def hear(self) -> None:
+        """Notes output that is not a whole line."""
+        self._since += 1
+
+    def pass_step(self) -> None:
+        """Notes that a step was made, by the line of this task's program, or of another's."""
+        if self._between is None:
+            self._between = collections.deque(maxlen=_USUAL)
+        else:
+            self._between.append(self._since)
+        self._since = 0
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was made by the lines so far; 0 without one."""
+        return self._last if self.has_steps and self._last is not None else 0
+
+    @property
+    def is_more(self) -> bool:
+        """Whether more lines came since the last step than usually come between two."""
+        return self._since > (statistics.median(self._between) - 1 if self._between else 0)
+
+    @property
+    def at_total(self) -> bool:
+        """Whether the last step is the last planned one: its number is the total, or one less of steps from 0 on."""
+        planned, first = self._asked_steps or self._planned(), self._first_of_stage
+        return self._last is not None and 0 < planned <= self._last + (first == 0)
+
+    def _write(self, rows: list[StepRow], now: float) -> None:
+        """Writes the lines of steps that came at this moment."""
+        if self._written and rows:
+            rows, self._written = rows_after(self._written, rows), []
         step_s = self._clock.pass_moment(now, int(rows[-1]["step"]) if rows else None)
         self.keep_loss()
         if rows:
-            self._trains = True
+            self._trains = self.has_steps = True
+            self.stepped_boot_s = boot_s()
             with self._guard():
                 texts = [self._metrics(row, None if self._prints_times else step_s) for row in rows]
                 if self._may_write():
@@ -294,7 +333,9 @@ class ForeignLog:
     def _metrics(self, row: StepRow, came_s: float | None) -> str:
         """The line of metrics.jsonl of a step, of which the lines came every `came_s`."""
         step, rate = int(row["step"]), row.get("tokens_per_s")
-        count = 1 if self._last is None else step - self._last
+        begins = self._last is None or step <= self._last
+        count = 1 if begins else step - (self._last or 0)
+        self._first_of_stage = step if begins else self._first_of_stage
         self._last = step
         step_s = row.get("step_s", came_s)
         if rate is None and "tokens_per_s_gpu" in row:
@@ -317,25 +358,3 @@ class ForeignLog:
             "time": round(time.time(), 3),
         }
         return json.dumps(line) + "\n"
-
-
-class ForeignHeartbeat(Heartbeat):
-    """The heartbeat of a program that reports its steps, or does not.
-
-    Its steps have the limits of ours. Until it has reported some, `silent_s` without output is a hang; None for never:
-    how long such a program may be silent is not known.
-    """
-
-    def __init__(self, multiple: float, floor_s: float, silent_s: float | None) -> None:
-        super().__init__(multiple, floor_s)
-        self._silent_s = silent_s
-
-    def heard(self) -> None:
-        """Records output of a program that has reported no steps."""
-        if not self._seconds:
-            self.moves += 1
-
-    def limit_s(self) -> float:
-        if self.phase == LEAVING:
-            return 0.0  # the supervisor ends it in time
-        return super().limit_s() if self._seconds else self._silent_s or 0.0

@@ -45,7 +45,8 @@ from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values
 from hpc_gpt.reader.readers.attempt_cause import nan_since
-from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog, count_steps, exit_code_text, trained_s
+from hpc_gpt.trainer.program.process import ForeignLog, count_steps, exit_code_text, trained_s
+from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, Processes
 from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, SAVING, Heartbeat
 from hpc_gpt.trainer.supervision.meeting import identify, read_rendezvous
@@ -221,7 +222,12 @@ class ForeignRank:
                 self.turn()
             self._follow(start)
             time.sleep(TURN_S)
-        self._leaving(start)
+        heart = start.heart
+        # Of several programs one that ends early with 0 ends nothing: the steps of the others count.
+        if isinstance(heart, ForeignHeartbeat) and not code and self._stop is None and self._place.size > 1:
+            heart.is_over = True
+        else:
+            self._leaving(start)
         start.log.finish()
         # After a signal to another task, all may have left before this process reads stop.json.
         until = time.monotonic() + (_GRACE_S if code and self._place.size > 1 else self._may_hear_s(code))
@@ -230,7 +236,9 @@ class ForeignRank:
             self._stop = self._asked()
             if time.monotonic() >= until and (code or self.all_are_over()):
                 break
+            self._follow(start)
             time.sleep(self._pause_s)
+        self._leaving(start)
         while self._stop is not None and not self.rest_is_over():
             self.press()
             time.sleep(TURN_S)
@@ -354,6 +362,8 @@ class ForeignRank:
         wait = functools.partial(_find_wait, process.pid)
         watchdog = Watchdog(self._attempt, place.rank, place.size, start.heart, leave, wait)
         self._mates = watchdog.mates
+        if isinstance(start.heart, ForeignHeartbeat):
+            start.heart.processes, start.heart.gpus = Processes(process.pid), watchdog.latest_gpus
         watchdog.start()
 
     def _follow(self, start: ProgramStart) -> None:
@@ -365,15 +375,26 @@ class ForeignRank:
         reads = now >= self._read + self._look_s
         if reads:
             self._read = now
-        if start.log.chunks != self._chunks and isinstance(heart, ForeignHeartbeat):
-            self._chunks = start.log.chunks
-            heart.heard()
-        if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart):
+        log, is_foreign = start.log, isinstance(heart, ForeignHeartbeat)
+        heard, self._chunks = log.chunks != self._chunks, log.chunks
+        log.settle()
+        came_boot_s = log.stepped_boot_s if is_foreign and log.has_steps else None
+        if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart, came_boot_s):
             self._say(step=heart.step)
+            if isinstance(heart, ForeignHeartbeat):
+                planned = self._resolved.train.steps or int(self._attempt.last_metrics().get("steps_planned") or 0)
+                heart.at_total = log.at_total or 0 < planned <= heart.step
+                heard = heard or log.is_more
+                if not log.has_steps:
+                    log.pass_step()
             # Evaluations and saves come before the next line.
             until = heart.step + self._resolved.train.log_every
             if any(every and until // every * every >= heart.step for every in start.pauses):
                 heart.enter(SAVING)
+        if isinstance(heart, ForeignHeartbeat):
+            heart.look_at_files()
+            if heard:
+                heart.heard(log.is_more)
 
     def _leaving(self, start: ProgramStart) -> None:
         """Notes that the program is asked to end, or has ended."""

@@ -7,6 +7,7 @@ torch.
 """
 
 import contextlib
+import functools
 import glob
 import itertools
 import json
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
@@ -31,12 +33,15 @@ from hpc_gpt.core.runs.checkpoints import checkpoint_step, newest_checkpoint, sa
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
 from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.reader.readers.live_lines import LiveLines
 from hpc_gpt.reader.readers.runs.slurm_script import globs_of
 from hpc_gpt.trainer.program.job_script import submits_again
 from hpc_gpt.trainer.program.output_files import copied_files, copy_more
-from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog, StepClock, count_steps, said_by, trained_s
+from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s
+from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, Processes, boot_s, checkpoint_files
+from hpc_gpt.trainer.program.step_numbers import StepClock
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING
 from hpc_gpt.trainer.supervision.signals import Inbox
 from hpc_gpt.trainer.supervision.stacks import stack_of
@@ -49,6 +54,8 @@ _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
 # Output that comes faster than it can be read is skipped, but for its last bytes: the training does not wait for it.
 _MOST_BYTES, _KEPT_BYTES = 16 << 20, 1 << 20
+_COMPARED = 256  # bytes that say whether a file is the one that was read
+_LAST_STEPS = 50  # that say where metrics.jsonl ends, for a watch that is started again
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "slurm_script")
 _ENDS_LINE = re.compile(rb"[\r\n]")
 _MOST_FILES = 64
@@ -56,25 +63,53 @@ _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
 
 
 class Follower:
-    """The whole lines of a file that grows."""
+    """The whole lines of a file that grows.
+
+    A file that is another one of the same name, that is shorter than what was read of it, or that has other bytes
+    before the place up to which it was read, begins anew: it was rotated, cut, or written over by `>`. It stays open,
+    as what was written before it got another name is read, too.
+    """
 
     def __init__(self, path: Path, place: int = 0) -> None:
         self._path, self._place, self._left = path, place, b""
+        self._file: IO[bytes] | None = None
+        self._before: bytes | None = None  # the bytes before the place
+        self.grew = False  # since the last call, by whole lines or not
 
     def lines(self) -> Iterator[str]:
         """The lines since the last call."""
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
-            size = file.seek(0, 2)
+        self.grew = False
+        file: IO[bytes] | None = None
+        with contextlib.suppress(OSError):
+            file = self._path.open("rb")  # anew each time: over NFS it then has what another node wrote
+        if self._file is not None:
+            if file is None or not os.path.samestat(os.fstat(self._file.fileno()), os.fstat(file.fileno())):
+                yield from self._read(self._file)  # what came before it got another name
+                self._place, self._left, self._before = 0, b"", b""
+            self._file.close()
+        self._file = file
+        if file is not None:
+            yield from self._read(file)
+
+    def _read(self, file: IO[bytes]) -> Iterator[str]:
+        number, text = file.fileno(), b""
+        with contextlib.suppress(OSError):
+            size = os.fstat(number).st_size
+            begin = max(0, self._place - _COMPARED)
+            before = os.pread(number, self._place - begin, begin)
+            if size < self._place or (self._before is not None and before != self._before):
+                self._place, self._left = 0, b""
             if size - self._place > _MOST_BYTES:
                 self._place, self._left = size - _KEPT_BYTES, b""
-            file.seek(self._place)
-            text = file.read(_MOST_BYTES)
+            text = os.pread(number, _MOST_BYTES, self._place)
             self._place += len(text)
-            *whole, self._left = _ENDS_LINE.split(self._left + text)
-            self._left = self._left[-_KEPT_BYTES:]
-            for line in whole:
-                if line:
-                    yield line.decode(errors="replace")
+            self._before = os.pread(number, min(_COMPARED, self._place), max(0, self._place - _COMPARED))
+        self.grew = self.grew or bool(text)
+        *whole, self._left = _ENDS_LINE.split(self._left + text)
+        self._left = self._left[-_KEPT_BYTES:]
+        for line in whole:
+            if line:
+                yield line.decode(errors="replace")
 
 
 class ScriptWatch:
@@ -87,16 +122,27 @@ class ScriptWatch:
         self._began = start_time(body)
         self._files = [Follower(attempt.log), Follower(attempt.err)]
         self._lines = LiveLines(self._command.pattern)
-        before = attempt.last_metrics().get("step")
+        before = read_stored_lines(attempt.metrics, _LAST_STEPS << 10)[-_LAST_STEPS:]
+        written = [int(line["step"]) for line in before if line.get("step") is not None]
         self._resumed = self._report_start()
-        resumed = before or self._resumed or None
+        resumed = self._resumed or None
         lines, loss, planned = self._lines.take, lambda: self._lines.loss, lambda: self._lines.planned
         clock = StepClock(*_STRETCH)
         self._log = ForeignLog(
-            attempt, self._resolved, 0, lines, resumed=resumed, loss=loss, planned=planned, clock=clock
+            attempt,
+            self._resolved,
+            0,
+            lines,
+            resumed=resumed,
+            loss=loss,
+            planned=planned,
+            clock=clock,
+            written=written,
         )
         train = self._resolved.train
-        self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s)
+        files = functools.partial(checkpoint_files, run, self._command)
+        self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s, files)
+        self._heart.processes = Processes(body)
         self._inbox = Inbox(attempt)
         self._stop: str | None = None
         self._asked_at = self._looked = 0.0
@@ -109,9 +155,17 @@ class ScriptWatch:
 
     def follow(self) -> None:
         """Until the script has ended and its last line is read."""
-        self._heart.step = int(self._attempt.last_metrics().get("step") or self._resumed)
+        self._heart.step = self._resumed
         reserve(self._attempt)  # job.sh's judge has files to write
-        Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: ("its script", f"process {self._body}")).start()
+        where = "its script", f"process {self._body}"
+        watchdog = Watchdog(self._attempt, 0, 1, self._heart, self._leave, lambda: where)
+        self._heart.gpus = watchdog.latest_gpus
+        if (last := self._attempt.last_metrics()).get("step"):  # of a watch that something ended
+            ago_s = max(0.0, time.time() - float(last.get("time") or time.time()))
+            self._take_lines()  # all that it has read
+            count_steps(int(last["step"]), self._heart, boot_s() - ago_s)
+            self._heart.at_total = self._log.at_total
+        watchdog.start()
         while self._lives():
             if self._globs and not self._found:  # at once: a line's time is when it comes
                 self._find_elsewhere()
@@ -125,6 +179,7 @@ class ScriptWatch:
             self._take_lines()
             time.sleep(_TURN_S)
         self._take_lines()
+        self._log.settle(math.inf)
         self._log.keep_loss(0.0)
         with contextlib.suppress(RunFolderError):
             said = said_by(self._lines)
@@ -167,9 +222,15 @@ class ScriptWatch:
             self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         for log, copy in self._copies:
             copy_more(log, copy)
-        if lines and self._heart.phase != LEAVING:
-            self._heart.heard()
-            count_steps(int(self._attempt.last_metrics().get("step") or 0), self._heart)
+        grew = any(file.grew for file in self._files)
+        if grew and not lines:
+            self._log.hear()
+        if self._heart.phase == LEAVING:
+            return
+        if count_steps(self._log.last_step, self._heart, self._log.stepped_boot_s):
+            self._heart.at_total = self._log.at_total
+        if grew:
+            self._heart.heard(self._log.is_more)
 
     def _report_start(self) -> int:
         """Writes trainer.json once, and returns the step after which the attempt continues."""
@@ -227,6 +288,7 @@ class ScriptWatch:
             return
         self._looked = now
         self._find_elsewhere()
+        self._heart.look_at_files()
         if self._stop is None:
             self._stop = self._reason()
             if self._stop is not None:

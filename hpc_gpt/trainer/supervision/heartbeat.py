@@ -87,6 +87,11 @@ class Heartbeat:
         self.phase = TRAINING if self._steps >= WARM_UP else COMPILING
         self.moves += 1
 
+    def still(self) -> tuple[float | None, str]:
+        """(for how long no step came that is due, what becomes of it), of a program that is not ours; None if they come
+        as usual."""
+        return None, ""
+
     def limit_s(self) -> float:
         """Seconds that the phase may last; 0 for no limit."""
         if not self.multiple:

@@ -28,9 +28,11 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import IO
 
+from hpc_gpt.core.ends.end_policy import OVER
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.runs.heartbeats import (
+    GpuFigures,
     RankHeartbeat,
     c_dump,
     line_of,
@@ -103,6 +105,10 @@ class Watchdog:
         self._began_s = self._looked_s = 0.0
         self._c_dump: IO[bytes] | None = None
 
+    def latest_gpus(self) -> tuple[GpuFigures, ...] | None:
+        """The last figures of the node's GPUs, on the one rank that reads them."""
+        return None if self._gpus is None else self._gpus.latest()
+
     def start(self) -> None:
         """Writes the first heartbeat and begins to watch. Errors of the disk are ignored."""
         if self._gpus is not None:
@@ -150,11 +156,12 @@ class Watchdog:
         collective, place = self._wait
         quiet_s, limit_s = self._awake_s - self._moved_s, self._heart.limit_s()
         elapsed_s = self._start.elapsed_s() if self.mates.is_first else None
+        still_s, still = self._heart.still()
         return RankHeartbeat(
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
-            None if self._gpus is None else self._gpus.latest(),
+            self.latest_gpus(), None if still_s is None else round(still_s, 1), still,
         )  # fmt: skip
 
     def _leave_ended(self) -> None:
@@ -253,6 +260,9 @@ class Watchdog:
             return
         self._leave_ended()
         seen = {rank: LastHeartbeat(last, self._awake_s - grown_s) for rank, (last, grown_s) in self._seen.items()}
+        for rank in self._ended_well():  # its process is gone, and nobody waits for it
+            if seen[rank].unchanged_s >= self._silent_s and rank != self._rank:
+                del seen[rank]
         recorded = functools.partial(read_flight_records, self._attempt)
         verdict = judge_heartbeats(seen, self._silent_s, quiet_s, recorded)
         if verdict is None:
@@ -260,6 +270,13 @@ class Watchdog:
             self._watches += 1
         elif self._heart.moves == self._moves and not self._over.is_set():
             self._write_verdict(verdict)
+
+    def _ended_well(self) -> list[int]:
+        """The ranks whose programs have ended with 0, of programs that are not ours."""
+        with contextlib.suppress(OSError):
+            names = os.listdir(self._attempt.folder / OVER)
+            return [int(name) for name in names if name.isdigit() and int(name) < self._size]
+        return []
 
     def _copy_c_dumps(self, ranks: Iterable[int]) -> str:
         """Copies the stacks by the C-level watch of silent ranks to `stacks/`; returns a text on the first rank."""

@@ -162,7 +162,7 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
     steps.eval_by = lines.by_source
     if not lines.rises:  # if a step has two lines, the last one counts
         _, last = np.unique(steps["step"][::-1], return_index=True)
-        steps = steps.take(rows - 1 - last)
+        steps = steps.take(np.sort(rows - 1 - last))  # a second stage or an epoch begins with smaller numbers
     return MetricsLines(steps, lines.peaks, lines.damaged)
 
 

@@ -1,6 +1,7 @@
 """Engine command: starts and supervises the program that `[command]` says, once a GPU, a node or a job."""
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -31,8 +32,9 @@ from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.core.words import and_more
 from hpc_gpt.reader.readers.live_lines import LiveLines
-from hpc_gpt.trainer.program.process import ForeignHeartbeat, ForeignLog, LastLines, exit_code_text, said_by
+from hpc_gpt.trainer.program.process import ForeignLog, LastLines, exit_code_text, said_by
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
+from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, checkpoint_files
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.supervision.stacks import stack_of
 
@@ -101,7 +103,8 @@ class CommandRank(ForeignRank):
         log = ForeignLog(
             attempt, self._resolved, self._place.rank, lines.take, self._last.add, loss=loss, planned=planned
         )
-        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s)
+        files = functools.partial(checkpoint_files, self._run, command) if self._place.rank == 0 else dict
+        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s, files)
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
         return ProgramStart(line, self._environment(), log, heart, resumed, str(folder))
 

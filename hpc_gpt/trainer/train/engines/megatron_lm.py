@@ -26,8 +26,9 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.mixture import evaluation_shares
 from hpc_gpt.reader.readers.dialects.megatron import ITERATION
 from hpc_gpt.reader.readers.logs.matches import float_of, values_of
-from hpc_gpt.trainer.program.process import ForeignLog, LastLines, StepRow
+from hpc_gpt.trainer.program.process import ForeignLog, LastLines
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
+from hpc_gpt.trainer.program.step_numbers import StepRow
 from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
 from hpc_gpt.trainer.supervision.signals import Signals
 from hpc_gpt.trainer.tokens.run_data import data_path, ensure_data, located, sources_alone

@@ -1,0 +1,100 @@
+"""The numbers of a program's lines of steps: which of them are steps that it made, and how long a step takes."""
+
+import collections
+import math
+from collections.abc import Mapping, Sequence
+
+_ALONE_S = 2.0  # ranks that print the same steps are not so far apart
+
+# The figures of a line of steps by the fields of readers/pattern.py, `step` among them. They are of all steps since the
+# line before: their mean time and loss, and how many of them were skipped.
+StepRow = Mapping[str, float]
+
+
+class StepNumbers:
+    """Which numbers are those of steps that were made, in the order of their lines.
+
+    A number that is higher than the last one is; the same one is a second line of that step, of a bar or of another
+    rank. A smaller one is a step if a second stage or the next epoch begins with it: if it is not above the number with
+    which this stage began, and the next one goes on from it, or none comes for `_ALONE_S`; else if a third one goes on
+    from it. Until then it waits, as ranks that print by themselves are some steps apart. Numbers up to `resumed` were
+    made by an earlier attempt, until one above it comes.
+    """
+
+    def __init__(self, resumed: int | None = None) -> None:
+        self._last, self._first = resumed, None if resumed is None else resumed + 1
+        self._passed = resumed is None
+        self._waiting: list[StepRow] = []
+        self._came = 0.0
+
+    def take(self, row: StepRow, now: float) -> list[StepRow]:
+        """The rows that are steps, now that this one has come, at a moment of a monotonic clock."""
+        step, waiting = int(row["step"]), self._waiting
+        if self._last is None or step >= self._last:
+            self._waiting = []
+            if step == self._last:
+                return []
+            self._passed, self._last = True, step
+            self._first = step if self._first is None else self._first
+            return [row]
+        if not self._passed or (waiting and step == waiting[-1]["step"]):
+            return []
+        if waiting and step < waiting[-1]["step"]:
+            waiting.clear()
+        waiting.append(row)
+        self._came = now
+        return self._begin() if len(waiting) >= (2 if self._begins_anew else 3) else []
+
+    def settle(self, now: float = math.inf) -> list[StepRow]:
+        """The row with which a stage began, if no other line contradicts it: by this moment, or at the end."""
+        is_alone = (
+            self._begins_anew and now >= self._came + _ALONE_S and self._waiting[0]["step"] < (self._last or 0) - 1
+        )
+        return self._begin() if is_alone else []
+
+    @property
+    def _begins_anew(self) -> bool:
+        return bool(self._waiting) and self._waiting[0]["step"] <= (self._first or 0)
+
+    def _begin(self) -> list[StepRow]:
+        rows, self._waiting = self._waiting, []
+        self._first, self._last = int(rows[0]["step"]), int(rows[-1]["step"])
+        return rows
+
+
+class StepClock:
+    """Seconds of a step of a program whose lines do not say it, by the moments at which lines were looked for.
+
+    Lines that came together have one time. Each figure is of a stretch of `least` moments or more, as many as `most` if
+    there were so many: from the last step of its first moment to that of its last one.
+    """
+
+    def __init__(self, least: int = 1, most: int = 1) -> None:
+        self._least, self._most, self._count = least, most, 0
+        self._began: collections.deque[tuple[int, float, int]] = collections.deque()  # (moment, time, its last step)
+
+    def pass_moment(self, now: float, step: int | None) -> float | None:
+        """Seconds of a step up to `step`, the last one that came at this moment; None if no line with a step did, or
+        before the first whole stretch."""
+        self._count += 1
+        if step is None:
+            return None
+        began = self._began
+        if began and step <= began[-1][2]:  # another stage
+            began.clear()
+        while len(began) > 1 and began[0][0] < self._count - self._most and began[1][0] <= self._count - self._least:
+            began.popleft()
+        is_whole = bool(began) and began[0][0] <= self._count - self._least
+        began.append((self._count, now, step))
+        return (now - began[0][1]) / (step - began[0][2]) if is_whole else None
+
+
+def rows_after(written: Sequence[int], rows: list[StepRow]) -> list[StepRow]:
+    """The rows after those with the numbers of the last steps that are written; all if these are not among them.
+
+    >>> [row["step"] for row in rows_after([8, 9, 1], [{"step": step} for step in (7, 8, 9, 1, 2)])]
+    [2]
+    """
+    steps, last = [int(row["step"]) for row in rows], [*written]
+    ends = [end for end in range(1, len(steps) + 1) if steps[max(0, end - len(last)) : end] == last[-end:]]
+    return rows[ends[-1] :] if ends else rows
