@@ -243,7 +243,7 @@ def end_by_script(
     if not state or state in SLURM_RUNS:
         # srun names no rank that failed first: the signal ended all of them, before they could handle it or because
         # their program does not. A script's shell may be ended by itself, or by what is not Slurm.
-        is_script = run.resolved().script is not None
+        is_script = bool(attempt.script_exit())
         if code == 128 + signal.SIGTERM and (attempt.heard(signal.SIGTERM) if is_script else not message):
             end = class_of_sigterm(run, attempt, shown, time.time())
             if end.requeue:

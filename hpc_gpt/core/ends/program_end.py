@@ -46,9 +46,9 @@ class ProgramFacts:
     checkpoint. `stepped`: it has printed a step. `planned`: the steps that it is to make, 0 if that is not known. Its
     log has a line every `spacing` steps. `ran_s`: how long it ran, if that is known.
 
-    `asked`: the end that it was asked for. `at_limit`: Slurm's time limit ended it. `signal`: words on the script's own
-    --signal, if Slurm has sent it; `heard`: whether the script's shell got it, None if it is not for the shell.
-    `near_limit`: words on its time limit, if that is near.
+    `asked`: the end that it was asked for. `at_limit`: Slurm's time limit ended it. `near_limit`: words on its time
+    limit, if that is near. `signal`: words on the script's own --signal, if it is so late that Slurm sends it. `heard`:
+    whether the script's shell got it; None if that is not known, as it is for the steps.
     """
 
     code: int = 0
@@ -63,6 +63,11 @@ class ProgramFacts:
     signal: str = ""
     heard: bool | None = None
     near_limit: str = ""
+
+    @property
+    def near(self) -> str:
+        """Words on a time limit that may be why it ended."""
+        return self.near_limit or (self.signal if self.heard is not False else "")
 
     @property
     def made_last(self) -> bool:
@@ -123,9 +128,8 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     if said.limit and (planned or facts.stepped):
         return End("walltime", f"{said.limit}, {of_planned}")
     if planned:
-        limit = facts.near_limit or facts.signal
-        if limit:
-            return End("walltime", f"{limit}, {of_planned}")
+        if facts.near:
+            return End("walltime", f"{facts.near}, {of_planned}")
         return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
     made = of_planned if step else "its log has no lines of steps"
     return End(
@@ -147,8 +151,7 @@ def _note(facts: ProgramFacts) -> str | None:
     """What may be wrong with an end that is taken for `done`."""
     if facts.said.note:
         return f"exit code {facts.code}, but its log says {facts.said.note}"
-    limit = facts.signal or facts.near_limit
-    return f"exit code {facts.code}, but {limit}" if limit and not facts.planned else None
+    return f"exit code {facts.code}, but {facts.near}" if facts.near and not facts.planned else None
 
 
 # --- the facts that the attempt's folder has

@@ -114,10 +114,10 @@ class Attempt:
         to its shell; empty if it has not ended."""
         return read_stored(self.folder / "exit.json")
 
-    def heard(self, number: int) -> bool:
-        """Whether a signal of the job came to the shell of a job script."""
+    def heard(self, number: int) -> bool | None:
+        """Whether a signal of the job came to the shell of a job script; None if that is not known."""
         signals = self.script_exit().get("signals")
-        return isinstance(signals, list) and number in signals
+        return number in signals if isinstance(signals, list) else None
 
     def verdict(self) -> dict[str, Any]:
         """next.json: whether the run is retried after the attempt, when, without which nodes and why (`ends.judge`);
