@@ -168,6 +168,58 @@ def test_wait_fails_and_why_says_it(tmp_path: Path, last: str) -> None:
     assert "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'" in said
 
 
+FIT = 'fit() { python3 trainer.py "$@"; }\n'
+TRAINER = """\
+import sys
+for step in range(1, int(sys.argv[1]) + 1):
+    print(f"step {step}/{sys.argv[2]} loss {6 / step}", flush=True)
+if "raise" in sys.argv:
+    raise RuntimeError("invalid shape")
+sys.exit(int(sys.argv[3]))
+"""
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended", "note"),
+    [
+        # without steps a handled failure is a note
+        pytest.param("./missing || true\nsleep 6\necho worked", "done", "No such file or directory", id="note"),
+        pytest.param("fit 0 0 7 || echo fallback", "done", "", marks=LONG),
+        pytest.param("for n in 1 2 3; do fit 0 0 $((3 - n)) && break; done", "done", "", marks=LONG),
+        pytest.param("fit 0 0 raise || { sleep 6; fit 0 0 0; }", "done", "invalid shape", marks=LONG),
+        pytest.param("timeout 1 sleep 9; [ $? = 124 ] && exit 0", "done", "", marks=LONG),
+        pytest.param("echo 'CUDA out of memory is avoided by checkpointing'", "done", "", marks=LONG),
+        pytest.param("fit 0 0 raise & wait; echo over", "error", "", marks=LONG),
+        pytest.param("python3 -m no_such_module 2>&1 | tee fit.log", "user_error", "", marks=LONG),
+        # the last planned step, and before it
+        pytest.param("fit 3 3 0; kill -TERM $$; sleep 9", "done", "", marks=LONG),
+        pytest.param("fit 3 3 0; fit 0 0 raise; true", "done", "invalid shape", marks=LONG),
+        pytest.param("fit 3 3 1", "error", "", marks=LONG),
+        pytest.param("fit 2 3 0; kill -TERM $$; sleep 9", "error", "", marks=LONG),
+        pytest.param("fit 2 6 0", "error", "", marks=LONG),
+        pytest.param("(cd . && fit 3 6 raise) & (cd . && fit 3 6 raise) & wait", "error", "", marks=LONG),
+    ],
+)  # fmt: skip
+def test_a_script_here_has_one_start_and_a_note(tmp_path: Path, lines: str, ended: str, note: str) -> None:
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{FIT}{lines}\n")
+    words = ("submit", "--cluster", "local", "--wait", "fit.slurm")
+    in_process(*words, cwd=tmp_path, code=0 if ended == "done" else 3)
+    run = newest()
+    assert ([each.number for each in run.attempts()], run.attempt(1).ended()["ended"]) == ([1], ended)
+    (record,) = json.loads(in_process("report", "--json", str(run.path)).stdout)["records"]
+    said = json.loads(in_process("why", "--json", str(run.path)).stdout)["note"] or ""
+    assert (record["ended"], [each for each in record["flags"] if "its log says" in each]) == (
+        ended,
+        [said] * bool(note),
+    )
+    assert note in said
+    if note:
+        assert said.startswith("exit code 0, but its log says ")
+        assert f"note     {said}" in in_process("why", str(run.path)).stdout
+
+
 def test_a_program_of_ones_own_is_not_done_either(tmp_path: Path) -> None:
     lines = ["[engine]", 'name = "command"', "[command]", 'run = "python3 -c \\"import no_such_module\\"; echo end"']
     (tmp_path / "mine.toml").write_text("\n".join([*lines, 'per = "job"', "snapshot = false", ""]))

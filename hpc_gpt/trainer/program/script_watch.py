@@ -88,7 +88,8 @@ class ScriptWatch:
         self._began = start_time(body)
         self._files = [Follower(attempt.log), Follower(attempt.err)]
         self._lines = LiveLines(self._command.pattern)
-        self._lines.moment = None  # the script may have begun long before
+        if (attempt.folder / "trainer.json").exists():  # another watch has read the first lines
+            self._lines.moment = None
         before = attempt.last_metrics().get("step")
         self._resumed = self._report_start()
         resumed = before or self._resumed or None
@@ -179,6 +180,8 @@ class ScriptWatch:
     def _take_lines(self) -> None:
         now = time.monotonic()
         lines = [line for file in self._files for line in file.lines()]
+        if self._lines.moment == "now":
+            self._lines.moment = self._written_at()
         self._log.take(*lines)
         self._lines.moment = now
         for line in lines:
@@ -188,6 +191,13 @@ class ScriptWatch:
         if lines and self._heart.phase != LEAVING:
             self._heart.heard()
             count_steps(int(self._attempt.last_metrics().get("step") or 0), self._heart)
+
+    def _written_at(self) -> float:
+        """When the output was last written to, by time.monotonic(): the script may have begun long before."""
+        ages = [0.0]
+        with contextlib.suppress(OSError):
+            ages.append(time.time() - max(path.stat().st_mtime for path in self._attempt.logs))
+        return time.monotonic() - max(ages)
 
     def _report_start(self) -> int:
         """Writes trainer.json once, and returns the step after which the attempt continues."""
