@@ -73,7 +73,7 @@ def test_a_late_signal_is_believed_once_in_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("signals", "expected"), [([15], "requeued"), ([12], "error"), ([], "error"), (None, "error")])
-def test_a_script_that_ends_with_143_was_signalled_if_its_shell_heard_it(tmp_path, signals, expected) -> None:
+def test_a_script_with_143_was_signalled_if_its_shell_heard_it(tmp_path, signals, expected) -> None:
     """`exit 143`, `trap "kill 0" EXIT` and an early killer of memory end a script so at every start."""
     (file := tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\nexit 143\n")
     prepared = prepare(Request(str(file), "generic-slurm", None, {}, script=ScriptRequest(file, (), ())))

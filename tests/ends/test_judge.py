@@ -25,7 +25,7 @@ def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
 @pytest.mark.parametrize(
     ("saved", "goes_on"), [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)]
 )
-def test_a_program_that_ends_by_itself_is_started_again_if_the_user_wants_it(saved, goes_on: bool) -> None:
+def test_a_program_that_ends_by_itself_is_started_again_if_asked(saved, goes_on: bool) -> None:
     attempts = [
         replace(each, cause=f"ends by itself at {each.saved} of 500,000 steps, with exit code 0")
         for each in past(*(("error", step) for step in saved))
@@ -58,7 +58,7 @@ def test_a_failure_at_exit_code_0_is_not_started_again(ended: str, wants: bool) 
         ("requeued", "SIGTERM 7 s after attempt 1 of the same job, which it was meant for", False),
     ],
 )
-def test_after_the_last_planned_step_only_a_requeue_starts_it_again(ended: str, cause: str, goes_on: bool) -> None:
+def test_after_the_last_step_only_a_requeue_starts_it_again(ended: str, cause: str, goes_on: bool) -> None:
     attempt = EndedAttempt(1, ended, cause, saved=60, complete=60)
     verdict = judge([attempt], RULES)
     assert (verdict.go_on, verdict.ended) == (goes_on, ended)

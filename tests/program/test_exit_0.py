@@ -73,6 +73,7 @@ SRUN = "srun: error: n3: task 1: "
         (STEPS + "fit.py:7: UserWarning: the error is large\n", ""),
         (STEPS + "ConnectionResetError: [Errno 104] Connection reset by peer\n", ""),
         (f"{SRUN}Terminated\n", ""),
+        (f"srun: forcing job termination\nsrun: got SIGCONT\n{SRUN}Killed\n", ""),  # timeout 9 srun …
         ("loading\n" * 30, ""),
     ],
 )  # fmt: skip

@@ -87,6 +87,7 @@ class LiveLines:
         self.limit = ""  # the program's line that a time limit of its own ends it
         self._stepped_at: int | None = None  # the last line of a step, or of a bar
         self.has_steps = False  # lines, not only bars
+        self._asked_at: int | None = None  # the line in which srun was asked to end: it then kills its tasks
         self._bar: float | None = None
 
     def take(self, line: str) -> dict[str, float] | None:
@@ -140,7 +141,12 @@ class LiveLines:
         if failures:  # of one line the most specific: each exception is also an `error`
             failure = min(failures, key=plainness)
             now = time.monotonic() if self.moment == "now" else self.moment
-            self._late.append(LiveFailure(failure, now, _how(line, failure, of_program)))
+            how = _how(line, failure, of_program)
+            if self._asked_at is not None and line.startswith("srun: error: ") and "Killed" in line:
+                how = "words" if self._count <= self._asked_at + _KEPT_LINES else how
+            self._late.append(LiveFailure(failure, now, how))
+        if line.startswith("srun: forcing job termination"):
+            self._asked_at = self._count
         shown = row or self._waits or {}
         if "loss" in shown:
             self.loss = shown["loss"]
