@@ -62,4 +62,4 @@ def test_a_taken_port_repeats_the_start_with_it_in_its_cause(tmp_path: Path) -> 
     assert end["ended"] == "port_taken"
     assert re.search(rf"\b{port}\b", end["cause"])
     verdict = judge([EndedAttempt(1, "port_taken", end["cause"])], Rules())
-    assert (verdict.go_on, verdict.pause_s, verdict.retries) == (True, 0.0, 0)
+    assert (verdict.go_on, verdict.pause_s, verdict.retries) == (True, 30.0, 1)

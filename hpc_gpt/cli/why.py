@@ -106,6 +106,8 @@ def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
     cause, failure = last.cause, last.failure
     if answer.text and answer.text != answer.ended != "done":
         lines.append(f"cause    {answer.text}")
+    if last.note:
+        lines.append(f"note     {one_line(last.note)}")
     if cause.rank is not None:
         lines.append(f"rank     {cause.rank}")
     if cause.node:

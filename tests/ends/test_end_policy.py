@@ -1,5 +1,6 @@
 """What a SIGTERM means: a cancel, a preemption, or a late signal for the attempt before. No signal is sent here."""
 
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -8,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.ends.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script, end_of_exit_0
+from hpc_gpt.core.ends.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script
+from hpc_gpt.core.ends.state import is_inferred
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.request import Request, ScriptRequest
+from hpc_gpt.launcher.launch.submission import write_run
 from tests.made_runs import add_attempt
 
 AT = 1_700_000_000.0
@@ -56,6 +61,28 @@ def test_a_late_signal_puts_the_job_back_to_the_queue(tmp_path: Path) -> None:
     end = class_of_sigterm(run, run.attempt(2), RUNS, AT)
     assert (end.ended, end.requeue) == ("requeued", True)
     assert end.cause == "SIGTERM 71 s after attempt 1 of the same job, which it was meant for"
+    assert is_inferred(end.cause), "it counts like a failure"
+
+
+def test_a_late_signal_is_believed_once_in_a_row(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    add_attempt(run, [], "requeued", time=AT - 90)
+    late = class_of_sigterm(run, add_attempt(run, [], None), RUNS, AT - 60)
+    add_attempt(run, [], late.ended, cause=late.cause, time=AT - 60)
+    assert class_of_sigterm(run, add_attempt(run, [], None), RUNS, AT).ended == "cancelled"
+
+
+@pytest.mark.parametrize(("signals", "expected"), [([15], "requeued"), ([12], "error"), ([], "error"), (None, "error")])
+def test_a_script_with_143_was_signalled_if_its_shell_heard_it(tmp_path, signals, expected) -> None:
+    """`exit 143`, `trap "kill 0" EXIT` and an early killer of memory end a script so at every start."""
+    (file := tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -t 7\nexit 143\n")
+    prepared = prepare(Request(str(file), "generic-slurm", None, {}, script=ScriptRequest(file, (), ())))
+    run = write_run(prepared, tmp_path / "logs", {})
+    add_attempt(run, [], "requeued", time=time.time() - 60)
+    attempt = add_attempt(run, [], None)
+    more = {} if signals is None else {"signals": signals}
+    (attempt.folder / "exit.json").write_text(json.dumps({"code": 143, "seconds": 3, **more}))
+    assert end_by_script(run, attempt, 143, "", RUNS, False)[0] == expected
 
 
 @given(
@@ -92,23 +119,3 @@ def test_ranks_that_the_late_signal_ended_unhandled(tmp_path: Path) -> None:
     assert end_by_script(run, attempt, 143, failed, RUNS, False) == ("error", failed)
     run.mark_cancelled("4711")
     assert end_by_script(run, attempt, 143, "", RUNS, False)[0] == "cancelled"
-
-
-@pytest.mark.parametrize(
-    ("step", "planned", "spacing", "limit", "ended", "words"),
-    [
-        (500, 500, 1, "", "done", "500 of 500 steps"),
-        (499, 500, 1, "", "done", "500 of 500 steps"),  # counted from 0
-        (1000, 1200, 500, "", "done", "1,200 of 1,200 steps"),  # no line after the last steps
-        (5, 0, 1, "", "done", "after step 5; how many steps it is to make is not known"),
-        (0, 0, 0, "", "done", "no lines of steps"),
-        (5, 500_000, 1, "", "error", "ends by itself at 5 of 500,000 steps"),
-        (0, 500, 0, "", "error", "ends by itself at 0 of 500 steps"),
-        (5, 500_000, 1, "exiting program after 1180 minutes", "walltime", "1180 minutes, at 5 of 500,000 steps"),
-        (500, 500, 1, "exiting program after 1180 minutes", "done", "500 of 500 steps"),
-    ],
-)
-def test_an_exit_code_of_0_is_done_only_after_the_last_step(step, planned, spacing, limit, ended, words):
-    end = end_of_exit_0(step, planned, spacing, limit)
-    assert end.ended == ended
-    assert words in str(end.cause)

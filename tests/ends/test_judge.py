@@ -25,14 +25,72 @@ def past(*attempts: tuple[str, int]) -> list[EndedAttempt]:
 @pytest.mark.parametrize(
     ("saved", "goes_on"), [((5,), True), ((5, 9), True), ((5, 5), False), ((0, 0), False), ((5, 9, 9), False)]
 )
-def test_a_program_that_ends_by_itself_is_started_once_more(saved: tuple[int, ...], goes_on: bool) -> None:
+def test_a_program_that_ends_by_itself_is_started_again_if_asked(saved, goes_on: bool) -> None:
     attempts = [
         replace(each, cause=f"ends by itself at {each.saved} of 500,000 steps, with exit code 0")
         for each in past(*(("error", step) for step in saved))
     ]
-    verdict = judge(attempts, RULES)
+    verdict = judge(attempts, replace(RULES, retry_after_exit_0=True))
     assert (verdict.go_on, verdict.ended) == (goes_on, "error" if goes_on else "no_progress")
     assert f"ends by itself at {saved[-1]} of 500,000" in verdict.why
+    verdict = judge(attempts, RULES)
+    assert (verdict.go_on, verdict.ended) == (False, "error")
+    assert verdict.why.endswith("with exit code 0; job.retry_after_exit_0 = true starts it again")
+
+
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("ended", ["error", "hang", "node_failure", "port_taken"])
+def test_a_failure_at_exit_code_0_is_not_started_again(ended: str, wants: bool) -> None:
+    verdict = judge(
+        [EndedAttempt(1, ended, "exit code 0, but it failed", saved=5)], replace(RULES, retry_after_exit_0=wants)
+    )
+    assert (verdict.go_on, verdict.ended, verdict.why) == (False, ended, "exit code 0, but it failed")
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause", "goes_on"),
+    [
+        ("error", "exit code 1", False),
+        ("hang", "no output for 300 s", False),
+        ("walltime", "the time limit ended it, exit code 137", False),
+        ("preempted", "preempted before it had ended, exit code 137", False),
+        ("requeued", "put back to the queue by Slurm or by hand", True),  # by the script itself, for its next stage
+        ("requeued", "SIGTERM 7 s after attempt 1 of the same job, which it was meant for", False),
+    ],
+)
+def test_after_the_last_step_only_a_requeue_starts_it_again(ended: str, cause: str, goes_on: bool) -> None:
+    attempt = EndedAttempt(1, ended, cause, saved=60, complete=60)
+    verdict = judge([attempt], RULES)
+    assert (verdict.go_on, verdict.ended) == (goes_on, ended)
+    assert ("its last planned step, 60, is made" in verdict.why) is not goes_on
+    assert judge([replace(attempt, complete=0, saved=50)], RULES).go_on, "--checkpoints shows that step 60 is not saved"
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on"), [("l", True), ("ll", False), ("s", True), ("ss", False), ("es", False), ("ps", True),
+                          ("ls", False), ("s+s", True), ("s+ss", False), ("xx", False), ("wws", True)]
+)  # fmt: skip
+def test_what_is_inferred_counts_like_a_failure(ends: str, goes_on: bool) -> None:
+    """l: a late signal; s: the script's own --signal; x: a taken port; p: preempted; w: an unseen limit; +: a step."""
+    kinds = {
+        "l": ("requeued", "SIGTERM 7 s after attempt 1 of the same job, which it was meant for"),
+        "s": ("walltime", "--signal sent USR1 before the time limit, exit code 0"),
+        "x": ("port_taken", "in use"),
+        "p": ("preempted", "SIGTERM"),
+        "e": ("error", "exit code 1"),
+        "w": ("walltime", "the time limit ended it"),
+    }
+    made: list[EndedAttempt] = []
+    for letter in ends:
+        if letter == "+":
+            made[-1] = replace(made[-1], saved=made[-1].saved + 1)
+        else:
+            saved = made[-1].saved if made else 0
+            unseen = letter in "ws" and not saved
+            made.append(EndedAttempt(len(made) + 1, *kinds[letter], saved=saved, resumed=saved, unseen=unseen))
+    verdict = judge(made, RULES)
+    assert (verdict.go_on, verdict.ended) == (goes_on, made[-1].ended if goes_on else "no_progress")
+    assert (verdict.pause_s > 0) is goes_on
 
 
 @pytest.mark.parametrize(

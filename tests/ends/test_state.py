@@ -289,7 +289,7 @@ def test_what_mends_itself() -> None:
         "unknown",
     }  # fmt: skip
     assert {ended for ended, retry in RETRIES.items() if retry.fails} == {
-        "node_failure", "hang", "collective_timeout", "error", "unknown",
+        "node_failure", "hang", "collective_timeout", "error", "unknown", "port_taken",
     }  # fmt: skip
     assert {ended for ended, retry in RETRIES.items() if retry.continues and not retry.most} == {
         "preempted", "requeued",

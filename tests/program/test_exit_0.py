@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.ends.end_policy import End, Said, end_of_exit_0, write_said
+from hpc_gpt.core.ends.program_end import Said, write_said
 from hpc_gpt.core.ends.what_next import end_script
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.launch.prepare import prepare
@@ -33,27 +33,79 @@ def said_of(text: str) -> Said:
     return said_by(lines)
 
 
+SHELL = "/tmp/slurm_script: line 9: "
+SRUN = "srun: error: n3: task 1: "
+
+
 @pytest.mark.parametrize(
-    ("text", "failed"),
+    ("text", "how"),
     [
-        (STEPS + RAISED + "the end\n", True),
-        (RAISED + "the end\n", True),
-        (STEPS + "srun: error: n3: task 1: Exited with exit code 1\nthe end\n", True),
-        ("/tmp/slurm_script: line 9:  4711 Killed                  python fit.py\nthe end\n", True),
-        ("/tmp/slurm_script: line 9: fit: command not found\nfailed\n", True),
-        # caught, ignored, only noted, or a consequence that says nothing of this program
-        (RAISED + STEPS, False),
-        ("step 1 loss 4.0\n" + RAISED + "step 2 loss 3.0\nstep 3 loss 2.0\n", False),
-        (RAISED + "x\n" * 40, False),
-        (STEPS + "Exception ignored in: <function f at 0x7>\n" + RAISED, False),
-        (STEPS + "/tmp/slurm_script: line 9: nvidia-smi: command not found\n", False),
-        (STEPS + "fit.py:7: UserWarning: the error is large\n", False),
-        (STEPS + "ConnectionResetError: [Errno 104] Connection reset by peer\n", False),
-        ("loading\n" * 30, False),
+        # of a program: a traceback, a kill, or what is not there
+        (STEPS + RAISED + "the end\n", "program"),
+        (RAISED + "the end\n", "program"),
+        (RAISED + "x\n" * 40, "program"),
+        (f"{RAISED}\nDuring handling of the above exception, another exception occurred:\n\n{RAISED}", "program"),
+        ("Traceback (most recent call last):\n  File \"a.py\", line 3\nqueue.Empty\n", "program"),
+        (f"{SHELL} 4711 Killed                  python fit.py\nthe end\n", "program"),
+        (f"{SHELL} 4711 Segmentation fault      (core dumped) ./fit\n", "program"),
+        (f"{SHELL}fit: command not found\nfailed\n", "program"),
+        (f"{SHELL}./missing: No such file or directory\n", "program"),
+        ("/usr/bin/python3: No module named fit\n", "program"),
+        ("python3: can't open file '/tmp/fit.py': [Errno 2] No such file or directory\n", "program"),
+        (f"{SRUN}Killed\n", "program"),
+        ("slurmstepd-n3: error: Detected 1 oom_kill event in StepId=7.0. Some tasks have been OOM Killed.\n",
+         "program"),
+        ("slurmstepd: error: execve(): ./fit: No such file or directory\n", "program"),
+        # of a process, whichever it is
+        (STEPS + f"{SRUN}Exited with exit code 1\nthe end\n", "some"),
+        (f"{SRUN}Exited with exit code 7\n", "some"),
+        (STEPS + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", "some"),
+        # words
+        (STEPS + "WARNING: No space left on device, the cache is in memory\n", "words"),
+        ("rank 0 says that CUDA out of memory makes it retry\n", "words"),
+        # nothing: caught, ignored, only noted, or a consequence that says nothing of this program
+        ("CUDA out of memory is avoided by checkpointing\n", ""),
+        (STEPS + "CUDA out of memory is avoided by checkpointing\n", ""),
+        (RAISED + STEPS, ""),
+        ("step 1 loss 4.0\n" + RAISED + "step 2 loss 3.0\nstep 3 loss 2.0\n", ""),
+        (STEPS + "Exception ignored in: <function f at 0x7>\n" + RAISED, ""),
+        (STEPS + f"{SHELL}nvidia-smi: command not found\n", ""),
+        (STEPS + "fit.py:7: UserWarning: the error is large\n", ""),
+        (STEPS + "ConnectionResetError: [Errno 104] Connection reset by peer\n", ""),
+        (f"{SRUN}Terminated\n", ""),
+        (f"srun: forcing job termination\nsrun: got SIGCONT\n{SRUN}Killed\n", ""),  # timeout 9 srun …
+        ("loading\n" * 30, ""),
     ],
-)
-def test_a_failure_near_or_after_the_last_step_counts(text: str, failed: bool) -> None:
-    assert (said_of(text).failed is not None) == failed
+)  # fmt: skip
+def test_how_sure_a_failure_is(text: str, how: str) -> None:
+    said = said_of(text)
+    found = "program" if said.of_program else "some" if said.failed else "words" if said.note else ""
+    assert found == how, said
+
+
+def test_when_a_failure_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    lines = LiveLines()
+    for line in f"{RAISED}loading\n".splitlines():
+        lines.take(line)
+    now = 104.0
+    lines.take(f"{SHELL}fit: command not found")
+    assert said_by(lines, 106.0).failed.cause == "fit: command not found", "the other one is too long ago"
+    assert said_by(lines, 106.0).failed_s == 2.0
+    assert said_by(lines, 104.0).failed.cause == "ZeroDivisionError: division by zero"
+    assert said_by(lines, 120.0).failed_s == 16.0
+    late = LiveLines()
+    late.moment = None  # of a watch that began after the script
+    for line in RAISED.splitlines():
+        late.take(line)
+    assert (said_by(late).failed_s, said_by(late).of_program) == (None, True)
+
+
+def test_a_later_step_takes_back_a_limit_of_its_own() -> None:
+    line = " [exiting program after 1180 minutes] datetime: 2026-11-20 10:00:00\n"
+    assert said_of(STEPS + line).limit
+    assert not said_of(STEPS + line + "step 4 loss 1.0\n").limit
 
 
 @pytest.mark.parametrize(
@@ -61,22 +113,6 @@ def test_a_failure_near_or_after_the_last_step_counts(text: str, failed: bool) -
 )
 def test_a_step_of_so_many_says_how_many_are_planned(text: str, planned: int) -> None:
     assert said_of(text).planned == planned
-
-
-FAILED = End("user_error", "ImportError: no name x")
-
-
-@pytest.mark.parametrize(
-    ("step", "planned", "spacing", "ended", "cause"),
-    [
-        (3, 0, 1, "user_error", "exit code 0, but ImportError: no name x"),
-        (3, 9, 1, "user_error", "exit code 0, but ImportError: no name x"),
-        (9, 9, 1, "done", "9 of 9 steps"),  # at its exit
-        (8, 9, 1, "done", "9 of 9 steps"),
-    ],
-)
-def test_the_class_is_the_failures_unless_the_last_step_was_made(step, planned, spacing, ended, cause):
-    assert end_of_exit_0(step, planned, spacing, "", FAILED) == End(ended, cause)
 
 
 def attempt_of(folder: Path, text: str) -> tuple[RunFolder, Attempt]:
@@ -94,10 +130,13 @@ def attempt_of(folder: Path, text: str) -> tuple[RunFolder, Attempt]:
     [
         (RAISED, "error", "exit code 0, but ZeroDivisionError: division by zero"),
         (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+            RAISED.replace(
+                "ZeroDivisionError: division", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2"
+            ),
             "gpu_memory",
             "exit code 0, but torch",
         ),
+        ("CUDA out of memory is avoided by checkpointing\n", "done", "exit code 0, its log has no lines of steps"),
         (OF_4, "error", "ends by itself at 0 of 4 steps, with exit code 0"),
         ("loading\n", "done", "exit code 0, its log has no lines of steps"),
     ],
@@ -128,6 +167,58 @@ def test_wait_fails_and_why_says_it(tmp_path: Path, last: str) -> None:
     assert ended(run).state == "user_error"
     said = in_process("why", str(run.path)).stdout
     assert "exit code 0, but ModuleNotFoundError: No module named 'no_such_module'" in said
+
+
+FIT = 'fit() { python3 trainer.py "$@"; }\n'
+TRAINER = """\
+import sys
+for step in range(1, int(sys.argv[1]) + 1):
+    print(f"step {step}/{sys.argv[2]} loss {6 / step}", flush=True)
+if "raise" in sys.argv:
+    raise RuntimeError("invalid shape")
+sys.exit(int(sys.argv[3]))
+"""
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended", "note"),
+    [
+        # without steps a handled failure is a note
+        pytest.param("./missing || true\nsleep 6\necho worked", "done", "No such file or directory", id="note"),
+        pytest.param("fit 0 0 7 || echo fallback", "done", "", marks=LONG),
+        pytest.param("for n in 1 2 3; do fit 0 0 $((3 - n)) && break; done", "done", "", marks=LONG),
+        pytest.param("fit 0 0 raise || { sleep 6; fit 0 0 0; }", "done", "invalid shape", marks=LONG),
+        pytest.param("timeout 1 sleep 9; [ $? = 124 ] && exit 0", "done", "", marks=LONG),
+        pytest.param("echo 'CUDA out of memory is avoided by checkpointing'", "done", "", marks=LONG),
+        pytest.param("fit 0 0 raise & wait; echo over", "error", "", marks=LONG),
+        pytest.param("python3 -m no_such_module 2>&1 | tee fit.log", "user_error", "", marks=LONG),
+        # the last planned step, and before it
+        pytest.param("fit 3 3 0; kill -TERM $$; sleep 9", "done", "", marks=LONG),
+        pytest.param("fit 3 3 0; fit 0 0 raise; true", "done", "invalid shape", marks=LONG),
+        pytest.param("fit 3 3 1", "error", "", marks=LONG),
+        pytest.param("fit 2 3 0; kill -TERM $$; sleep 9", "error", "", marks=LONG),
+        pytest.param("fit 2 6 0", "error", "", marks=LONG),
+        pytest.param("(cd . && fit 3 6 raise) & (cd . && fit 3 6 raise) & wait", "error", "", marks=LONG),
+    ],
+)  # fmt: skip
+def test_a_script_here_has_one_start_and_a_note(tmp_path: Path, lines: str, ended: str, note: str) -> None:
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{FIT}{lines}\n")
+    words = ("submit", "--cluster", "local", "--wait", "fit.slurm")
+    in_process(*words, cwd=tmp_path, code=0 if ended == "done" else 3)
+    run = newest()
+    assert ([each.number for each in run.attempts()], run.attempt(1).ended()["ended"]) == ([1], ended)
+    (record,) = json.loads(in_process("report", "--json", str(run.path)).stdout)["records"]
+    said = json.loads(in_process("why", "--json", str(run.path)).stdout)["note"] or ""
+    assert (record["ended"], [each for each in record["flags"] if "its log says" in each]) == (
+        ended,
+        [said] * bool(note),
+    )
+    assert note in said
+    if note:
+        assert said.startswith("exit code 0, but its log says ")
+        assert f"note     {said}" in in_process("why", str(run.path)).stdout
 
 
 def test_a_program_of_ones_own_is_not_done_either(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.ends.end_policy import End, Said
+from hpc_gpt.core.ends.end_policy import End
+from hpc_gpt.core.ends.program_end import Said
 from hpc_gpt.core.errors import LayoutError, UserError
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.requests import write_request

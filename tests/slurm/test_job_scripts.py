@@ -420,3 +420,42 @@ def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
         said = small.run("sbatch", f"--{name}=").stderr
         plain = "doesn't allow an argument" in said
         assert plain == (sbatch.kinds[sbatch.named(name)] == "plain"), (name, said)
+
+
+TRAINS = """\
+import sys, time
+for step in range(1, int(sys.argv[1]) + 1):
+    print(f"step {step}/{sys.argv[2]} loss {6 / step}", flush=True)
+    time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0)
+"""
+# {what ends so: (lines, options, the class of each start)}. What Slurm calls COMPLETED after one start has one.
+ENDS = {
+    "a handled exit code": ("srun bash -c 'exit 7' || echo fallback", "", ["done"]),
+    "a bare wait": ("srun bash -c 'exit 7' & wait; echo \"rc $?\"", "", ["done"]),
+    "timeout": ("timeout 2 srun sleep 60; [ $? = 124 ] && exit 0", "", ["done"]),
+    "the third try": ('for n in 1 2 3; do srun bash -c "exit $((3 - n))" && break; done', "", ["done"]),
+    "its own signal, not heard": ("sleep 2", "--time=5 --signal=B:USR1@240", ["done"]),
+    "its own signal, for its steps": ("srun sleep 1", "--time=5 --signal=USR1@240", ["done"]),
+    "itself, requeued, and done": (
+        '[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 60; }',
+        "--time=5 --signal=B:USR1@240",
+        ["requeued", "done"],
+    ),
+    "143 at every start": ("trap 'kill 0' EXIT; sleep 1", "", ["error", "error"]),
+    "143 after the last step": ("srun python3 trains.py 3 3; kill -TERM $$; sleep 9", "", ["done"]),
+    "a code above 0 after the last step": ("srun python3 trains.py 3 3; exit 4", "", ["error"]),
+    "less than its steps": ("srun python3 trains.py 2 6", "", ["error"]),
+    "a failure after steps": ("srun python3 trains.py 2 y x; true", "", ["error"]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ENDS)
+def test_what_is_completed_after_one_start_has_one(launcher: Launcher, what: str) -> None:
+    lines, options, ends = ENDS[what]
+    text = f"#!/bin/bash\n#SBATCH -N 1 --ntasks=1 --job-name=ends {options or '--time=9'}\n{lines}\n"
+    folder = folder_of(launcher, f"ends-{list(ENDS).index(what)}", train_slurm=text, trains_py=TRAINS)
+    job = submit(launcher, "submit", folder, "--set", "job.retry_pause_s=1", "--set", "chain=requeue", "train.slurm")
+    job.wait("its end", lambda: not launcher.cluster.run("squeue", "-h", "-j", job.id).stdout.strip())
+    assert job.ended() == ends, job.log()
+    assert len(job.run.attempts()) == len(ends)

@@ -57,7 +57,11 @@ def test_a_script_is_started_followed_and_cleared_up_after(
     assert (found + own, (tmp_path / "a/err").read_text()) == (f"{start}{said}\n", "bad\n")
     assert (tmp_path / "watched").read_text().replace(str(tmp_path), "") == "watch  2  trap -- '' SIGTERM\n" * 2
     assert sorted(os.listdir(tmp_path / "a")) == ["err", "exit.json", "log", "trainer.json"]
-    assert json.loads((tmp_path / "a/exit.json").read_text()) == {"code": code, "seconds": pytest.approx(0, abs=20)}
+    assert json.loads((tmp_path / "a/exit.json").read_text()) == {
+        "code": code,
+        "seconds": pytest.approx(0, abs=20),
+        "signals": [],
+    }
     assert (tmp_path / "out").samefile(tmp_path / "a/log") == bool(code), "of the user alone"
     body = (tmp_path / "slurm_script").read_text()
     assert body == '#!/bin/bash\n#SBATCH -N 1\nsrun python3 train.py "$@"\n'

@@ -17,8 +17,9 @@ from hpc_gpt.core.ends.end_policy import End, cannot_continue
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import QUICK_S, VAGUE, meaning
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, gpu_hours, judge
+from hpc_gpt.core.ends.program_end import last_planned_step
 from hpc_gpt.core.ends.run_state import is_lost_here, read_end
-from hpc_gpt.core.ends.state import class_of
+from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_text, write_once
 from hpc_gpt.core.runs.checkpoints import MEGATRON, command_of, newest_checkpoint, saved_step, work_folder
@@ -63,6 +64,8 @@ def classify(
     own = own and not (is_lost_peer(end.get("cause")) and read_exit_status(slurm_cause))
     cause = end.get("cause") if own else slurm_cause or end.get("cause")
     node = end.get("node")
+    if own and is_after_exit_0(cause):
+        return End(ended, cause, node)  # another failure in its log was handled
     if ended in VAGUE or (meaning(ended).of_node and node is None):
         found = read_cause(attempt)
         if ended in VAGUE and meaning(found.ended).in_log:
@@ -132,7 +135,8 @@ def conclude(
     pause = resolved.job.retry_pause_s
     pause_s = float(cluster.retry_pause_s if pause is None else pause)
     why = cannot_continue(resolved, end.ended == "requeued")
-    verdict = judge(past, Rules(why, pause_s, resolved.job.max_gpu_hours), wish)
+    rules = Rules(why, pause_s, resolved.job.max_gpu_hours, resolved.job.retry_after_exit_0)
+    verdict = judge(past, rules, wish)
     exclude: list[str] = []
     if verdict.go_on:  # those that failed in this run lately, and those that the cluster's list excludes
         own = {each.node for each in past if each.node and each.over > now - 3600 * cluster.bad_node_hours}
@@ -209,6 +213,7 @@ def read_history(
     command = command_of(run)
     # Of a script without named checkpoints and logged steps the exit code is all that is known.
     is_script = command is not None and command.script is not None and command.checkpoints is None
+    planned = (command and run.resolved().train.steps) or 0
     blind = is_script and not any(attempt.last_metrics() for attempt in attempts)
     for index, attempt in enumerate(attempts):
         end, verdict = attempt.ended(), attempt.verdict()
@@ -223,6 +228,9 @@ def read_history(
         job_id = starts[index].get("job_id")
         facts = replace(read_end(attempt).facts, again=bool(later), cancelled=run.is_cancelled(job_id))
         ended = class_of(facts) or "unknown"
+        complete = last_planned_step(attempt, planned) if command is not None else 0
+        if command is not None and command.checkpoints is not None and saved < complete:
+            complete = 0
         past.append(
             EndedAttempt(
                 number=attempt.number,
@@ -236,6 +244,7 @@ def read_history(
                 over=left,
                 unseen=blind and ended == "walltime" and not saved,
                 quick=_is_quick(attempt),
+                complete=complete,
                 stopped=verdict.get("go_on") is False and ended != "refused",
             )
         )

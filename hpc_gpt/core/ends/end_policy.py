@@ -7,22 +7,20 @@ retry is in `ends.failures`.
 
 import contextlib
 import functools
-import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hpc_gpt.core.ends.failures import RETRIES, meaning
-from hpc_gpt.core.ends.state import BY_ITSELF, SLURM_RUNS, start_class
-from hpc_gpt.core.files import open_regular, read_json, write_once
+from hpc_gpt.core.ends.state import LATE, SLURM_RUNS, start_class
+from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized
@@ -39,7 +37,6 @@ SIGNALS = {signal.SIGUSR2: "walltime", signal.SIGTERM: "terminated", signal.SIGI
 # Written in the attempt's folder by the task that is asked to stop, and read by all.
 STOP = "stop.json"
 OVER = "over"  # a folder in the attempt's: a file for each task whose program has ended with 0
-EXIT_0_BUT = "exit code 0, but "
 # {reason to end an attempt before its last step: its class, and its cause}. If there are several, the first one counts:
 # a training that diverged, then what users and the scheduler ask for, then what the run has reached or spent.
 REASONS = {
@@ -57,11 +54,15 @@ REASONS = {
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended: a class of `failures.ENDED`, the first cause as text, and the node at fault, if one is."""
+    """How an attempt ended: a class of `failures.ENDED`, the first cause as text, and the node at fault, if one is.
+
+    `note`: what may be wrong although it is `done`.
+    """
 
     ended: str
     cause: str | None = None
     node: str | None = None
+    note: str | None = None
 
     @property
     def requeue(self) -> bool:
@@ -156,65 +157,6 @@ def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], 
     return End(ended, cause.format(train=resolved.train, job=resolved.job, target=target))
 
 
-@dataclass(frozen=True)
-class Said:
-    """What programs that exited with 0 printed that decides how they ended: the steps that they were to make (0 if no
-    line says it), a time limit of their own, and a failure after their last step (its class and words)."""
-
-    planned: int = 0
-    limit: str = ""
-    failed: End | None = None
-
-
-def write_said(attempt: Attempt, task: int, said: Said) -> None:
-    """Writes what a task's program printed, unless it is written. RunFolderError if the disk refuses."""
-    write_once(attempt.folder / OVER / str(task), json.dumps(asdict(said)) + "\n")
-
-
-def read_said(attempt: Attempt) -> Said:
-    """What the programs of all tasks printed."""
-    said = [read_json(path) for path in sorted((attempt.folder / OVER).glob("[0-9]*"))]
-    failed = next((each["failed"] for each in said if isinstance(each.get("failed"), dict)), None)
-    return Said(
-        max((int(each.get("planned") or 0) for each in said), default=0),
-        next((str(each["limit"]) for each in said if each.get("limit")), ""),
-        None if failed is None else End(str(failed.get("ended")), str(failed.get("cause"))),
-    )
-
-
-def end_by_steps(attempt: Attempt, planned: int, said: Said) -> End:
-    """The end of programs that exited with 0 and that nobody asked to end, by the steps of all tasks."""
-    steps = logged_steps(attempt)
-    spacing = steps[-1] - steps[-2] if len(steps) > 1 else 0
-    return end_of_exit_0(steps[-1], planned or said.planned, spacing, said.limit, said.failed)
-
-
-def logged_steps(attempt: Attempt) -> list[int]:
-    """The step after which an attempt began, and those of its log."""
-    resumed = int(attempt.trainer().get("resumed_step") or 0)
-    return [resumed, *(int(line.get("step") or 0) for line in read_stored_lines(attempt.metrics))]
-
-
-def end_of_exit_0(step: int, planned: int, spacing: int, limit: str = "", failed: End | None = None) -> End:
-    """The end of a program that exited with 0 and that nobody asked to end, after `step` of `planned` steps; 0 if it is
-    not known how many there are.
-
-    Its log has a line every `spacing` steps, so the last ones may have none. `failed`: its log ends with a failure, as
-    what ran last need not be what failed. `limit` says that a time limit was why it ended. Else the chain starts it
-    once more: a program that then gets no further has no more to do, or cannot.
-    """
-    if planned and step and step + spacing >= planned:
-        return End("done", f"{max(step, planned):,} of {planned:,} steps")
-    if failed is not None:
-        return replace(failed, cause=f"{EXIT_0_BUT}{failed.cause}")
-    if not planned:
-        made = f"after step {step:,}" if step else "its log has no lines of steps"
-        return End("done", f"exit code 0, {made}; how many steps it is to make is not known (train.steps)")
-    if limit:
-        return End("walltime", f"{limit}, at {step:,} of {planned:,} steps")
-    return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
-
-
 def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) -> End:
     """The end of an attempt that got SIGTERM at epoch second `at`: cancelled, preempted or requeued.
 
@@ -223,7 +165,8 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
     A cancel, a preemption and a late signal look the same to a rank. A late signal was meant for the attempt before
     this one: slurmctld repeats a signal that got no answer, and a requeued job has a step of the same number by then.
     So SIGTERM means `requeued`, and the chain continues, if `hpc-gpt cancel` has not marked the job, Slurm shows it as
-    exactly RUNNING and not preempted, and the attempt before, of the same job, ended less than LATE_SIGNAL_S earlier.
+    exactly RUNNING and not preempted, and the attempt before, of the same job, ended less than LATE_SIGNAL_S earlier,
+    and not by a late signal itself: whatever else sends SIGTERM at every start would start the job for ever.
     `scancel --signal=TERM` by a user so soon after a requeue looks the same and is taken for a late signal; `scancel`
     alone and `hpc-gpt cancel` are not. Without an answer it is a cancel: to restart what a user has ended is the worse
     error.
@@ -234,11 +177,11 @@ def class_of_sigterm(run: RunFolder, attempt: Attempt, shown: str, at: float) ->
     if state in SLURM_RUNS and since not in ("", "None", "N/A", "Unknown", "(null)"):
         return End("preempted", "SIGTERM, and Slurm says the job is being preempted")
     before = _attempt_before(run, attempt)
-    if state == "RUNNING" and before is not None:
+    if state == "RUNNING" and before is not None and LATE not in str(before.ended().get("cause")):
         after_s = at - float(before.ended().get("time") or 0.0)
         if abs(after_s) < LATE_SIGNAL_S:  # another node's clock
             when = f"{max(0.0, after_s):.0f} s after attempt {before.number} of the same job"
-            return End("requeued", f"SIGTERM {when}, which it was meant for")
+            return End("requeued", f"SIGTERM {when}, {LATE}")
     return End("cancelled", "SIGTERM")
 
 
@@ -299,8 +242,9 @@ def end_by_script(
         return "node_failure", f"a node of the job died, {exit_text}"
     if not state or state in SLURM_RUNS:
         # srun names no rank that failed first: the signal ended all of them, before they could handle it or because
-        # their program does not.
-        if code == 128 + signal.SIGTERM and not message:
+        # their program does not. A script's shell may be ended by itself, or by what is not Slurm.
+        is_script = bool(attempt.script_exit())
+        if code == 128 + signal.SIGTERM and (attempt.heard(signal.SIGTERM) if is_script else not message):
             end = class_of_sigterm(run, attempt, shown, time.time())
             if end.requeue:
                 return end.ended, f"{end.cause}, {exit_text}"
@@ -353,6 +297,11 @@ def shown_as(shown: str, key: str) -> str:
     """
     found = re.search(rf"(?:^|\s){key}=(\S*)", shown)
     return found[1] if found else ""
+
+
+def is_preempted(attempt: Attempt) -> bool:
+    """Whether slurmstepd says that a preemption ended the attempt."""
+    return _PREEMPTED.search(_end_of(attempt)) is not None
 
 
 def _end_of(attempt: Attempt) -> bytes:

@@ -107,7 +107,7 @@ CLASSES: dict[str, EndClass] = {
         hurry=True),
     "no_progress": EndClass(_STOPS, "several attempts in a row trained no further step",
         "see why those attempts ended; a retry would end the same way"),
-    "port_taken": EndClass(Retry(True, most=MOST_WITHOUT_PROGRESS),
+    "port_taken": EndClass(_FAILURE,
         "another process had the port at which the ranks were to meet",
         "start it again; a program that names a port of its own takes MASTER_PORT instead", in_log=True, specific=7),
     "gpu_memory": EndClass(_STOPS, "a GPU has too little memory for the model, the batch and what the allocator holds",

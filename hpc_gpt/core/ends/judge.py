@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.ends.failures import MOST_UNSEEN, QUICK_S, RETRIES
-from hpc_gpt.core.ends.state import ends_by_itself, is_mistake, pause_s
+from hpc_gpt.core.ends.failures import MOST_UNSEEN, MOST_WITHOUT_PROGRESS, QUICK_S, RETRIES
+from hpc_gpt.core.ends.state import ends_by_itself, is_after_exit_0, is_inferred, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class EndedAttempt:
 
     `saved` is the step of the newest complete checkpoint at its end, `resumed` that of the one it resumed from; 0
     without one. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`: its job
-    script exited with an error within seconds, before a step. It had its GPUs for
+    script exited with an error within seconds, before a step. `complete`: the last planned step of a program that is
+    not ours, if it made that one last and --checkpoints shows no older one as the newest; else 0. It had its GPUs for
     `gpu_seconds` together, and ended at `over` (epoch seconds). `stopped`: its verdict ended the run, so that what came
     after it was started by hand: attempts and failures are counted anew.
     """
@@ -29,6 +30,7 @@ class EndedAttempt:
     over: float = 0.0
     unseen: bool = False
     quick: bool = False
+    complete: int = 0
     stopped: bool = False
 
     @property
@@ -36,8 +38,15 @@ class EndedAttempt:
         return self.saved > self.resumed
 
     @property
+    def fails(self) -> bool:
+        """Whether it counts like a failure."""
+        return RETRIES[self.ended].fails or is_inferred(self.cause)
+
+    @property
     def most(self) -> int:
         """So many attempts like it in a row without a newer checkpoint end the run; 0 if it does not count."""
+        if is_inferred(self.cause):
+            return MOST_WITHOUT_PROGRESS
         return MOST_UNSEEN if self.unseen else RETRIES[self.ended].most
 
     @property
@@ -47,11 +56,13 @@ class EndedAttempt:
 
 @dataclass(frozen=True)
 class Rules:
-    """The run's settings for the judge. `cannot_continue` says why no job can follow another; empty if one can."""
+    """The run's settings for the judge. `cannot_continue` says why no job can follow another; empty if one can.
+    `retry_after_exit_0`: a program that exits with 0 before its last step is started again while it gets further."""
 
     cannot_continue: str = ""
     retry_pause_s: float = 30.0
     max_gpu_hours: float | None = None
+    retry_after_exit_0: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,11 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
         return stop(last.ended, cause)
     if wish:
         return stop(wish, cause)
+    if is_after_exit_0(last.cause) and not (rules.retry_after_exit_0 and ends_by_itself(last.cause)):
+        more = "; job.retry_after_exit_0 = true starts it again" if ends_by_itself(last.cause) else ""
+        return stop(last.ended, f"{cause}{more}")
+    if last.complete and (last.ended != "requeued" or is_inferred(last.cause)):
+        return stop(last.ended, f"{cause}; its last planned step, {last.complete:,}, is made")
     if last.ended == "error" and is_mistake(last.cause):
         return stop("error", f"{cause}; started again, the program would say the same")
     if last.ended == "error" and not last.progressed and all(each.quick for each in row if each.most):
@@ -128,7 +144,7 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
         return stop(
             "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {cause}"
         )
-    failures = failures_in_row(row) if RETRIES[last.ended].fails else 0
+    failures = failures_in_row(row) if last.fails else 0
     return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
 
 
@@ -156,7 +172,7 @@ def failures_in_row(past: Sequence[EndedAttempt]) -> int:
     for each in reversed(past):
         if not each.most:
             continue
-        count += RETRIES[each.ended].fails
+        count += each.fails
         if each.progressed:
             break
     return count

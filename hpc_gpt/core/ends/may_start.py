@@ -37,6 +37,7 @@ from hpc_gpt.core.ends.decisions import (
 from hpc_gpt.core.ends.end_policy import End, end_by_accounting
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.judge import EndedAttempt, Verdict, budget_left
+from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.ends.run_state import submitted_after
 from hpc_gpt.core.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.core.errors import ConfigError, UserError
@@ -199,6 +200,8 @@ def _conclude_lost(
     # If the job has started again, its last start is this one.
     state = states[-2] if again and len(states) > 1 else states[-1] if states and not again else ""
     ended, cause = end_by_accounting(lost, state, again)
+    if runs_program(resolved):
+        ended, cause = at_limit(lost, resolved.train.steps, ended, cause)
     moment = None
     with contextlib.suppress(OSError):
         moment = run.cancelled_mark(job_id).stat().st_mtime if job_id else None

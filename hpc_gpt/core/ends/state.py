@@ -242,11 +242,33 @@ def is_mistake(cause: str | None) -> bool:
 
 # How the cause of an `error` begins whose program exited with 0 before its last step.
 BY_ITSELF = "ends by itself at "
+# How the cause of a training begins that ended with steps of NaN alone.
+NAN_SINCE = "nan since step "
+# How the cause of a failure begins whose program, or script, exited with 0.
+EXIT_0_BUT = "exit code 0, but "
+# In the cause of a SIGTERM that came for the attempt before, and of what a script's own --signal asked for: both are
+# inferred from times.
+LATE = "which it was meant for"
+OWN_SIGNAL = "--signal sent "
 
 
 def ends_by_itself(cause: str | None) -> bool:
     """Whether the cause of an `error` is that the program exited with 0 before its last step."""
     return bool(cause) and BY_ITSELF in (cause or "")
+
+
+def is_after_exit_0(cause: str | None) -> bool:
+    """Whether the cause of a failure is that of a program which exited with 0: no exit code is a reason to retry."""
+    return ends_by_itself(cause) or (cause or "").startswith(EXIT_0_BUT)
+
+
+def is_inferred(cause: str | None) -> bool:
+    """Whether an end that another start follows is only inferred, so that it counts like a failure.
+
+    >>> is_inferred("SIGTERM 7 s after attempt 1 of the same job, which it was meant for"), is_inferred("SIGTERM")
+    (True, False)
+    """
+    return any(words in (cause or "") for words in (LATE, OWN_SIGNAL))
 
 
 def pause_s(first_s: float, failures: int) -> float:

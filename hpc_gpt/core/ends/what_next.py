@@ -41,27 +41,24 @@ from hpc_gpt.core.ends.decisions import (
     with_free_space,
 )
 from hpc_gpt.core.ends.end_policy import (
-    EXIT_0_BUT,
     STOP,
     End,
     asks_to_requeue,
     class_of_sigterm,
     end_by_script,
-    end_by_steps,
     end_for,
-    end_of_exit_0,
     exit_code,
     first_failure,
     in_utc,
     is_cancelled,
+    is_preempted,
     is_put_back,
-    logged_steps,
     moment_of,
-    read_said,
     shown_as,
 )
 from hpc_gpt.core.ends.failures import LONGEST_PAUSE_S, VAGUE, meaning
-from hpc_gpt.core.ends.state import SLURM_RUNS
+from hpc_gpt.core.ends.program_end import at_limit, end_of_program, facts_of, read_said
+from hpc_gpt.core.ends.state import EXIT_0_BUT, NAN_SINCE, OWN_SIGNAL, SLURM_RUNS
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import job_of
@@ -70,9 +67,10 @@ from hpc_gpt.core.runs.heartbeats import read_heartbeats, slow_nodes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.environment import as_given
 from hpc_gpt.core.slurm.hosts import expand_hosts
-from hpc_gpt.core.slurm.sbatch_words import signal_of
+from hpc_gpt.core.slurm.sbatch_words import LimitSignal, signal_of
 
 
 def decide_next(
@@ -130,6 +128,8 @@ def main(arguments: Sequence[str], read_cause: ReadCause, shows_utc: bool = True
             with contextlib.suppress(ConfigError):  # Slurm did not answer
                 ran_s = limit_s(shown_as(shown, "RunTime"))
         slurm, cause = end_by_script(run, attempt, int(code), message, shown, put_back)
+        if runs_program(run.resolved()):
+            slurm, cause = at_limit(attempt, run.resolved().train.steps, slurm, cause)
     else:
         put_back = "put-back" in more
         nodes = [node for node in more[0].split(",") if node and node != "-"]
@@ -169,44 +169,47 @@ def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str, read_cau
     if end is not None:
         if end.ended in ("done", *VAGUE):
             found = read_cause(attempt)  # it compares all failures
-            if found.ended == "nan":
+            if found.ended == "nan" and (end.ended != "done" or (found.cause or "").startswith(NAN_SINCE)):
                 end = found
             elif (end.cause or "").startswith(EXIT_0_BUT) and meaning(found.ended).in_log:
                 end = replace(found, cause=f"{EXIT_0_BUT}{found.cause}")
         step = attempt.last_metrics().get("step")
         requeue = asks_to_requeue(run, attempt, end)
-        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue)
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue, note=end.note)
 
 
 def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown: str) -> End | None:
+    """The end of a script, None if what Slurm says or its log says counts more."""
     state = shown_as(shown, "JobState")
-    on_slurm = resolved.cluster.scheduler == "slurm"
-    if is_cancelled(run, attempt) or (on_slurm and is_put_back(attempt, shown)):
+    if is_cancelled(run, attempt):
         return None
-    exit_text = f"exit code {code}"
-    last, printed = logged_steps(attempt)[-1], read_said(attempt)
-    planned = resolved.train.steps or printed.planned
-    if not code and 0 < planned <= last:  # also if it was asked to end as it made the last one
-        return end_of_exit_0(last, planned, 0)
+    facts = facts_of(attempt, code, resolved.train.steps, read_said(attempt))
+    if resolved.cluster.scheduler == "slurm" and is_put_back(attempt, shown):
+        # A requeue by hand, or by the script itself, starts it again whatever it has made.
+        return end_of_program(facts) if facts.is_finished and code and is_preempted(attempt) else None
     if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
         end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
-        return End(end.ended, end.cause if not code else f"{end.cause}; the script ended with {exit_text}")
-    if state and state not in SLURM_RUNS:
+        end = End(end.ended, end.cause if not code else f"{end.cause}; the script ended with exit code {code}")
+        return end_of_program(replace(facts, asked=end))
+    if state and state not in SLURM_RUNS and not facts.is_finished:
         return None
-    if (near_limit := _signalled(resolved, shown)) is not None:
-        return End("walltime", f"{near_limit}, {exit_text}")
-    return None if code else end_by_steps(attempt, planned, printed)
+    given = _own_signal(resolved)
+    if given is not None and _is_sent(given, shown):
+        heard = attempt.heard(given.number) if given.to_shell else None  # else for its steps
+        facts = replace(facts, signal=f"{OWN_SIGNAL}{given.name} before the time limit", heard=heard)
+    return end_of_program(facts)
 
 
-def _signalled(resolved: Resolved, shown: str) -> str | None:
-    """Words on the script's own `--signal`, if Slurm has sent it by now; None if not."""
+def _own_signal(resolved: Resolved) -> LimitSignal | None:
+    """The script's own --signal; None without one."""
     facts = resolved.script
-    given = signal_of(facts.signal) if facts is not None and facts.signal else None
-    if given is None:
-        return None
+    return signal_of(facts.signal) if facts is not None and facts.signal else None
+
+
+def _is_sent(given: LimitSignal, shown: str) -> bool:
+    """Whether Slurm can have sent a script's own signal by now."""
     end = moment_of(shown_as(shown, "EndTime"))
-    near = end is not None and time.time() >= end - given.lead_s - _EARLY_S
-    return f"--signal sent {given.name} before the time limit" if near else None
+    return end is not None and time.time() >= end - given.lead_s - _EARLY_S
 
 
 def left_over(run: RunFolder, attempt: Attempt, task: int | None = None) -> list[int]:

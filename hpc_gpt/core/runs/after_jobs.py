@@ -62,7 +62,7 @@ class AfterJob:
 
     def noted(self) -> dict[str, Any]:
         """job.json: `job_id, time`, for a process here its `process_identity`, and `waits` if it waits for GPUs first.
-        Empty if the job was not submitted; without an answer of sbatch the id is the one that the job wrote at its start.
+        Empty if the job was not submitted; without an answer of sbatch the id is that which the job wrote at start.
         """
         return read_stored(self.folder / "job.json") or self._started()
 

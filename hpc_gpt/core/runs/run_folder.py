@@ -119,8 +119,14 @@ class Attempt:
         return read_stored(self.folder / "ended.json")
 
     def script_exit(self) -> dict[str, Any]:
-        """exit.json: the exit `code` of a job script and how many `seconds` it ran; empty if it has not ended."""
+        """exit.json: the exit `code` of a job script, how many `seconds` it ran, and the `signals` of the job that came
+        to its shell; empty if it has not ended."""
         return read_stored(self.folder / "exit.json")
+
+    def heard(self, number: int) -> bool | None:
+        """Whether a signal of the job came to the shell of a job script; None if that is not known."""
+        signals = self.script_exit().get("signals")
+        return number in signals if isinstance(signals, list) else None
 
     def verdict(self) -> dict[str, Any]:
         """next.json: whether the run is retried after the attempt, when, without which nodes and why (`ends.judge`);
@@ -156,16 +162,17 @@ class Attempt:
         requeue: bool = False,
         rank: int | None = None,
         node: str | None = None,
+        note: str | None = None,
     ) -> None:
-        """Writes ended.json, the cause without secrets, unless it exists: the first writer decides.
+        """Writes ended.json, cause and note without secrets, unless it exists: the first writer decides.
 
-        `rank` and `node` are those at fault, if they are known.
+        `rank` and `node` are those at fault, if they are known; `note` says what may be wrong beside `done`.
         """
-        cause = hide_secrets(cause) if cause else cause
+        cause, note = (hide_secrets(text) if text else text for text in (cause, note))
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
         # Only the attempt itself knows when it ends: what is written of one that was lost comes later.
         own = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
-        known = (("rank", rank), ("node", node), ("elapsed_s", self.elapsed_s() if own else None))
+        known = (("rank", rank), ("node", node), ("note", note), ("elapsed_s", self.elapsed_s() if own else None))
         end |= {key: value for key, value in known if value is not None}
         write_once(self.folder / "ended.json", json.dumps(end) + "\n")
 

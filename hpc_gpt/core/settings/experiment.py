@@ -343,6 +343,8 @@ class Job:
     "Budget over all attempts of a run, in GPU-hours; for example 500."
     retry_pause_s: int | None = key(None, resume="free", decides="nothing")
     "Seconds before the first retry; doubled with each failure in a row; for example 30."
+    retry_after_exit_0: bool = key(False, resume="free", decides="nothing")
+    "Whether a program that exits with 0 before its last step is started again, while each start gets further."
     preflight: bool | None = key(None, resume="free", decides="nothing")
     "Every node is probed before the ranks start."
     spare_nodes: int | None = key(None, resume="free", decides="nothing")

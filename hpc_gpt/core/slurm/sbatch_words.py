@@ -7,6 +7,7 @@ Nothing is translated: sbatch gets the same words. They are read to know what th
 import itertools
 import re
 import shlex
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -187,6 +188,12 @@ class LimitSignal:
     name: str
     lead_s: int
     to_shell: bool
+
+    @property
+    def number(self) -> int:
+        """Its number, 0 if it has none here."""
+        named = signal.Signals.__members__.get(f"SIG{self.name}", 0)
+        return int(self.name) if self.name.isdecimal() else int(named)
 
 
 def signal_of(text: str) -> LimitSignal | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.state import NAN_SINCE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import NODE
@@ -39,7 +40,7 @@ def nan_since(attempt: Attempt) -> str:
     steps = read_metrics(attempt.metrics, attempt.number).steps
     steps.mark_nan(log_interval(steps))
     since = steps.nan_since(attempt.number)
-    return "" if since is None else f"nan since step {steps['step'][since]:.0f}"
+    return "" if since is None else f"{NAN_SINCE}{steps['step'][since]:.0f}"
 
 
 def read_cause(attempt: Attempt) -> End:

@@ -5,6 +5,9 @@ For the supervisor of a program that is not ours. A log that is there is read by
 
 import collections
 import re
+import time
+from dataclasses import dataclass
+from typing import Literal
 
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.readers.dialects import generic
@@ -13,16 +16,33 @@ from hpc_gpt.reader.readers.logs.matches import find, float_of, rank_of, row_of,
 from hpc_gpt.reader.readers.logs.step_rows import sound_step
 from hpc_gpt.reader.readers.logs.tracebacks import NO_MESSAGE, Tracebacks, patterns_of
 from hpc_gpt.reader.readers.part_failures import plainness, without_ignored
-from hpc_gpt.reader.readers.pattern import MEMORY_FIELDS, Pattern
+from hpc_gpt.reader.readers.pattern import ANY_NAME, MEMORY_FIELDS, Pattern, raised
 
 # A failure further up is not why the program ended.
 _KEPT_LINES = 200
-# Of a log without steps only the last lines are its end: a script may print some after its program.
-_END_LINES = 25
 # Consequences that say for sure that a process failed, though not why.
 _FAILED = re.compile(
     r"[Ee]xit(?:ed with exit)? ?code|return(?:ed non-zero exit| code)|(?:^|:|\d) *(?:Killed|Aborted)\b"
 )
+# A signal ended a program, by the words of bash, srun, slurmstepd and launchers.
+_KILLED = re.compile(
+    r": (?:line )?\d{1,6}: {1,8}\d{1,10} (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point)"
+    r"|srun: error: .{1,400}: (?:Killed|Aborted|Segmentation fault|Bus error|Illegal inst|Floating point|Out Of Memory)"
+    r"|[Dd]etected \d{1,9} oom[-_]kill event|^(?:\S{1,20} )?(?:Killed|Segmentation fault|Bus error)\b"
+    r"|exitcode {2,10}: -(?!15\b)\d|return code = -(?!15\b)\d|died with <Signals\.SIG(?!TERM|INT)"
+    r"|exited on signal (?!15\b|2\b)\d"
+)
+# A command or a module is not there.
+_NOT_THERE = re.compile(
+    r": (?:command not found|No such file or directory|Permission denied)$|execve\(\): |: bad interpreter: "
+    r"|python[\w.]{0,20}: (?:No module named |can't open file|can't find )"
+)
+# Lines that a failure of its kind ends, and not words about it.
+_SURE = re.compile(
+    r"srun: |slurmstepd|sbatch: |Fatal Python error|terminate called|ProcessGroupNCCL|: line \d|/env: |Signal: "
+    r"|Caught signal"
+)
+_RAISED = re.compile(raised(ANY_NAME))
 # After steps it is of a command beside the training.
 _NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:command not found|No such file or directory|Permission denied)")
 _LONGEST = 4000
@@ -31,12 +51,29 @@ _LOSS = re.compile(rf"(?i){generic.LOSS}")
 _TOTAL = re.compile(r" ?/ ?(\d{1,12})\b")
 
 
+@dataclass(frozen=True)
+class LiveFailure:
+    """A failure that came at `moment` or later, by time.monotonic(), None if that is not known.
+
+    `how` sure it is: of a `program` that a traceback or a signal ended, or that is not there; of `some` process; or no
+    more than `words`.
+    """
+
+    failure: Failure
+    moment: float | None
+    how: Literal["program", "some", "words"]
+
+
 class LiveLines:
-    """The lines of one program, in their order. Dialects read its steps, or `pattern`, a regex, if it is given."""
+    """The lines of one program, in their order. Dialects read its steps, or `pattern`, a regex, if it is given.
+
+    `moment`: no line that comes was there then; None if that is not known, and by default lines come at once.
+    """
 
     def __init__(self, pattern: str | None = None) -> None:
         self._own = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
-        self._failures: collections.deque[Failure] = collections.deque(maxlen=_KEPT_LINES)
+        self.moment: float | Literal["now"] | None = "now"
+        self._late: collections.deque[LiveFailure] = collections.deque(maxlen=_KEPT_LINES)
         self._tracebacks = Tracebacks()
         self._count = 0
         self._rank: int | None = None
@@ -48,7 +85,9 @@ class LiveLines:
         self._planned: dict[bool, int] = {}
         self.loss: float | None = None  # the last one, with or without the number of its step
         self.limit = ""  # the program's line that a time limit of its own ends it
-        self._stepped_at: int | None = None  # the last line of a step
+        self._stepped_at: int | None = None  # the last line of a step, or of a bar
+        self.has_steps = False  # lines, not only bars
+        self._asked_at: int | None = None  # the line in which srun was asked to end: it then kills its tasks
         self._bar: float | None = None
 
     def take(self, line: str) -> dict[str, float] | None:
@@ -63,11 +102,13 @@ class LiveLines:
             self._plan(values, True)
         matches = find(line)
         failed = any(rule.pattern.kind == "failure" for _, rule in matches)
-        raised = self._tracebacks.take(self._count, line, failed) if self._tracebacks.open else None
-        if raised is not None:
-            self._forget(raised[0])
-            message = self._tracebacks.with_source(raised[1])
-            failures += [_live(pattern, message, raised[0]) for pattern in patterns_of(raised[1])]
+        before = self._tracebacks.count
+        ends = self._tracebacks.take(self._count, line, failed) if before else None
+        of_program = self._tracebacks.count < before and (failed or ends is not None)  # a traceback's last line
+        if ends is not None:
+            of_program = self._forget(ends[0]) or of_program
+            message = self._tracebacks.with_source(ends[1])
+            failures += [_live(pattern, message, ends[0]) for pattern in patterns_of(ends[1])]
         for match, rule in matches:
             kind = rule.pattern.kind
             if kind == "failure":
@@ -96,9 +137,16 @@ class LiveLines:
                         values = {"steps_planned": float(total[1]), **values}
                     self._plan(values, kind == "step")
         if row is not None:
-            self._stepped_at = self._count
+            self._stepped_at, self.has_steps, self.limit = self._count, True, ""
         if failures:  # of one line the most specific: each exception is also an `error`
-            self._failures.append(min(failures, key=plainness))
+            failure = min(failures, key=plainness)
+            now = time.monotonic() if self.moment == "now" else self.moment
+            how = _how(line, failure, of_program)
+            if self._asked_at is not None and line.startswith("srun: error: ") and "Killed" in line:
+                how = "words" if self._count <= self._asked_at + _KEPT_LINES else how
+            self._late.append(LiveFailure(failure, now, how))
+        if line.startswith("srun: forcing job termination"):
+            self._asked_at = self._count
         shown = row or self._waits or {}
         if "loss" in shown:
             self.loss = shown["loss"]
@@ -110,10 +158,12 @@ class LiveLines:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None
         return row
 
-    def _forget(self, number: int) -> None:
-        """Drops the failure of a line."""
-        kept = [each for each in self._failures if each.place.line != number]
-        self._failures = collections.deque(kept, maxlen=_KEPT_LINES)
+    def _forget(self, number: int) -> bool:
+        """Drops the failure of a line; returns whether it was of a program."""
+        dropped = [each for each in self._late if each.failure.place.line == number]
+        for each in dropped:
+            self._late.remove(each)
+        return any(each.how == "program" for each in dropped)
 
     @property
     def planned(self) -> int:
@@ -151,18 +201,32 @@ class LiveLines:
     @property
     def failure(self) -> Failure | None:
         """The first failure in the last lines that no other caused, else the first one; None without one."""
-        late = [each for each in self._failures if each.place.line > self._count - _KEPT_LINES]
+        failures = [each.failure for each in self._late]
+        late = [each for each in failures if each.place.line > self._count - _KEPT_LINES]
         return next((each for each in late if not each.echo), late[0] if late else None)
 
-    @property
-    def end_failure(self) -> Failure | None:
-        """The first failure after the last line of a step, or near the end of a log without any; None without one. A
-        consequence of another counts only if it says that a process failed."""
-        after = self._count - _END_LINES if self._stepped_at is None else self._stepped_at
-        late = (each for each in without_ignored(self._failures) if each.place.line > after)
-        found = [each for each in late if self._stepped_at is None or not _NEVER_BEGAN.match(each.message)]
-        sure = [each for each in found if not each.echo] or [each for each in found if _FAILED.search(each.message)]
-        return sure[0] if sure else None
+    def end_failures(self) -> list[LiveFailure]:
+        """The failures after the last line of a step, or of a log without any, that ended something, or may have."""
+        left = {id(failure) for failure in without_ignored([each.failure for each in self._late])}
+        late = [
+            each
+            for each in self._late
+            if id(each.failure) in left and (self._stepped_at is None or each.failure.place.line > self._stepped_at)
+        ]
+        # After steps it is of a command beside the training.
+        if self._stepped_at is not None:
+            late = [each for each in late if not _NEVER_BEGAN.match(each.failure.message)]
+        return [each for each in late if not each.failure.echo or each.how != "words"]
+
+
+def _how(line: str, failure: Failure, of_program: bool) -> Literal["program", "some", "words"]:
+    if _KILLED.search(line) or _NOT_THERE.search(line.rstrip()):
+        return "program"
+    if failure.echo and not _FAILED.search(failure.message):
+        return "words"
+    if of_program:
+        return "program"
+    return "some" if failure.echo or _RAISED.match(line) or _SURE.search(line) else "words"
 
 
 def _live(pattern: Pattern, message: str, number: int) -> Failure:

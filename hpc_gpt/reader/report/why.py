@@ -56,6 +56,7 @@ class AttemptWhy:
     ended: str
     text: str | None
     cause: Cause
+    note: str | None = None  # what may be wrong although it is done
 
     @property
     def failure(self) -> Failure | None:
@@ -69,6 +70,7 @@ class AttemptWhy:
             "attempt": self.attempt,
             "ended": self.ended,
             "cause": self.text,
+            "note": self.note,
             "rank": self.cause.rank,
             "node": self.cause.node,
             "failed_node": self.cause.failed_node,
@@ -201,7 +203,7 @@ class Why:
         """For JSON: the last attempt's cause on top, then every attempt's."""
         last = self.last.to_dict() if self.last else {}
         top = {key: last.get(key) for key in ("cause", "rank", "node", "failed_node", "file", "line", "sure")}
-        top["cause"] = self.text
+        top |= {"cause": self.text, "note": last.get("note")}
         return {
             "schema": SCHEMA,
             "run": self.record.run,
@@ -299,7 +301,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
-        attempts.append(_attempt_why(attempt.number, ended, table.get("cause"), cause))
+        found = _attempt_why(attempt.number, ended, table.get("cause"), cause)
+        attempts.append(replace(found, note=table.get("note") if found.ended == "done" else None))
     if not attempts and (before := cause_before_attempts(run, record.job_id)):
         attempts.append(AttemptWhy(0, before.ended, before.text, before))
     return Why(record, tuple(attempts), own=run, cannot=tuple(cannot))

@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from hpc_gpt.core.ends.end_policy import End, Said
+from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
+from hpc_gpt.core.ends.program_end import AT_ONCE_S, Said
 from hpc_gpt.core.errors import RunFolderError, fault_words
 from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs.full_disk import KeptLines
@@ -68,10 +69,22 @@ def count_steps(step: int, heart: Heartbeat, came_boot_s: float | None = None) -
     return True
 
 
-def said_by(lines: LiveLines) -> Said:
-    """What a program that has ended printed that decides how it ended."""
-    failure = lines.end_failure
-    return Said(lines.planned, lines.limit, None if failure is None else End(failure.ended, failure.message))
+def said_by(lines: LiveLines, over: float | None = None) -> Said:
+    """What a program that has ended at `over`, by time.monotonic(), printed that decides how it ended."""
+    over = time.monotonic() if over is None else over
+    late = lines.end_failures()
+    sure = [each for each in late if each.how != "words"]
+    if not lines.has_steps:  # only a program that failed right before the end
+        programs = [each for each in sure if each.how == "program"]
+        last = [each for each in programs if each.moment is None or over - each.moment <= AT_ONCE_S]
+        sure = last or programs[-1:] or sure
+    first = next((each for each in sure if not each.failure.echo), sure[0] if sure else None)
+    words = (first or late[0]).failure.message if late else ""
+    if first is None:
+        return Said(lines.planned, lines.limit, note=words)
+    failed_s = None if first.moment is None else max(0.0, over - first.moment)
+    end = End(first.failure.ended, first.failure.message)
+    return Said(lines.planned, lines.limit, end, first.how == "program", failed_s, words)
 
 
 class LastLines:

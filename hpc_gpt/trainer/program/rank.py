@@ -10,29 +10,29 @@ import json
 import os
 import platform
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.end_policy import (
-    EXIT_0_BUT,
     OVER,
     STOP,
     End,
-    Said,
     end_for,
     first_reason,
     is_cancelled,
     limits_reached,
-    write_said,
 )
 from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.program_end import ProgramFacts, Said, end_of_program, facts_of, write_said
+from hpc_gpt.core.ends.state import EXIT_0_BUT
 from hpc_gpt.core.ends.what_next import end_left_over
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
@@ -184,13 +184,13 @@ class ForeignRank:
         if code and self._stop is None and is_cancelled(self._run, self._attempt):
             # Each process gets a signal of its own: a program that ends at once may end before this one hears.
             self._stop = Stop("terminated", True)
-        if code and self._stop is None:
+        if code and self._stop is None and not self._is_finished(code):
             return self._report_failure(code)
         if self._place.rank:
             # Another task that failed first would have this job's srun kill rank 0 before it has written the end.
             return 0
         end = self._end(code)
-        end = End(*self._seen_as_nan(end.ended, end.cause), end.node)
+        end = End(*self._seen_as_nan(end.ended, end.cause), end.node, end.note)
         write_end(self._run, self._attempt, end, self.step)
         return 1 if end.ended in ("error", "nan") or (end.cause or "").startswith(EXIT_0_BUT) else 0
 
@@ -306,11 +306,29 @@ class ForeignRank:
     def _end(self, code: int) -> End:
         """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes its own."""
         if self._stop is None:
-            return self.end_of_all()
+            return self.end_by(self._facts(code)) if code else self.end_of_all()
         target = f"the {self._resolved.train.steps} steps of a race's visit"
         end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm, target)
         how = self.unsaved(self._stop, code)
-        return End(end.ended, f"{end.cause}; {how}") if how else end
+        end = End(end.ended, f"{end.cause}; {how}") if how else end
+        if self._stop.reason == "target" or is_cancelled(self._run, self._attempt):
+            return end
+        facts = replace(self._facts(code), asked=end)
+        killed = facts.code == 128 + signal.SIGKILL and self._stop.reason == "walltime"
+        return self.end_by(replace(facts, at_limit=killed and facts.made_last))
+
+    def _is_finished(self, code: int) -> bool:
+        """Whether a signal that was not for the attempt ended the program after its last planned step."""
+        return self._facts(code).is_finished
+
+    def _facts(self, code: int) -> ProgramFacts:
+        return facts_of(self._attempt, code, self._resolved.train.steps, self.said())
+
+    def end_by(self, facts: ProgramFacts) -> End:
+        """The end of a program that exited with 0, or that was asked to end."""
+        end = end_of_program(facts)
+        assert end is not None
+        return end
 
     def _seen_as_nan(self, ended: str, cause: str | None) -> tuple[str, str | None]:
         """(class, cause) of an end; of a program that trained NaN up to it, that, unless another known end came."""

@@ -25,7 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached, write_said
+from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
+from hpc_gpt.core.ends.program_end import write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import descendants, send, start_time, stat_of
@@ -122,6 +123,8 @@ class ScriptWatch:
         self._began = start_time(body)
         self._files = [Follower(attempt.log), Follower(attempt.err)]
         self._lines = LiveLines(self._command.pattern)
+        if (attempt.folder / "trainer.json").exists():  # another watch has read the first lines
+            self._lines.moment = None
         before = read_stored_lines(attempt.metrics, _LAST_STEPS << 10)[-_LAST_STEPS:]
         written = [int(line["step"]) for line in before if line.get("step") is not None]
         self._resumed = self._report_start()
@@ -173,17 +176,20 @@ class ScriptWatch:
             self._look()
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
+        over = time.monotonic()
         self._find_elsewhere()
         until = time.monotonic() + _LAST_LINES_S
-        while _prints_last_lines(self._body) and time.monotonic() < until:
+        while self._prints_last_lines() and time.monotonic() < until:
             self._take_lines()
             time.sleep(_TURN_S)
         self._take_lines()
         self._log.settle(math.inf)
         self._log.keep_loss(0.0)
         with contextlib.suppress(RunFolderError):
-            said = said_by(self._lines)
-            write_said(self._attempt, 0, replace(said, failed=said.failed or self._trained_elsewhere()))
+            said = said_by(self._lines, over)
+            if (elsewhere := self._trained_elsewhere()) and (said.failed is None or not said.of_program):
+                said = replace(said, failed=elsewhere, of_program=True, failed_s=0.0)
+            write_said(self._attempt, 0, said)
         release_reserve(self._attempt)
         while self._hangs:  # the watchdog's thread ends this process
             threading.Event().wait()
@@ -195,6 +201,17 @@ class ScriptWatch:
             return start_time(self._body) == self._began and stat_of(self._body)[0] not in "ZX"
         except (OSError, IndexError):
             return False
+
+    def _prints_last_lines(self) -> bool:
+        """Whether a program of the script may print its last lines: a signal to the job has ended the script's shell,
+        and the program handles it, or its srun prints what ranks say. What a script leaves at its exit is ended."""
+        group = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _group_of(pid) == self._body]
+        if any(_comm(pid) == "srun" for pid in group):
+            return True
+        with contextlib.suppress(OSError, ValueError):
+            code = int((self._attempt.folder / ".code").read_text(encoding="utf-8"))
+            return bool(group) and code > 128
+        return bool(group)  # job.sh is about to write it
 
     def _trained_elsewhere(self) -> End | None:
         """The end of a script here that queued a job in place of training: some do if SLURM_JOB_ID is not set."""
@@ -216,8 +233,12 @@ class ScriptWatch:
     # --- its output
 
     def _take_lines(self) -> None:
+        now = time.monotonic()
         lines = [line for file in self._files for line in file.lines()]
+        if self._lines.moment == "now":
+            self._lines.moment = self._written_at()
         self._log.take(*lines)
+        self._lines.moment = now
         for line in lines:
             self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         for log, copy in self._copies:
@@ -231,6 +252,13 @@ class ScriptWatch:
             self._heart.at_total = self._log.at_total
         if grew:
             self._heart.heard(self._log.is_more)
+
+    def _written_at(self) -> float:
+        """When the output was last written to, by time.monotonic(): the script may have begun long before."""
+        ages = [0.0]
+        with contextlib.suppress(OSError):
+            ages.append(time.time() - max(path.stat().st_mtime for path in self._attempt.logs))
+        return time.monotonic() - max(ages)
 
     def _report_start(self) -> int:
         """Writes trainer.json once, and returns the step after which the attempt continues."""
@@ -377,14 +405,12 @@ def _comm(pid: int) -> str:
         return ""
 
 
-def _prints_last_lines(body: int) -> bool:
-    """Whether an srun of the script's process group lives: it prints what ranks say after a signal to the job, which
-    has ended the script's shell."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if os.getpgid(int(name)) == body and _comm(int(name)) == "srun":
-                return True
-    return False
+def _group_of(pid: int) -> int:
+    """The process group of a process that lives; 0 if there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        state, _, group, *_ = stat_of(pid)
+        return 0 if state in "ZX" else int(group)
+    return 0
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

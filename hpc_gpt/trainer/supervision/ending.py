@@ -36,7 +36,7 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     """Writes ended.json, with the wish for a requeue, and a line in the log. Called on rank 0."""
     requeue = asks_to_requeue(run, attempt, end)
     release_reserve(attempt)
-    attempt.write_ended(end.ended, end.cause, step, requeue)
+    attempt.write_ended(end.ended, end.cause, step, requeue, note=end.note)
     if requeue and attempt.ended().get("requeue"):
         # If their python dies, scripts of earlier versions look for this file, not for the key.
         with contextlib.suppress(OSError):

@@ -237,7 +237,8 @@ run_script() { # sets $rc to the script's exit code
   rc=$?
   echo "$rc" >"$attempt/.code" # the watch ends
   read -r ended _ </proc/uptime
-  printf '{"code": %d, "seconds": %d}\n' "$rc" $((${ended%.*} - ${began%.*})) >"$attempt/exit.json"
+  each=$(sort -un "$attempt/.signals/shell" 2>/dev/null | paste -sd, -)
+  printf '{"code": %d, "seconds": %d, "signals": [%s]}\n' "$rc" $((${ended%.*} - ${began%.*})) "$each" >"$attempt/exit.json"
   each=$((last_s < 10 ? last_s : 10))
   [ -e "$attempt/trainer.json" ] || each=60 # a short script: its watch has not begun
   within "$each" tail --pid="$keeper" -f /dev/null
@@ -259,6 +260,7 @@ is_near_the_limit() { # whether a signal to this shell alone is the one that thi
 }
 # shellcheck disable=SC2317,SC2329
 pass_on() { # pass_on NUMBER: a signal of this shell goes to those who would have got it from sbatch's own, and did not
+  echo "$1" 2>/dev/null >>"$attempt/.signals/shell"
   if [ "$1" = 15 ]; then
     be_in_time
     trap "pass_on 15" 15
@@ -533,6 +535,7 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "signal_lead_s": null,
   "max_gpu_hours": null,
   "retry_pause_s": 30,
+  "retry_after_exit_0": false,
   "preflight": false,
   "spare_nodes": 0,
   "sbatch": [],

@@ -67,6 +67,11 @@ class Tracebacks:
         return bool(self._open)
 
     @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    @property
     def skips_indented(self) -> bool:
         """Whether an indented line changes nothing, but for the LAST_FRAME: no label hides its indent, no message is
         missing."""

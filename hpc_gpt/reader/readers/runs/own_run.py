@@ -328,6 +328,8 @@ def _add_attempts(
         cause = submissions[-1].get("refused")
     where = _source_of_state(run_state)
     draft.set("ended", state, where)
+    if state == "done" and last and (note := _text(last.ended.get("note"))):
+        draft.flag(note)
     draft.set("cause", _since(steps, number, state, _text(cause)), where)
     draft.set("attempts", _attempt_tables(run, attempts, run_state, steps), "attempts/*/")
     folder = f"attempts/{number}"
@@ -392,6 +394,7 @@ def _attempt_tables(
             ),
             "first_step": int(read.steps["step"][0]) if len(read.steps) else None,
             "last_step": int(read.steps["step"][-1]) if len(read.steps) else None,
+            "note": _text(read.ended.get("note")),
             "node": _text(read.ended.get("node")),
             "node_list": _text(read.started.get("node_list")),
             "tenth_step_s": _figure(read.measured.get("tenth_step_s")),

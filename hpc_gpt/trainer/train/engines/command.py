@@ -14,8 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.core.ends.end_policy import End, Said, end_by_steps, is_cancelled, read_said
+from hpc_gpt.core.ends.end_policy import End, is_cancelled
 from hpc_gpt.core.ends.failures import VAGUE
+from hpc_gpt.core.ends.program_end import Said, facts_of, read_said
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.process import descendants, die_with_parent, is_alive, send, start_time
@@ -73,6 +74,7 @@ class CommandRank(ForeignRank):
             None if self._command.stop_signal == "none" else signal.Signals[f"SIG{self._command.stop_signal}"]
         )
         self._lead_s = self._resolved.job.signal_lead_s or _LEAD_S
+        self._said: Said | None = None
         self._asked_at = 0.0
         self._killed = False
         # {pid: start time} of the program's processes, and when they were last looked for.
@@ -272,7 +274,8 @@ class CommandRank(ForeignRank):
         super().quit()
 
     def said(self) -> Said:
-        return said_by(self._lines)
+        self._said = self._said or said_by(self._lines)  # by when the program ended
+        return self._said
 
     def failure(self, code: int) -> tuple[str, str, bool]:
         ended, cause, lost_peer = self._failure(code)
@@ -293,9 +296,8 @@ class CommandRank(ForeignRank):
 
     def end_of_all(self) -> End:
         """By the steps of all tasks: an exit code of 0 alone does not mean that it has finished."""
-        said = read_said(self._attempt)
-        said = replace(said, limit=said.limit or self._near_limit())
-        return end_by_steps(self._attempt, self._resolved.train.steps, said)
+        facts = facts_of(self._attempt, 0, self._resolved.train.steps, read_said(self._attempt))
+        return self.end_by(replace(facts, near_limit=self._near_limit()))
 
     def _near_limit(self) -> str:
         """That the program ended by itself because the job's time limit is near; empty if it is not."""

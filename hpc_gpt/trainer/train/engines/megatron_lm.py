@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.core.ends.end_policy import SIGNALS, STOP, End, end_of_exit_0
+from hpc_gpt.core.ends.end_policy import SIGNALS, STOP, End
+from hpc_gpt.core.ends.program_end import Said, facts_of
 from hpc_gpt.core.engines.base.megatron_program import (
     PROGRAM,
     check_checkout,
@@ -124,7 +126,8 @@ class MegatronRank(ForeignRank):
 
     def end_of_all(self) -> End:
         limit = self._lines.find(_LIMIT)
-        return end_of_exit_0(self.step, self._resolved.train.steps, 0, limit[1] if limit else "")
+        said = Said(limit=limit[1] if limit else "")
+        return self.end_by(replace(facts_of(self._attempt, 0, self._resolved.train.steps, said), spacing=0))
 
     def unsaved(self, stop: Stop, code: int) -> str:
         if stop.save and (not code or self._has_saved()):

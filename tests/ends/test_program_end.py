@@ -1,0 +1,154 @@
+"""How a program that is not ours ended: a table of facts and ends, without a process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.ends.end_policy import End
+from hpc_gpt.core.ends.program_end import ProgramFacts, Said, at_limit, end_of_program, facts_of, read_said, write_said
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.made_runs import add_attempt
+
+RAISED = End("user_error", "ImportError: no name x")
+SURE = Said(failed=RAISED, of_program=True, failed_s=0.3, note=RAISED.cause or "")
+HANDLED = Said(failed=RAISED, of_program=True, failed_s=9.0, note=RAISED.cause or "")
+EXIT_7 = Said(failed=End("error", "task 0: Exited with exit code 7"), failed_s=0.3, note="task 0: Exited")
+WORDS = Said(note="No space left on device")
+OWN = Said(limit="exiting program after 1180 minutes")
+BOTH = Said(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
+USR1 = "--signal sent USR1 before the time limit"
+ASKED = End("walltime", "SIGUSR2: the time limit is near")
+
+
+@pytest.mark.parametrize(
+    ("facts", "ended", "words"),
+    [
+        # exit code 0: the last planned step
+        ({"step": 500, "planned": 500, "spacing": 1}, "done", "500 of 500 steps"),
+        ({"step": 499, "planned": 500, "spacing": 1}, "done", "500 of 500 steps"),  # counted from 0
+        ({"step": 1000, "planned": 1200, "spacing": 500}, "done", "1,200 of 1,200 steps"),  # no line after the last
+        ({"step": 500, "planned": 500, "said": OWN}, "done", "500 of 500 steps"),
+        ({"step": 500, "planned": 500, "stepped": True, "said": SURE}, "done", "500 of 500 steps"),  # at its exit
+        ({"step": 499, "planned": 500, "spacing": 1, "stepped": True, "said": SURE}, "done", "500 of 500 steps"),
+        # (a) a sure failure after steps, of a total that is not reached or not known
+        ({"step": 3, "stepped": True, "said": SURE}, "user_error", "exit code 0, but ImportError: no name x"),
+        ({"step": 3, "planned": 9, "stepped": True, "said": SURE}, "user_error", "exit code 0, but ImportError"),
+        ({"step": 3, "stepped": True, "said": EXIT_7}, "error", "exit code 0, but task 0: Exited with exit code 7"),
+        ({"step": 3, "stepped": True, "said": HANDLED}, "user_error", "exit code 0, but ImportError"),
+        # (b) before any step, the failure of a program right before the end
+        ({"said": SURE}, "user_error", "exit code 0, but ImportError: no name x"),
+        ({"said": SURE, "step": 5}, "user_error", "exit code 0, but ImportError: no name x"),  # of a checkpoint
+        ({"said": HANDLED}, "done", "its log has no lines of steps"),
+        ({"said": HANDLED, "ran_s": 4.0}, "user_error", "exit code 0, but ImportError: no name x"),
+        ({"said": Said(failed=RAISED, of_program=True), "ran_s": 9.0}, "done", "no lines of steps"),
+        ({"said": Said(failed=RAISED, of_program=True), "ran_s": 4.0}, "user_error", "exit code 0, but ImportError"),
+        ({"said": EXIT_7, "ran_s": 1.0}, "done", "its log has no lines of steps"),
+        # (c) a known total that is not reached
+        ({"step": 5, "planned": 500_000, "spacing": 1}, "error", "ends by itself at 5 of 500,000 steps"),
+        ({"planned": 500}, "error", "ends by itself at 0 of 500 steps, with exit code 0"),
+        ({"planned": 500, "said": HANDLED}, "error", "ends by itself at 0 of 500 steps"),
+        ({"step": 5, "planned": 9, "stepped": True, "said": WORDS}, "error", "ends by itself at 5 of 9 steps"),
+        # else done, with words as a note
+        ({}, "done", "exit code 0, its log has no lines of steps"),
+        ({"step": 5, "stepped": True}, "done", "after step 5; how many steps it is to make is not known"),
+        ({"step": 5, "stepped": True, "said": WORDS}, "done", "exit code 0, after step 5"),
+        # limits: the program's own words are sure, a time that fits is not
+        ({"step": 5, "planned": 500_000, "said": OWN}, "walltime", "1180 minutes, at 5 of 500,000 steps"),
+        ({"step": 5, "stepped": True, "said": OWN}, "walltime", "1180 minutes, after step 5"),
+        ({"said": OWN}, "done", "no lines of steps"),
+        ({"step": 5, "stepped": True, "said": BOTH}, "user_error", "exit code 0, but ImportError"),
+        ({"step": 5, "planned": 9, "near_limit": "the time limit is near"}, "walltime", "the time limit is near, at 5"),
+        ({"step": 5, "stepped": True, "near_limit": "the time limit is near"}, "done", "exit code 0, after step 5"),
+        # the script's own --signal
+        ({"signal": USR1, "heard": True}, "walltime", f"{USR1}, exit code 0"),
+        ({"signal": USR1, "heard": True, "code": 9}, "walltime", f"{USR1}, exit code 9"),
+        ({"signal": USR1, "heard": False}, "done", "no lines of steps"),
+        ({"signal": USR1, "heard": False, "code": 1}, None, ""),
+        ({"signal": USR1, "heard": False, "step": 5, "planned": 9}, "error", "ends by itself at 5 of 9 steps"),
+        ({"signal": USR1}, "done", "no lines of steps"),
+        ({"signal": USR1, "step": 5, "planned": 9}, "walltime", f"{USR1}, at 5 of 9 steps"),
+        ({"signal": USR1, "step": 9, "planned": 9, "heard": True}, "done", "9 of 9 steps"),
+        ({"signal": USR1, "code": 1}, "walltime", f"{USR1}, exit code 1"),
+        ({"signal": USR1, "code": 1, "said": EXIT_7}, "walltime", f"{USR1}, exit code 1"),
+        ({"signal": USR1, "code": 1, "said": SURE}, None, ""),
+        # signals and other exit codes, after the last planned step and before
+        ({"step": 60, "planned": 60, "code": 143}, "done", "60 of 60 steps; exit code 143"),
+        ({"step": 60, "planned": 60, "code": 130}, "done", "60 of 60 steps; exit code 130"),
+        ({"step": 60, "planned": 60, "code": 137, "at_limit": True}, "done", "60 of 60 steps; the time limit ended it"),
+        ({"step": 60, "planned": 60, "code": 143, "said": WORDS}, "done", "60 of 60 steps; exit code 143"),
+        ({"step": 60, "planned": 60, "code": 143, "said": SURE}, None, ""),
+        ({"step": 60, "planned": 60, "code": 137}, None, ""),
+        ({"step": 60, "planned": 60, "code": 1}, None, ""),
+        ({"step": 935, "planned": 936, "spacing": 1, "code": 143}, None, ""),
+        ({"step": 3, "planned": 936, "code": 143}, None, ""),  # of a second epoch
+        ({"step": 60, "code": 143}, None, ""),
+        ({"step": 5, "planned": 60, "code": 137, "at_limit": True}, None, ""),
+        # what it was asked
+        ({"step": 5, "planned": 60, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),
+        ({"step": 5, "planned": 60, "code": 143, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),
+        ({"step": 59, "planned": 60, "spacing": 1, "asked": ASKED}, "walltime", "SIGUSR2"),
+        ({"step": 60, "planned": 60, "asked": ASKED}, "done", "60 of 60 steps"),
+        ({"step": 60, "planned": 60, "code": 143, "asked": ASKED}, "done", "60 of 60 steps; exit code 143"),
+        ({"step": 60, "planned": 60, "code": 1, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_program_by_its_facts(facts, ended, words) -> None:
+    end = end_of_program(ProgramFacts(**facts))
+    assert (None if end is None else end.ended) == ended
+    assert words in str(end and end.cause)
+
+
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        ({"said": WORDS}, "exit code 0, but its log says No space left on device"),
+        ({"said": HANDLED}, "exit code 0, but its log says ImportError: no name x"),
+        ({"said": SURE, "step": 9, "planned": 9}, "exit code 0, but its log says ImportError: no name x"),
+        ({"said": WORDS, "step": 9, "planned": 9, "code": 143}, "exit code 143, but its log says No space left"),
+        ({"signal": USR1}, f"exit code 0, but {USR1}"),
+        ({"signal": USR1, "heard": False}, None),
+        ({"near_limit": "the time limit is near"}, "exit code 0, but the time limit is near"),
+        ({"near_limit": "the time limit is near", "step": 9, "planned": 9}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_guessed_is_a_note_beside_done(facts, note) -> None:
+    end = end_of_program(ProgramFacts(**facts))
+    assert end is not None
+    assert end.ended == "done"
+    assert (end.note or "").startswith(note or "")
+    assert bool(end.note) is bool(note)
+
+
+def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    attempt = add_attempt(run, [], None)
+    assert read_said(attempt) == Said()
+    write_said(attempt, 0, EXIT_7)
+    write_said(attempt, 1, Said(planned=9, limit="its limit"))
+    write_said(attempt, 2, SURE)
+    said = read_said(attempt)
+    assert (said.planned, said.limit, said.failed, said.of_program, said.failed_s) == (
+        9,
+        "its limit",
+        RAISED,
+        True,
+        0.3,
+    )
+    (attempt.folder / "exit.json").write_text('{"code": 143, "seconds": 3}')
+    attempt.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in (6, 8, 9, 2)))
+    facts = facts_of(attempt, -15, 0, said)
+    assert (facts.code, facts.step, facts.stepped, facts.planned, facts.ran_s) == (143, 2, True, 9, 4.0)
+    assert facts.spacing == 0, "a next epoch began"
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "ended"), [(9, Said(), "done"), (8, Said(), "walltime"), (9, SURE, "walltime")]
+)
+def test_the_time_limit_after_the_last_planned_step(tmp_path: Path, step: int, said: Said, ended: str) -> None:
+    attempt = add_attempt(RunFolder(tmp_path), [], None)
+    attempt.metrics.write_text(json.dumps({"step": step, "steps_planned": 9}) + "\n")
+    write_said(attempt, 0, said)
+    assert at_limit(attempt, 0, "walltime", "the time limit ended it")[0] == ended
+    assert at_limit(attempt, 0, "cancelled", "x") == ("cancelled", "x")
