@@ -46,6 +46,8 @@ _DAMAGED = (
     "the file was cut off or is none of this kind: copy or download it again (a few hundred bytes are a git-lfs pointer),"
     " or resume an older checkpoint"
 )
+_NEWER_FILE = "a newer version of the library wrote the file: install that version (pip install -U tokenizers transformers)"
+_UNFINISHED = "the checkpoint was never finished: resume an earlier one, and remove or rename this one"
 _PICKLED = "torch 2.6 and later load weights only: torch.load(…, weights_only=False) for a file that you trust"
 _DISK = (
     "the file system did not answer or was taken away: see whether the node still has it (df), and report it; if it is"
@@ -76,7 +78,7 @@ _FORK = "start data workers by spawn (multiprocessing_context='spawn'), or touch
 
 # What shows that a line reports a failure, before the words that say which one; and that it does not.
 _REPORTS = (
-    r"(?:(?:(?<![^\s\]])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
+    r"(?:(?:(?<![^\s\]:])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?:\([\w.]{1,80}\))?"
     r"|\b(?:[Ee]rror|[Ff]atal|[Ff]ailure|[Ff]ailed|FAILED)|Warning: CUDA initialization)(?=:)"
     r"|\b(?:ERROR|FATAL|CRITICAL|NCCL WARN|Cuda failure)(?=[\]: ])|what\(\):)"
 )
@@ -224,9 +226,10 @@ DIALECT = Dialect(
             says="can't start new thread | [Errno 11] Resource temporarily unavailable",
             line="pthread_create failed for thread"),
         *failure_family("host_memory", _SHM,
-            says=("No space left on device: '/dev/shm | while creating shared memory segment | "
+            says=("No space left on device: '/dev/shm | "
             "posix_fallocate failed | unable to mmap | unable to open shared memory object | "
-            "unable to write to file </torch_ | out of shared memory")),
+            "unable to write to file </torch_ | out of shared memory"),
+            line="Error while creating shared memory segment | failed to extend /dev/shm"),
         *failure_family("error", _COLLECTIVE,
             says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
         # --- names and interfaces of the network between the nodes, then the world outside
@@ -256,7 +259,9 @@ DIALECT = Dialect(
             "cannot find the requested files in the | all connection attempts failed | "
             "connection to …huggingface.co timed out"), line="could not resolve host:"),
         *failure_family("user_error", _NO_INTERNET, line="thrown while requesting", echo=True),
-        # --- files that are damaged
+        # --- files that are damaged, of another version, or not whole
+        *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),
+        *failure_family("data", _UNFINISHED, says="No such file or directory: '…/.metadata'"),
         *failure_family("user_error", _PICKLED, says="Weights only load failed | WeightsUnpickler error"),
         *failure_family("data", _DAMAGED,
             raised_as="UnpicklingError BadZipFile BadGzipFile LZMAError ArrowInvalid UnidentifiedImageError",

@@ -40,6 +40,11 @@ def _gib(regex: re.Pattern[str], message: str) -> float:
 DIALECT = Dialect(
     name="memory_exhausted",
     patterns=(
+        # Ray's, of the host; its next line has the node's address
+        failure("host_memory", "running low on memory", raised("OutOfMemoryError", "node running low on memory")),
+        failure("host_memory", "NODE_OUT_OF_MEMORY", r"(?P<words>.{0,200}\bNODE_OUT_OF_MEMORY\b.{0,200})"),
+        failure("host_memory", "Memory on the node (IP: ",
+            r"(?P<words>Memory on the node \(IP: (?P<node>\d{1,3}(?:\.\d{1,3}){3}).{0,300})"),
         failure("gpu_memory", "OutOfMemoryError", raised(r"OutOfMemoryError")),
         failure("gpu_memory", "out of memory",
             r"(?P<words>(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"

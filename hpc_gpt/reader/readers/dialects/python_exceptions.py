@@ -79,6 +79,8 @@ DIALECT = Dialect(
             raised("BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
             "|CancelledError|ProcessExitedException|ProcessRaisedException")),
         echo("error", "Exception", raised("ProcessExitedException|ProcessRaisedException")),
+        # torch's, which has the exceptions of the ranks below it
+        echo("error", "CheckpointException ranks:", raised("CheckpointException", "CheckpointException ranks:")),
         echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),
         echo("cancelled", "rror", raised(ANY_NAME, r"is killed by signal: (?:Terminated|Interrupt)")),
     ),

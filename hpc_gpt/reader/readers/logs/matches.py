@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.readers.dialects import dialects
+from hpc_gpt.reader.readers.logs.mentions import only_mentions
 from hpc_gpt.reader.readers.pattern import STEP_FIELDS, Dialect, Pattern, scaled
 
 LONGEST_TEXT = 1000  # characters of a value
@@ -86,12 +87,19 @@ def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found
     found = [(match, each) for each in first for match in each.regex.finditer(line)]
     if not found:
         found = [(match, each) for each in wanted if each.dialect.last_resort for match in each.regex.finditer(line)]
+    if any(each.pattern.kind in ("failure", "end") for _, each in found):
+        found = [pair for pair in found if not _is_mention(line, *pair)]
     steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
     if not steps:
         return found
     # A line of steps is of one dialect: the one whose match begins first, then the longest.
     _, winner = min(steps, key=lambda pair: (pair[0].start(), -pair[0].end()))
     return [pair for pair in found if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
+
+
+def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
+    """Whether the match is a failure or an end that the line only mentions."""
+    return rule.pattern.kind in ("failure", "end") and only_mentions(line, rule.pattern.literal, match.start())
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:

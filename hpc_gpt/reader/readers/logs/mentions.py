@@ -1,0 +1,38 @@
+"""Lines that name a failure or an end and report none: environment dumps, printed source code, and advice."""
+
+import re
+
+# A variable with its value, as `env`, `export -p` and `declare -x` print it. A logger's line of `key=value` has a level.
+_VARIABLE = re.compile(r"^\s{0,8}(?:export |declare -x )?[A-Za-z_]\w{0,80}=(?!.{0,400}\blevel=)")
+# A quoted string with a placeholder, as source code has it before it is filled in.
+_TEMPLATE = re.compile(r"""(?P<quote>["'])[^"'\n]{0,400}?\{[A-Za-z_][^{}"'\n]{0,80}\}[^"'\n]{0,400}?(?:(?P=quote)|$)""")
+# What the words before and after say of something that has not happened. An exception's or an error's line does report.
+_REPORTS = re.compile(r"(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL)\b")
+_BEFORE = re.compile(
+    r"(?i)\b(?:(?:to|will|would|can|may|might|could|should|helps?) (?:help )?(?:to )?(?:avoid|prevent|reduce|cause|lead to)"
+    r"|avoids|avoiding|prevents|preventing|in case of|the risk of|without|if you (?:see|get|hit|face|run into|encounter))"
+    r" (?:[\w-]{1,20} ){0,4}$"
+)
+_AFTER = re.compile(r"(?i)[^.:;\n]{0,60}?\b(?:is|are|was|were|be) (?:avoided|prevented|unlikely|handled|ignored)\b")
+
+
+def only_mentions(line: str, literal: str, start: int) -> bool:
+    """Whether a line only mentions a failure whose pattern matches from `start` on and needs the text `literal`.
+
+    >>> only_mentions("_CUDA_COMPAT_STATUS=System has unsupported display driver", "unsupported display driver", 0)
+    True
+    >>> only_mentions("  print(f'CUDA out of memory at {step}')", "out of memory", 9)
+    True
+    >>> only_mentions("CUDA out of memory is avoided by checkpointing", "out of memory", 0)
+    True
+    >>> only_mentions("RuntimeError: CUDA out of memory. Try {a} to avoid fragmentation", "out of memory", 0)
+    False
+    """
+    place = line.find(literal, start)
+    if (variable := _VARIABLE.match(line)) and place >= variable.end():
+        return True
+    if any(text.start() < place < text.end() for text in _TEMPLATE.finditer(line)):
+        return True
+    if _REPORTS.search(line, 0, place):
+        return False
+    return bool(_BEFORE.search(line, 0, place) or _AFTER.match(line, place + len(literal)))
