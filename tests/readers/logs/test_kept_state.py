@@ -95,7 +95,7 @@ def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: py
     assert read_log(log).bytes >= len(LOG)
 
 
-def test_a_process_whose_files_were_edited_since_keeps_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_readers_keep_for_their_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = []
     for imported in (kept._IMPORTED, 0.0, 0.0):
         monkeypatch.setattr(kept, "_IMPORTED", imported)
