@@ -279,7 +279,7 @@ def test_a_credential_is_linked_unless_git_tracks_it(tmp_path: Path, has_git: bo
         assert (copy / name).is_symlink() == (name in linked)
     assert (copy / ".env").readlink() == folder / ".env"
     resolved = replace(resolve_command(), command=Command(run="x", workdir=str(folder)))
-    (line,) = [line for line in work.describe_copy(resolved, archive) if "credential" in line]
+    (line,) = [line for line in work.describe_copy(resolved, archive) if "looks like a credential" in line]
     assert line.startswith(f"linked to {folder}, not copied, as it looks like a credential and git does not track it: ")
 
 
