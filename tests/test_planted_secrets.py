@@ -217,7 +217,7 @@ def holding(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_secret_that_a_user_says_is_refused_or_kept_nowhere(planted: Path, name: str, monkeypatch) -> None:
+def test_a_secret_of_a_user_is_refused_or_kept_nowhere(planted: Path, name: str, monkeypatch) -> None:
     place = PLACES[name]
     for file, text in place.files.items():
         (planted / "given" / file).parent.mkdir(parents=True, exist_ok=True)

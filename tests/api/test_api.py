@@ -64,7 +64,7 @@ def test_nothing_heavy_is_imported_and_the_process_is_unchanged(tmp_path, capfd,
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_second_submission_of_a_process_gets_what_was_edited_since(tmp_path, monkeypatch):
+def test_a_second_submission_gets_what_was_edited_since(tmp_path, monkeypatch):
     make_stand_ins(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)

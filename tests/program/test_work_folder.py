@@ -296,7 +296,7 @@ def test_the_archive_is_as_closed_as_its_most_closed_file(tmp_path: Path, umask:
     assert oct((to / work.WORK_ARCHIVE).stat().st_mode & 0o777) == oct(wanted)
 
 
-def test_the_sum_is_of_the_files_alone_and_that_of_earlier_versions(folder: Path, tmp_path: Path) -> None:
+def test_the_sum_is_of_the_files_as_in_earlier_versions(folder: Path, tmp_path: Path) -> None:
     first = work.take_work(str(folder)).sha256
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:  # as it was written before
@@ -337,9 +337,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("has_git", [True, False])
-def test_what_looks_like_a_credential_is_linked_unless_git_tracks_it(
-    tmp_path: Path, has_git: bool, monkeypatch
-) -> None:
+def test_a_credential_is_linked_unless_git_tracks_it(tmp_path: Path, has_git: bool, monkeypatch) -> None:
     folder = tmp_path / "mine"
     for name, text in (CREDENTIALS | OTHERS | {"tests/tracked.pem": "x"}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -363,7 +361,7 @@ def test_what_looks_like_a_credential_is_linked_unless_git_tracks_it(
         assert (copy / name).is_symlink() == (name in linked)
     assert (copy / ".env").readlink() == folder / ".env"
     resolved = replace(resolve_command(), command=Command(run="x", workdir=str(folder)))
-    (line,) = [line for line in work.describe_copy(resolved, archive) if "credential" in line]
+    (line,) = [line for line in work.describe_copy(resolved, archive) if "looks like a credential" in line]
     assert line.startswith(f"linked to {folder}, not copied, as it looks like a credential and git does not track it: ")
 
 

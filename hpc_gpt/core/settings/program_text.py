@@ -132,7 +132,7 @@ def without_secret_comments(text: str) -> str:
     return "\n".join(lines)
 
 
-def check_text(path: Path, text: str) -> None:
+def check_file_text(path: Path, text: str) -> None:
     """ConfigError if a line of an experiment's file, as of a row that is not asked for, holds what looks like a secret.
     A variable and a name in braces are none."""
     for number, line in enumerate(text.splitlines(), 1):

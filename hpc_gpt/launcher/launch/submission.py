@@ -28,7 +28,7 @@ from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.runs.unpack import CODE_KEY
 from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
 from hpc_gpt.core.secrets import hide_words, is_secret
-from hpc_gpt.core.settings.program_text import check_text
+from hpc_gpt.core.settings.program_text import check_file_text
 from hpc_gpt.core.settings.requirements import check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows, runs_program
@@ -205,7 +205,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     """
     check_path(logs)
     for path, text in {row.file: row.text for row in rows if row.file is not None}.items():
-        check_text(path, text)
+        check_file_text(path, text)
     for row in rows:
         check_values(row.resolved)
     cluster = rows[0].resolved.cluster
