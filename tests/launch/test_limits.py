@@ -118,15 +118,16 @@ def test_a_limit_that_is_used_up_allows_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "expected"),
+    ("partition", "qos", "expected"),
     [
-        ("gpu", []),  # two of the nine of user and partition
-        ("cpu", [("MaxSubmitJobs of user {user} in account a is 1, 4 are there", True)]),
-        ("big", [("MaxSubmitJobsPerUser of QOS large is 3, 3 are there", True)]),
-        ("gpu,cpu", [("MaxSubmitJobs of user {user} in account a is 1, 4 are there", False)]),
+        ("gpu", "normal", []),  # two of the nine of user and partition
+        ("cpu", None, [("MaxSubmitJobs of user {user} in account a is 1, 4 are there", True)]),
+        ("big", "over", [("MaxSubmitJobsPerUser of QOS over is 0, 0 are there", True)]),
+        ("big", None, [("MaxSubmitJobsPerUser of QOS large is 3, 3 are there", True)]),
+        ("gpu,cpu", None, [("MaxSubmitJobs of user {user} in account a is 1, 4 are there", False)]),
     ],
 )
-def test_which_limit_of_jobs_counts_is_slurms_choice(tmp_path, monkeypatch, partition, expected) -> None:
+def test_which_limit_of_jobs_counts_is_slurms_choice(tmp_path, monkeypatch, partition, qos, expected) -> None:
     user = getpass.getuser()
     rows = {
         "squeue": [f"PENDING|{user}|a|normal|{name}" for name in ("gpu", "gpu", "cpu", "big", "big", "big")],
@@ -137,6 +138,7 @@ def test_which_limit_of_jobs_counts_is_slurms_choice(tmp_path, monkeypatch, part
         # A site's banner, and a field more than asked for.
         "sacctmgr": [
             "*** maintenance on Monday ***", f"{user}||1|||normal|x", f"{user}|gpu|9|||normal|x", "normal||||",
+            "over|DenyOnLimit,OverPartQOS|0|||",
             "large||3|||",
         ],
     }  # fmt: skip
@@ -144,6 +146,6 @@ def test_which_limit_of_jobs_counts_is_slurms_choice(tmp_path, monkeypatch, part
         put(tmp_path / "bin" / name, "#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "bin" / "squeue"))
-    row = asked(job__account="a", job__partition=partition)
+    row = asked(job__account="a", job__partition=partition, job__qos=qos)
     found = [(limit.name, limit.refuses) for limit in limits_met([row], tmp_path / "logs") if limit.check == "jobs"]
     assert found == [(f"jobs in the queue ({name.format(user=user)})", refuses) for name, refuses in expected]

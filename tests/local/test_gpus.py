@@ -92,7 +92,7 @@ def test_a_gpu_is_locked_by_its_uuid_whatever_cuda_is_told(tmp_path, monkeypatch
     assert gpus.choice(asks=False) == {}
 
 
-def test_an_instance_and_its_gpu_exclude_each_other_two_instances_do_not() -> None:
+def test_an_instance_excludes_its_gpu_not_another_instance() -> None:
     whole, one, two = {"0": A}, {"MIG-c": f"{A} {MIG}"}, {"MIG-d8": f"{A} MIG-d8"}
     first, second = take("r", 1, one)[0], take("s", 1, two)[0]
     assert (first.names, second.names) == (["MIG-c"], ["MIG-d8"])
@@ -117,7 +117,7 @@ def test_an_instance_and_its_gpu_exclude_each_other_two_instances_do_not() -> No
         ("", "exit 3", "nvidia-smi ended with exit code 3"),
     ],
 )
-def test_gpus_that_are_not_known_are_refused_unless_they_are_named(tmp_path, monkeypatch, capfd, rows, then, words):
+def test_gpus_that_are_not_known_are_refused(tmp_path, monkeypatch, capfd, rows, then, words):
     smi(tmp_path, monkeypatch, rows, then)
     monkeypatch.setattr(gpus, "_PATIENCE_S", 0.4)
     monkeypatch.setattr(provenance.ask_gpus, "__defaults__", (0.2,))

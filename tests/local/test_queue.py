@@ -87,7 +87,7 @@ def test_a_run_waits_for_taken_gpus_until_their_holder_is_killed(gpus, submit):
 
 
 @pytest.mark.long
-def test_a_run_is_refused_while_it_is_not_known_which_gpus_there_are(gpus, submit, tmp_path, rank_template):
+def test_a_run_is_refused_while_its_gpus_are_not_known(gpus, submit, tmp_path, rank_template):
     put(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'X, 1, 1, 1, GPU-b'; echo 'GPU is lost'; exit 15\n")
     gpus(None)
     refused = in_process("submit", *SMALL, "--template", rank_template(RANK))

@@ -156,7 +156,7 @@ def _limits_of_user(resolved: Resolved, cluster: str, chosen: str | None) -> Ite
     limits = {row[0]: row[1:] for row in _sacctmgr("qos", columns=("Name", "Flags", *_OF_QOS))}
     of_partition = partitions.get(asked[0], "") if asked else ""
     in_turn = [of_partition, job_qos]
-    if "overpartqos" in (limits.get(job_qos) or [""])[0].lower():
+    if "OverPartQOS" in (limits.get(job_qos) or [""])[0].split(","):
         in_turn.reverse()
     ruled = set[str]()  # by a QOS
     for name, kind in ((name, kind) for name in in_turn if name in limits for kind in _OF_QOS):

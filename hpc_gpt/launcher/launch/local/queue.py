@@ -103,7 +103,7 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
 
     if not run.attempts():
         awaited = dependencies(resolved, run.path.parents[1])
-        is_slurm = any(other.resolved().cluster.scheduler == "slurm" for _, other in awaited)
+        is_slurm = any(line.get("scheduler") == "slurm" for _, other in awaited for line in other.submissions())
         while words := _unmet_of(resolved, awaited):
             note(words)
             time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
