@@ -35,7 +35,7 @@ from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, j
 from hpc_gpt.launcher.launch.local import gpus
 from hpc_gpt.launcher.launch.local.controller import goes_on, run_attempt
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, until_over
-from hpc_gpt.launcher.watch.status import read_status
+from hpc_gpt.launcher.watch.status import RunStatus, read_status
 
 # Without their room, as the code of a run of an earlier version has them, too.
 QUEUE = "hpc_gpt.launch.local.queue"
@@ -63,11 +63,16 @@ def unmet(resolved: Resolved, logs: Path) -> str:
     for well, run in dependencies(resolved, logs):
         (status,) = read_status([run])
         if not status.is_known_over:
-            return f"waits for run {run.run_id}, which is {status.state}"
+            return _waits_for(run, status)
         if well and status.state not in GOOD:
             words = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
             raise JobRefused(words, "afterany starts after any end")
     return ""
+
+
+def _waits_for(run: RunFolder, status: RunStatus) -> str:
+    gone = f" as process {status.removed_pid}, though its folder was removed" if status.removed_pid is not None else ""
+    return f"waits for run {run.run_id}, which is {status.state}{gone}"
 
 
 def look_for_turn(
@@ -93,7 +98,7 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
     if not run.attempts():
         for _, other in dependencies(resolved, run.path.parents[1]):
             for (status,) in until_over([other]):
-                note(f"waits for run {other.run_id}, which is {status.state}")
+                note(_waits_for(other, status))
         unmet(resolved, run.path.parents[1])
     may_have = gpus.choice_in(os.environ)
     with gpus.place_in_queue(run.run_id) if gpus.needed(resolved, may_have) else nullcontext("") as place:
