@@ -59,7 +59,7 @@ def removed():
         process.kill()
 
 
-def test_a_run_whose_folder_was_removed_is_named_with_its_process_and_can_be_cancelled(removed):
+def test_a_run_without_a_folder_is_named_and_cancelled(removed):
     run, process = removed
     other = unsubmitted_run(job__dependency=f"afterany:{run.run_id}")
     words = (

@@ -56,7 +56,7 @@ def test_a_script_has_the_environment_as_it_was_given(tmp_path: Path, by: str) -
 
 
 @pytest.mark.parametrize("name", ["KILL", "TERM", pytest.param("SEGV", marks=pytest.mark.long)])
-def test_bashs_words_on_a_script_that_a_signal_ends_are_not_in_its_output(tmp_path: Path, name: str) -> None:
+def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.slurm").write_text(
         f"#!/bin/bash\n#SBATCH -N 1 -o out.txt\necho said\nulimit -c 0\nkill -{name} $$\n"
     )
