@@ -61,7 +61,8 @@ def _cancel(runs: Sequence[RunFolder], yes: bool, as_json: bool, done: list[dict
             say(f"{run.run_id}: {outcome}", err=True)
         else:
             say(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
-            click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
+            if row.removed_pid is None:
+                click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
         own = None if job_id == IN_QUEUE else job_id
         done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": own,
                      "words": outcome})  # fmt: skip

@@ -17,7 +17,7 @@ from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.runs.disk_space import free_bytes
-from hpc_gpt.core.runs.find_runs import find_runs, no_runs, singles_out
+from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
@@ -80,7 +80,7 @@ def status(
     opened = opened or any(singles_out(name) for name in names)
 
     def chosen() -> list[RunFolder]:
-        runs = find_runs(names, logs)
+        runs = find_runs(names, logs) + ([] if names else [RunFolder(path) for path in sorted(removed_runs(logs))])
         return runs if show_all or names else [run for group in by_sweep(runs)[-20:] for run in group]
 
     runs = chosen()

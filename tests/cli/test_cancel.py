@@ -1,15 +1,23 @@
 """Ending runs: what is asked of the scheduler, in which order, and what is refused."""
 
+import json
+import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from hpc_gpt.core.errors import ConfigError, RunFolderError
+from hpc_gpt.core.files import logs_dir
+from hpc_gpt.launcher.launch.local import queue
 from hpc_gpt.launcher.launch.past_timings import PastTimings
 from hpc_gpt.launcher.launch.resumption import prepare_resumption, resume_run
 from hpc_gpt.launcher.launch.until import Until
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
+from tests.cli.command import in_process
 from tests.made_runs import NVME, add_attempt, metrics_line, unsubmitted_run, with_attempt, with_checkpoints, with_job
 
 
@@ -39,6 +47,38 @@ def test_a_local_runs_process_is_never_taken_for_a_slurm_job(monkeypatch):
         cancel_run(run)
     assert refusal.value.hint == f"hpc-gpt stop {run.run_id} saves and ends it"
     assert not list(run.path.glob("cancelled.*"))
+
+
+@pytest.fixture
+def removed():
+    """A run whose folder was removed while its process, which waits for a word, runs; and the process."""
+    run = unsubmitted_run()
+    with subprocess.Popen([sys.executable, "-m", queue.QUEUE, str(run.path)], stdin=subprocess.PIPE) as process:
+        shutil.rmtree(run.path)
+        yield run, process
+        process.kill()
+
+
+def test_a_run_without_a_folder_is_named_and_cancelled(removed):
+    run, process = removed
+    other = unsubmitted_run(job__dependency=f"afterany:{run.run_id}")
+    words = (
+        f"{run.run_id}: its folder was removed while it runs: hpc-gpt cancel {run.run_id} ends process {process.pid}"
+    )
+    for names in ((), (run.run_id,), (run.run_id[-4:],), (run.path,), (process.pid,)):
+        shown = in_process("status", *names, code=0).stdout
+        assert words in " ".join(shown.split()), names
+    (row,) = json.loads(in_process("status", run.run_id, "--json", code=0).stdout)["runs"]
+    assert (row["state"], row["removed_pid"], row["job_id"]) == ("running", process.pid, str(process.pid))
+    waits = f"waits for run {run.run_id}, which is running as process {process.pid}, though its folder was removed"
+    assert queue.unmet(other.resolved(), logs_dir()) == waits
+    for verb in ("stop", "save", "requeue"):
+        assert words in in_process(verb, run.run_id, code=1).stderr.replace(f"nothing to {verb}, ", "")
+    done = in_process("cancel", run.run_id, "--yes", code=0)
+    assert done.stdout == f"cancelled {run.run_id}, job {process.pid}\n"
+    assert process.wait(60) == -signal.SIGTERM
+    assert "no run" in in_process("status", run.run_id, code=5).stderr
+    assert not run.path.exists()
 
 
 def test_a_run_with_checkpoints_no_engine_takes_up_is_refused():

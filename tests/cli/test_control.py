@@ -137,7 +137,7 @@ def seen_logs(monkeypatch):
 
 
 @needs_root
-def test_a_run_of_another_user_is_not_asked_and_permission_denied_is_said(seen_logs, waiting_process):
+def test_permission_denied_is_said_of_another_users_run(seen_logs, waiting_process):
     run = unsubmitted_run()
     run.add_submission(lock.submission_line(waiting_process.pid, str(waiting_process.pid), [], "local"))
     add_attempt(run, [metrics_line(1)], ended=None, job_id=str(waiting_process.pid))

@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.process import start_time
+from hpc_gpt.core.runs.find_runs import list_runs, removed_runs
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
 
@@ -50,6 +53,39 @@ def test_a_script_has_the_environment_as_it_was_given(tmp_path: Path, by: str) -
         assert name in found
         given[name] = found[name]
     assert found == given
+
+
+@pytest.mark.parametrize("name", ["KILL", "TERM", pytest.param("SEGV", marks=pytest.mark.long)])
+def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.slurm").write_text(
+        f"#!/bin/bash\n#SBATCH -N 1 -o out.txt\necho said\nulimit -c 0\nkill -{name} $$\n"
+    )
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    hpc_gpt(
+        "submit", "--cluster", "local", "--set", "chain=none", "--wait", "train.slurm", cwd=tmp_path, environment=own
+    )
+    assert (tmp_path / "out.txt").read_text() == "said\n"
+
+
+@pytest.mark.long
+def test_cancel_ends_a_script_whose_folder_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "train.slurm").write_text(
+        "#!/bin/bash\n#SBATCH -N 1\necho $$ >pid\nwhile sleep 0.2; do echo more; done\n"
+    )
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    hpc_gpt("submit", "--cluster", "local", "train.slurm", cwd=tmp_path, environment=own, code=0)
+    until = time.monotonic() + 120
+    while not (tmp_path / "pid").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    (run,) = list_runs(tmp_path / "logs")
+    shutil.rmtree(run.path, ignore_errors=True)
+    shutil.rmtree(run.path, ignore_errors=True)  # what was written meanwhile
+    hpc_gpt("cancel", "--yes", run.run_id, environment=own, code=0)
+    pids = [int((tmp_path / "pid").read_text()), *(pid for pid, _ in removed_runs(tmp_path / "logs").values())]
+    while any(map(start_time, pids)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(start_time, pids))
+    assert hpc_gpt("status", environment=own, code=0).stdout == ""
 
 
 ARRAY = """\

@@ -46,7 +46,7 @@ def test_other_words_and_all_after_dashes_are_the_scripts(place: Path, words: st
         ("--dry-run --cluster=local", "--cluster=other"),
     ],
 )
-def test_an_option_that_is_before_the_script_too_is_the_scripts_after_it(place: Path, before: str, after: str) -> None:
+def test_an_option_before_the_script_too_is_the_scripts(place: Path, before: str, after: str) -> None:
     said = in_process("submit", *before.split(), "--script", "a b.slurm", *after.split(), cwd=place, code=0)
     assert f'slurm_script" {after} <&3' in said.stdout
     assert not (place / "logs").exists()

@@ -214,7 +214,7 @@ def test_what_git_ignores_is_left_out_in_a_repository_or_not(folder: Path, tmp_p
     assert files_of(folder, tmp_path / "run") == kept
 
 
-def test_the_git_file_of_a_submodule_is_nothing_that_a_program_reads(folder: Path) -> None:
+def test_a_submodules_git_file_is_nothing_to_link(folder: Path) -> None:
     (folder / "sub" / ".git").write_text("gitdir: ../.git/modules/sub\n")
     (folder / "fine").mkdir()
     (folder / "fine" / ".git").write_text("gitdir: elsewhere\n")

@@ -1,5 +1,6 @@
 """Finding runs: which runs are in a folder, and which run, or which runs, a name means."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from hpc_gpt.core.errors import NoSuchRun, RunFolderError
 from hpc_gpt.core.files import whose, within_time
+from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.words import some
@@ -42,6 +44,26 @@ def list_runs(logs: Path) -> list[RunFolder]:
             break
         below = [path / name for path, found in zip(below, looked, strict=True) if found for name in found.names]
     return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
+
+
+# What supervises a run on this machine, as its command line names it: `python -m MODULE RUN [ATTEMPT]`.
+_SUPERVISES = (b"hpc_gpt.launch.local.queue", b"hpc_gpt.launch.local.controller")
+
+
+def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
+    """{folder: (pid, start time)} of the runs, of those below `logs` if it is given, that a process of this machine
+    supervises though their folder was removed. One that was moved is where it is now."""
+    found: dict[Path, tuple[int, str]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            if words[1:2] != [b"-m"] or words[2] not in _SUPERVISES:
+                continue
+            path = Path(os.fsdecode(words[3]))
+            below = logs is None or path.is_relative_to(logs) or path.is_relative_to(logs.resolve())
+            if below and not os.path.lexists(path / "resolved.json") and (started := start_time(int(name))):
+                found[path] = int(name), started
+    return found
 
 
 def no_runs(logs: Path) -> str:
@@ -115,6 +137,8 @@ def find_named(name: str, logs: Path) -> Named:
     found = _meant(name, logs)
     if len(found) == 1:
         return found[0]
+    if not found and (removed := _removed(name, logs)):
+        return Named(removed, name if len(removed) > 1 else "")
     if folder.is_dir() and not found:
         if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
             return Named([], name)
@@ -194,6 +218,18 @@ def _meant(name: str, logs: Path) -> list[Named]:
         return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
     parts = [with_id(lambda own: own.startswith(name)), with_id(lambda own: own.endswith(name))]
     return next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
+
+
+def _removed(name: str, logs: Path) -> list[RunFolder]:
+    """The runs without a folder that a name means."""
+    runs = removed_runs(logs)
+    ways: list[Callable[[Path], bool]] = [
+        lambda path: name == path.name or Path(os.path.abspath(name)) == path or name == str(runs[path][0]),
+        lambda path: path.parent.name == folder_name(name),
+        lambda path: path.name.startswith(name) or path.name.endswith(name),
+    ]
+    found = ([RunFolder(path) for path in sorted(runs) if fits(path)] for fits in ways)
+    return next(filter(None, found), [])
 
 
 def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.checkpoints import saved_step
 from hpc_gpt.core.runs.lineage import newest_step
@@ -361,7 +360,7 @@ class RunRehearsal:
         while any(job.state in (RUNNING, COMPLETING) for job in self._jobs()) and time.monotonic() < end:
             time.sleep(_POLL_S)
         why = explain(str(self.run.path), self.logs)
-        if why.ended not in ("done", *LIVE, "unknown"):
+        if why.ended not in ("done", "pending", "running", "unknown"):
             cause = class_and_cause(f"ended {why.ended}", why.text)
         self.report(Stage(stage, cause, time.monotonic() - self.began, ok=False))
         logs = [*sorted(self.run.path.glob("slurm-*.out")), *([attempt.log] if attempt is not None else [])]

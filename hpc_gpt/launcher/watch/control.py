@@ -20,7 +20,8 @@ from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json
-from hpc_gpt.core.process import send_to
+from hpc_gpt.core.process import send, send_to
+from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.lock import holder
 from hpc_gpt.core.runs.processes import end_run_on
@@ -88,6 +89,8 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         happened, what = outcome
         if happened:
             return replace(written, message=what)
+    if status.removed_pid is not None:
+        return ControlRequest(run, verb, f"nothing to {verb}, {status.cause}", refused=True)
     if newest_submission(run).get("lost"):
         return ControlRequest(run, verb, f"its job is not known yet: {status.cause}", refused=True)
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
@@ -230,6 +233,8 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = Fal
     asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
     status = status or read_own_status(run)
+    if status.removed_pid is not None:
+        return _end_removed(run)
     line = _live_submission(run, status)
     if line is None:
         return _end_without_supervisor(run)
@@ -242,6 +247,13 @@ def _end_without_supervisor(run: RunFolder) -> str | None:
     line, owner = newest_submission(run), holder(run)
     is_gone = owner is not None and owner.slurm_job is None and owner.is_gone()
     return str(line.get("job_id")) if is_gone and end_run_on(run, KILL_WAIT_S) else None
+
+
+def _end_removed(run: RunFolder) -> str | None:
+    """Ends the process of a run without a folder, which passes the signal on; its pid, None if it has ended."""
+    pid, started = removed_runs().get(run.path, (None, None))
+    with OsErrorAs(RunFolderError, f"cannot end process {pid} of run {run.run_id}", _NOT_YOURS):
+        return str(pid) if send(pid, started, signal.SIGTERM) else None
 
 
 def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None:
@@ -394,7 +406,7 @@ def describe(status: RunStatus) -> str:
         parts.append(f"loss {status.loss:.4f}")
     if status.tokens_per_s is not None:
         parts.append(f"{status.tokens_per_s:.0f} tokens/s")
-    if status.state == "pending" and status.cause:
+    if (status.state == "pending" or status.removed_pid is not None) and status.cause:
         parts.append(f"({status.cause})")
     return "  ".join(parts)
 

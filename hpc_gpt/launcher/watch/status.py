@@ -33,6 +33,7 @@ from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.runs.after_jobs import after_table
+from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.lock import lock_path
@@ -82,6 +83,7 @@ class RunStatus:
     all its attempts. `branch_of`: RUN@STEP that a branch begins from. `after`: step, job, state and code of each
     job of `[after]`. `suspended`: whether that is its state. `run_on`: processes of it on this machine whose supervisor
     was killed. `still`: since when a program that is not ours makes no step, and what its watch does about it.
+    `removed_pid`: the process on this machine of a run whose folder was removed while it runs.
     """
 
     run: str
@@ -113,6 +115,7 @@ class RunStatus:
     suspended: bool = False
     run_on: list[int] | None = None
     still: str | None = None
+    removed_pid: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -298,6 +301,10 @@ def read_own_status(run: RunFolder) -> RunStatus:
 
 
 def _damaged(run: RunFolder, cause: str) -> RunStatus:
+    if (process := removed_runs().get(run.path)) is not None:
+        pid, words = process[0], f"its folder was removed while it runs: hpc-gpt cancel {run.run_id} ends process"
+        row = replace(_silent(run), state="running", cause=f"{words} {pid}", scheduler="local")
+        return replace(row, job_id=str(pid), removed_pid=pid)
     line, job_id = newest_submission(run), newest_submission(run).get("job_id")
     row = replace(_silent(run), cause=cause, scheduler=line.get("scheduler"), job_id=str(job_id) if job_id else None)
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)

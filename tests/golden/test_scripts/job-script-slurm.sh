@@ -196,7 +196,7 @@ follow_script() { # the watch, again if something ends it: pkill python is for t
   local folder="$PWD" # in which the patterns of --output are read
   cd -- "$attempt" || exit
   hear all
-  until [ -e body ] || [ -e .code ]; do sleep 0.05; done
+  until [ -e body ] || [ -e .code ] || [ ! -d "$attempt" ]; do sleep 0.05; done
   for again in {1..1000}; do
     (
       # shellcheck disable=SC2086
@@ -205,7 +205,7 @@ follow_script() { # the watch, again if something ends it: pkill python is for t
     ) &
     watch=$!
     while kill -0 "$watch" 2>/dev/null; do wait "$watch"; done 2>/dev/null
-    if [ -e .followed ] || { [ -e .code ] && [ "$again" -gt 1 ]; }; then break; fi
+    if [ ! -d "$attempt" ] || [ -e .followed ] || { [ -e .code ] && [ "$again" -gt 1 ]; }; then break; fi
     sleep 0.5
   done
 }
@@ -228,12 +228,14 @@ run_script() { # sets $rc to the script's exit code
   waits=$!
   follow_script &
   keeper=$!
-  set +m
   exec 3<&-
-  echo "$waits" >"$attempt/.body" && mv -f -- "$attempt/.body" "$attempt/body"
-  # Not by `wait`: of two signals within one, as of a handler that requeues its job, bash can wait for ever.
-  while kill -0 "$waits" 2>/dev/null; do sleep 0.5; done
-  wait "$waits" 2>/dev/null # its exit code; bash's words on a killed job are none of the script's
+  { # bash's words on a killed job, after any command here, are none of the script's
+    set +m
+    echo "$waits" >"$attempt/.body" && mv -f -- "$attempt/.body" "$attempt/body"
+    # Not by `wait`: of two signals within one, as of a handler that requeues its job, bash can wait for ever.
+    while kill -0 "$waits"; do sleep 0.5; done
+    wait "$waits" # its exit code
+  } 2>/dev/null
   rc=$?
   echo "$rc" >"$attempt/.code" # the watch ends
   read -r ended _ </proc/uptime
