@@ -77,4 +77,4 @@ def test_a_deadline_holds_in_the_hours_of_a_change(tmp_path, monkeypatch, change
         shown = f"JobId={JOB} JobState=RUNNING EndTime={end:%Y-%m-%dT%H:%M:%S} Deadline=N/A"
         for before_s, near in ((3600, False), (240, False), (200, True), (0, True)):
             monkeypatch.setattr(what_next.time, "time", lambda: end.timestamp() - before_s)  # noqa: B023
-            assert bool(what_next._signalled(resolved, shown)) == near, (end, before_s)
+            assert what_next._is_sent(what_next._own_signal(resolved), shown) == near, (end, before_s)
