@@ -1,12 +1,13 @@
 """Finding runs: which runs are in a folder, and which run, or which runs, a name means."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_gpt.core.errors import NoSuchRun, RunFolderError
+from hpc_gpt.core.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
@@ -100,7 +101,7 @@ def find_named(name: str, logs: Path) -> Named:
     if not name:
         raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
     folder = Path(name)
-    if folder.is_dir() and (runs := list_runs(folder)):
+    if os.path.isdir(name) and (runs := list_runs(folder)):
         benches = [
             each for each in (folder.resolve(), *folder.resolve().iterdir()) if each.parent.name.endswith(BENCHES)
         ]
@@ -109,7 +110,7 @@ def find_named(name: str, logs: Path) -> Named:
     found = _meant(name, logs)
     if len(found) == 1:
         return found[0]
-    if folder.is_dir() and not found:
+    if os.path.isdir(name) and not found:
         if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
             return Named([], name)
         raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")
@@ -133,7 +134,7 @@ def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
 def is_run_name(name: str, logs: Path) -> bool:
     """Whether a name is one for find_named: no log, no folder elsewhere, no row of a bench, not standard input."""
     elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
-    return not (elsewhere or "#" in name or name == "-" or Path(name).is_file())
+    return not (elsewhere or "#" in name or name == "-" or os.path.isfile(name))
 
 
 def is_sweep_folder(folder: Path) -> bool:
@@ -144,7 +145,7 @@ def is_sweep_folder(folder: Path) -> bool:
 def singles_out(name: str) -> bool:
     """Whether a name means a run or a sweep, not a folder with any runs."""
     folder = Path(name)
-    return not folder.is_dir() or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
+    return not os.path.isdir(name) or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
 
 
 def _meant(name: str, logs: Path) -> list[Named]:
@@ -183,11 +184,21 @@ def _meant(name: str, logs: Path) -> list[Named]:
         for run, note in zip(runs, notes, strict=True)
         if slug == run.path.parent.name or ("name" in note and slug == folder_name(str(note["name"])))
     ]
+    if slug != name:  # other experiments' names may become this folder's name, too
+        exact = [run for run in of_name if _is_called(run, name)]
+        of_name = exact or of_name
     named = tuple(bench for bench in benches if bench.parent.name == slug)
     if of_name or named:
         return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
     parts = [with_id(lambda own: own.startswith(name)), with_id(lambda own: own.endswith(name))]
     return next((found for found in parts if len(found) == 1), next(filter(None, parts), []))
+
+
+def _is_called(run: RunFolder, name: str) -> bool:
+    """Whether a run's experiment or sweep has exactly this name."""
+    with contextlib.suppress(UserError):
+        return name in (run.resolved().name, run.sweep_note().get("name"))
+    return False
 
 
 def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
