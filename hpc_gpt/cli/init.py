@@ -1,6 +1,5 @@
 """hpc-gpt init"""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import click
 from hpc_gpt.cli.experiment_options import init_options, on_command_line
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, write_new
+from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.launch.request import Request
 
 PLACE = 15
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TOKENS = 300e9  # for days and GPU-hours, which the file does not have
 
 
@@ -36,7 +35,7 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
     hpc-gpt init big --model llama3.1-8b --gpus 64 --cluster h100-80g-8
     """
     name = name and name.removesuffix(".toml")
-    if name is not None and not _NAME.fullmatch(name):
+    if name is not None and name != folder_name(name):
         raise ConfigError(f"{name!r} is no name of a file", "use letters, digits, dots, dashes and underscores")
     if script is not None:
         if request.given or "cluster" in [parameter.name for parameter in on_command_line()]:

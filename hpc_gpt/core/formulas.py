@@ -39,6 +39,7 @@ def tflops_hardware(
     recompute: Recompute,
     layer_weights: float | None = None,
     attention_width: float | None = None,
+    attention_keys: float | None = None,
 ) -> float:
     """TFLOP/s that the GPUs compute, with recomputation, and with attention not halved for causality.
 
@@ -50,7 +51,8 @@ def tflops_hardware(
     selective: none, plus one attention forward, 4 B s^2 a L
 
     By default the layer is GPT-2's, M = 12 h^2 and a = h. Then full is 96 B s L h^2 (1 + s/6h + V/16Lh), eq. 3 of its
-    source, and none 72 B s L h^2 (1 + s/6h + V/12Lh).
+    source, and none 72 B s L h^2 (1 + s/6h + V/12Lh). Of attention over a window a token takes 4 k a, k its keys by
+    the mean of the layers (`attention_keys`).
     Source: Narayanan et al. 2021 (arXiv:2104.04473), eq. 3 and its derivation; selective: Korthikanti et al. 2022
     (arXiv:2205.05198).
     """
@@ -60,26 +62,36 @@ def tflops_hardware(
     tokens = global_batch * seq
     weights, width = layer_weights or 12 * hidden**2, attention_width or hidden
     passes = 8 if recompute == "full" else 6
-    attention, head = 2 * seq * width / weights, 6 * vocab * hidden / (passes * layers * weights)
+    keys = attention_keys or seq
+    attention, head = 2 * keys * width / weights, 6 * vocab * hidden / (passes * layers * weights)
     flops = passes * tokens * layers * weights * (1 + attention + head)
     if recompute == "selective":
-        flops += 4 * tokens * seq * width * layers
+        flops += 4 * tokens * keys * width * layers
     return flops / (step_s * gpus * 1e12)
 
 
 def tflops_model(
-    *, params: float, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float
+    *,
+    params: float,
+    layers: int,
+    hidden: int,
+    seq: int,
+    global_batch: int,
+    gpus: int,
+    step_s: float,
+    attention_keys: float | None = None,
 ) -> float:
     """TFLOP/s that the model needs, whatever is recomputed: (6 N + 12 L h s) s B / (t n 1e12). h is the width of all
     heads together, in most shapes the hidden size; N (`params`) are the weights that multiply every token, so that
     without recomputation this is `tflops_hardware`. Of a log that does not say enough of its model's matrices, and in
-    figures of other sources, N is every parameter.
+    figures of other sources, N is every parameter. Where attention is over a window, the keys of a token, by the mean
+    of the layers (`attention_keys`), stand for the first s.
 
     Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of N,
     torchtitan the embedding; hpc-gpt 0.1.0 counted every parameter, for an 8B 7 % more.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
-    return (6 * params + 12 * layers * hidden * seq) * seq * global_batch / (step_s * gpus * 1e12)
+    return (6 * params + 12 * layers * hidden * (attention_keys or seq)) * seq * global_batch / (step_s * gpus * 1e12)
 
 
 def as_done(tflops: float, *, layers: int, hidden: int, seq: int, global_batch: int, gpus: int, step_s: float) -> float:

@@ -25,6 +25,8 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.reader.readers.runs.own_run import OF_CHECKPOINTS, read_run
+from hpc_gpt.reader.report.why import explain
 
 
 @pytest.fixture
@@ -97,32 +99,41 @@ def test_any_name_has_a_step_or_none(text: str, number: int) -> None:
     assert number_in(Path(f"/out/{name} {number}"), f"/out/{fixed} *") == number
 
 
+def with_checkpoints(run: RunFolder, pattern: str) -> Command:
+    tables = json.loads((run.path / "resolved.json").read_text())
+    tables["command"]["checkpoints"] = pattern
+    (run.path / "resolved.json").write_text(json.dumps(tables))
+    found = run.resolved().command
+    assert found is not None
+    return found
+
+
 def test_the_step_decides_not_the_loss_after_it_and_a_note_says_if_the_time_differs(run: RunFolder) -> None:
-    asked = command("out/*.ckpt")
-    make(run, "work/out/step=100-val_loss=2.91.ckpt", "work/out/epoch=1-step=300-val_loss=2.07.ckpt")
-    assert newest_checkpoint(run, asked) == run.path / "work/out/epoch=1-step=300-val_loss=2.07.ckpt"
+    asked = with_checkpoints(run, "{run}/out/*.ckpt")
+    make(run, "out/step=100-val_loss=2.91.ckpt", "out/epoch=1-step=300-val_loss=2.07.ckpt")
+    assert newest_checkpoint(run, asked) == run.path / "out/epoch=1-step=300-val_loss=2.07.ckpt"
     assert saved_step(run, asked) == 300
-    assert order_note(run, asked) == ""
-    make(run, "work/out/last.ckpt")
-    assert (saved_step(run, asked), order_note(run, asked)) == (300, "")
-    later = run.path / "work/out/step=100-val_loss=2.91.ckpt"
+    assert order_note(run) == ""
+    make(run, "out/last.ckpt")
+    assert (saved_step(run, asked), order_note(run)) == (300, "")
+    later = run.path / "out/step=100-val_loss=2.91.ckpt"
     os.utime(later)
     assert saved_step(run, asked) == 300
-    assert "step=300-val_loss=2.07.ckpt has the highest number" in (note := order_note(run, asked))
+    assert "step=300-val_loss=2.07.ckpt has the highest number" in (note := order_note(run))
     assert f"but {later} was written later" in note
+    assert (note, OF_CHECKPOINTS) in read_run(run).all_flags
+    assert explain(str(run.path), run.path.parent).notes == [note]
 
 
 def test_after_and_resume_get_the_same_step(run: RunFolder) -> None:
-    tables = json.loads((run.path / "resolved.json").read_text())
-    tables["command"]["checkpoints"] = "{run}/checkpoints/*"
-    (run.path / "resolved.json").write_text(json.dumps(tables))
+    with_checkpoints(run, "{run}/checkpoints/*")
     make(run, "checkpoints/epoch=0-step=300-loss=2.07", "checkpoints/epoch=1-step=600-loss=1.93")
     assert [step for step, _ in checkpoints_of(run)] == [300, 600]
     os.utime(run.path / "checkpoints/epoch=0-step=300-loss=2.07")
     point = resume_point(run)
     assert point is not None
     assert point.step == 600
-    assert "was written later" in "".join(point.notes)
+    assert point.notes == (order_note(run),)
 
 
 def test_a_script_may_write_them_anywhere(run: RunFolder, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 import json
 import os
 import pwd
+import subprocess
+import sys
 import time
+import unicodedata
 
 import pytest
 
@@ -101,6 +104,33 @@ def test_an_experiment_is_found_by_the_name_that_is_shown():
     assert run.path.parent.name == "x_y"
     for name in ("x y", "x_y", "my table", "my_table"):
         assert find_runs([name], logs_dir()) == [run], name
+
+
+def test_two_experiments_have_two_folders_in_any_script():
+    names = ("实验一", "实验二", "größe", "मॉडल", "🚀", "x" * 300 + "a", "x" * 300 + "b")
+    for name in names:
+        (run,) = write_sweep("table", [prepared("a", name=name)], logs_dir(), {}).runs
+        assert find_runs([name], logs_dir()) == find_runs([run.path.parent.name], logs_dir()) == [run]
+        assert find_runs([unicodedata.normalize("NFD", name)], logs_dir()) == [run]
+    assert {"实验一", "实验二", "größe", "मॉडल", "🚀"} <= {path.name for path in logs_dir().iterdir()}
+
+
+def test_a_name_means_no_run_of_another_experiment_in_its_folder():
+    """`cancel "x y"` ends nothing of "x:y"."""
+    one, other = (write_sweep("t", [prepared("a", name=name)], logs_dir(), {}).runs[0] for name in ("x y", "x:y"))
+    assert one.path.parent == other.path.parent
+    assert [find_runs([name], logs_dir()) for name in ("x y", "x:y")] == [[one], [other]]
+    assert set(find_runs(["x_y"], logs_dir())) == {one, other}
+
+
+def test_a_folder_that_the_locale_cannot_name_is_an_error_in_one_line(tmp_path):
+    code = (
+        "from hpc_gpt.core.runs.run_folder import claim_folder; from pathlib import Path; claim_folder(Path('\\u5b9e'))"
+    )
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "RunFolderError" in done.stderr
+    assert "this locale's encoding, ascii, has no '\\u5b9e'" in done.stderr
 
 
 def test_a_bench_has_a_name_and_an_id():

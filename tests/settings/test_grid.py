@@ -66,8 +66,11 @@ def test_keys_that_end_alike_are_named_whole_in_folder_names():
     assert row.name == "lr1e-4-after.runx-command.runx"
     names = [row.name for row in rows('job.comment="../a b","..|a b","é\U0001f600",' + "x" * 300)]
     assert len({name.lower() for name in names}) == 4
-    for name in names:
+    assert names[2] == "commenté\U0001f600"
+    for name in (*names[:2], names[3]):
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name)
+    assert [row.name for row in rows("job.comment=实验一,实验二")] == ["comment实验一", "comment实验二"]
+    assert len({row.name for row in rows("job.comment=" + "实" * 99 + "一," + "实" * 99 + "二")}) == 2
     assert len({row.name.lower() for row in rows("job.comment=a,A")}) == 2, "a disk may not tell them apart"
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import unicodedata
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,8 @@ from hpc_gpt.core.settings.experiment_file import (
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolve import experiment_of, resolve, resolve_shape
-from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.resolved import Resolved, folder_name
+from hpc_gpt.core.slurm.directives import check_job
 
 NODE_OF_4 = ClusterProfile(name="four")
 
@@ -349,3 +351,25 @@ def test_slug_is_a_plain_folder_name(name):
     assert slug
     assert "/" not in slug
     assert not slug.startswith((".", "-"))
+    assert not set(slug) & set(" \t\n\0$`'\"\\*?[]{}()<>|&;!#~%:,=@^")
+    assert len(slug.encode()) <= 255
+    assert folder_name(slug) == slug
+    assert folder_name(unicodedata.normalize("NFD", name)) == folder_name(unicodedata.normalize("NFC", name))
+
+
+@given(st.text(st.characters(whitelist_categories=("L", "M", "N")), min_size=1, max_size=300), st.integers(20, 255))
+def test_letters_of_any_script_stay_and_two_long_names_stay_two(name, most):
+    whole = unicodedata.normalize("NFC", name)
+    cut = folder_name(name, most)
+    assert cut == whole if len(whole.encode()) <= most else len(cut.encode()) <= most
+    assert whole.startswith(cut[:-9] if cut != whole else whole)
+    assert folder_name(f"{name}a", most) != folder_name(f"{name}b", most)
+
+
+def test_a_jobs_name_leaves_room_for_the_number_in_its_outputs_name():
+    experiment = load_experiment("demo", {"name": "实验" * 100})
+    name = resolve(experiment, ClusterProfile(name="x")).job.name
+    assert len(f"{name}-4294967295_4294967295.out".encode()) <= 255
+    too_long = load_experiment("demo", {"name": "a", "job.name": "实验" * 100})
+    with pytest.raises(ConfigError, match=r"job\.name has 600 bytes, but the output's name %x-%j.out carries 229"):
+        check_job(resolve(too_long, ClusterProfile(name="x")))

@@ -405,6 +405,23 @@ def test_a_script_that_ends_before_its_watch_begins_has_its_file(launcher: Launc
     assert (folder / "quick.txt").read_text() == "it was quick\n"
 
 
+@pytest.mark.long
+def test_names_in_any_script_stay_apart(launcher: Launcher) -> None:
+    """Two scripts whose names differ by a letter, one with as long a name as its output's file can have."""
+    names = ("实验一", "实验二", "मॉडल 🚀 " + "长" * 70)
+    text = "#!/bin/bash\n#SBATCH -N 1 --ntasks=1 --time=9\n#SBATCH --output=%x-%j.txt\necho of $SLURM_JOB_NAME\n"
+    folder = folder_of(launcher, "实验")
+    for name in names:
+        put(folder / "train.slurm", text)
+        job = launcher.submit("-J", name, "train.slurm", cwd=folder, **of_a_user(folder))
+        assert launcher.cluster.run("squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j").stdout.strip() == name
+        job.wait_end("COMPLETED")
+        assert (folder / f"{name}-{job.id}.txt").read_text() == f"of {name}\n"
+        assert job.run.path.parent.name == name.replace(" ", "_")
+        (row,) = json.loads(launcher.run("status", name, "--json", **of_a_user(folder))[0])["runs"]
+        assert row["run"] == job.run.run_id
+
+
 def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
     """getopt names what an abbreviation could mean: from the letters on, every option of the installed sbatch."""
     from hpc_gpt.core.slurm.directives import options_of

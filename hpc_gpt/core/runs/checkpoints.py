@@ -228,16 +228,18 @@ def own_checkpoints(run: RunFolder, command: Command, until: float = math.inf) -
     return [path for _, _, path in _numbered(run, command, until)]
 
 
-def order_note(run: RunFolder, command: Command) -> str:
-    """A line for the user if a checkpoint that is older than another one counts as the newest, by its number; else
-    empty."""
+def order_note(run: RunFolder) -> str:
+    """A line for the user if a checkpoint of a program that is older than another one counts as the newest, by its
+    number; else empty."""
+    if (command := command_of(run)) is None:
+        return ""
     found = [each for each in _numbered(run, command) if each[0] >= 0]
     latest = max(found, key=lambda each: each[1], default=None)
     if latest is None or latest[:2] == found[-1][:2] or latest[0] == found[-1][0]:
         return ""
     return (
-        f"{found[-1][2]} has the highest number and counts as the newest checkpoint, but {latest[2]} was written later: "
-        "move the one that is of another training away"
+        f"{found[-1][2]} has the highest number and counts as the newest checkpoint, but {latest[2]} was written "
+        "later: move the one that is of another training away"
     )
 
 
@@ -309,7 +311,7 @@ def number_in(path: Path, pattern: str) -> int:
 
     >>> number_in(Path("out/epoch=1-step=300-val_loss=2.07.ckpt"), "out/*.ckpt")
     300
-    >>> [number_in(Path(name), "*") for name in ("checkpoint-300", "ckpt_10k-steps.pt", "epoch=1-val_loss=2.07-v1.ckpt")]
+    >>> [number_in(Path(name), "*") for name in ("checkpoint-300", "10k_steps.pt", "epoch=1-loss=2.07-v1.ckpt")]
     [300, 10000, -1]
     """
     parts = list(_open_parts(path, pattern))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_gpt.core.errors import NoSuchRun, RunFolderError
+from hpc_gpt.core.errors import NoSuchRun, RunFolderError, UserError
 from hpc_gpt.core.files import whose, within_time
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
@@ -128,7 +128,7 @@ def find_named(name: str, logs: Path) -> Named:
     if not name:
         raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
     folder = Path(name)
-    if folder.is_dir() and (runs := list_runs(folder)):
+    if os.path.isdir(name) and (runs := list_runs(folder)):
         benches = [
             each for each in (folder.resolve(), *folder.resolve().iterdir()) if each.parent.name.endswith(BENCHES)
         ]
@@ -139,7 +139,7 @@ def find_named(name: str, logs: Path) -> Named:
         return found[0]
     if not found and (removed := _removed(name, logs)):
         return Named(removed, name if len(removed) > 1 else "")
-    if folder.is_dir() and not found:
+    if os.path.isdir(name) and not found:
         if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
             return Named([], name)
         raise NoSuchRun(f"no runs under {name}", "give a run folder, or the folder that holds them, as logs/")
@@ -163,7 +163,7 @@ def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
 def is_run_name(name: str, logs: Path) -> bool:
     """Whether a name is one for find_named: no log, no folder elsewhere, no row of a bench, not standard input."""
     elsewhere = os.path.lexists(name) and not Path(name).resolve().is_relative_to(logs.resolve())
-    return not (elsewhere or "#" in name or name == "-" or Path(name).is_file())
+    return not (elsewhere or "#" in name or name == "-" or os.path.isfile(name))
 
 
 def is_sweep_folder(folder: Path) -> bool:
@@ -174,7 +174,7 @@ def is_sweep_folder(folder: Path) -> bool:
 def singles_out(name: str) -> bool:
     """Whether a name means a run or a sweep, not a folder with any runs."""
     folder = Path(name)
-    return not folder.is_dir() or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
+    return not os.path.isdir(name) or (folder / "resolved.json").is_file() or is_sweep_folder(folder)
 
 
 def _meant(name: str, logs: Path) -> list[Named]:
@@ -213,6 +213,9 @@ def _meant(name: str, logs: Path) -> list[Named]:
         for run, note in zip(runs, notes, strict=True)
         if slug == run.path.parent.name or ("name" in note and slug == folder_name(str(note["name"])))
     ]
+    if slug != name:  # other experiments' names may become this folder's name, too
+        exact = [run for run in of_name if _is_called(run, name)]
+        of_name = exact or of_name
     named = tuple(bench for bench in benches if bench.parent.name == slug)
     if of_name or named:
         return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
@@ -230,6 +233,13 @@ def _removed(name: str, logs: Path) -> list[RunFolder]:
     ]
     found = ([RunFolder(path) for path in sorted(runs) if fits(path)] for fits in ways)
     return next(filter(None, found), [])
+
+
+def _is_called(run: RunFolder, name: str) -> bool:
+    """Whether a run's experiment or sweep has exactly this name."""
+    with contextlib.suppress(UserError):
+        return name in (run.resolved().name, run.sweep_note().get("name"))
+    return False
 
 
 def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:

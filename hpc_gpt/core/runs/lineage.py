@@ -142,7 +142,7 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     if (command := command_of(run)) is not None:
         if newest_checkpoint(run, command) is None:
             return None
-        order = order_note(run, command)
+        order = order_note(run)
         return ResumePoint(saved_step(run, command), (order,) if order else ())
     notes: list[str] = []
     for each, step in checkpoint_sources(run, only):

@@ -450,9 +450,13 @@ def claim_folder(parent: Path) -> Path:
     for _ in range(100):
         path = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
         message = f"cannot make run folder {path}"
-        with OsErrorAs(RunFolderError, message, _WRITABLE), contextlib.suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path.resolve()
+        try:
+            with OsErrorAs(RunFolderError, message, _WRITABLE), contextlib.suppress(FileExistsError):
+                path.mkdir(parents=True)
+                return path.resolve()
+        except UnicodeEncodeError as fault:
+            text = f"{message}: this locale's encoding, {fault.encoding}, has no {fault.object[fault.start]!r}"
+            raise RunFolderError(text, "export LC_ALL=C.UTF-8, or give the experiment another name") from None
     raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
 
 

@@ -4,7 +4,7 @@ them, one for each combination of the values, the first key slowest.
 
 import itertools
 import math
-import re
+import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from typing import Any
 from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, gives_way, parse_override
+from hpc_gpt.core.settings.resolved import is_name_letter
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 from hpc_gpt.core.tables import set_dotted
 from hpc_gpt.core.typed_tables import check_tables
@@ -115,8 +116,11 @@ def _rows(axes: Sequence[GridAxis]) -> Iterator[SweepRow]:
         for axis, (_, value) in zip(axes, values, strict=True):
             set_dotted(overrides, axis.key, value)
         words = "-".join(f"{head}{text}" for head, (text, _) in zip(heads, values, strict=True))
-        name = re.sub(r"[^A-Za-z0-9._+-]+", "-", words.replace('"', "").replace("'", "")).strip("-.")
-        if len(name) > _LONGEST or name.lower() in names:  # two values that differ by what no folder's name can have
-            name = f"{name[:_LONGEST]}-{zlib.crc32(words.encode()):08x}"
+        text = unicodedata.normalize("NFC", words.replace('"', "").replace("'", ""))
+        of_name = itertools.groupby(text, lambda letter: letter == "+" or is_name_letter(letter))
+        name = "".join("".join(letters) if stays else "-" for stays, letters in of_name).strip("-.")
+        data = name.encode()
+        if len(data) > _LONGEST or name.lower() in names:  # two values that differ by what no folder's name can have
+            name = f"{data[:_LONGEST].decode(errors='ignore')}-{zlib.crc32(words.encode()):08x}"
         names.add(name.lower())
         yield SweepRow(name, overrides)

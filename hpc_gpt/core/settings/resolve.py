@@ -28,7 +28,7 @@ from hpc_gpt.core.settings.layout import AXES, Batch, Layout, check_gpus, check_
 from hpc_gpt.core.settings.mixture import MIX, mixture_faults
 from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of, check_shape
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, cut_name
 from hpc_gpt.core.settings.schedule import excess_of
 from hpc_gpt.core.settings.services import SERVICES, changed_keys, check_services
 from hpc_gpt.core.settings.shape_split import check_split, default_tp
@@ -383,7 +383,8 @@ def _job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_scri
         if entry.name in ("sbatch", "srun"):
             value = (*getattr(profile, entry.name), *value)
         elif value is None:
-            value = experiment.name if entry.name == "name" else getattr(profile, entry.name, None)
+            named = cut_name(experiment.name, JOB_NAME_BYTES) if entry.name == "name" else None
+            value = named or getattr(profile, entry.name, None)
         values[entry.name] = value
     if of_a_script:
         values["signal_lead_s"] = job.signal_lead_s

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
+import unicodedata
+import zlib
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -31,6 +32,10 @@ from hpc_gpt.core.typed_tables import from_tables
 
 # Keys of [engine] that were added later, and are written with their defaults, too.
 _WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients")
+# The bytes of a file's name, as Linux' file systems take them.
+NAME_BYTES = 255
+# The bytes of a job's name: its output %x-%j.out has a number, or the two of an array, too.
+JOB_NAME_BYTES = NAME_BYTES - len("-4294967295_4294967295.out")
 
 
 @dataclass(frozen=True)
@@ -100,13 +105,38 @@ class Resolved(Sized):
         return resolved
 
 
-def folder_name(name: str) -> str:
-    """A name that a folder can have: anything but letters, digits, dots, dashes and underscores becomes `_`.
+def folder_name(name: str, most: int = NAME_BYTES) -> str:
+    """A name of at most `most` bytes that a folder can have, in Unicode's normal form C: letters, digits and signs of
+    any script stay, and of ASCII's signs dots, dashes and underscores; anything else becomes `_`.
 
-    >>> folder_name("../x y")
-    '_x_y'
+    >>> folder_name("../x y"), folder_name("实验一: größe")
+    ('_x_y', '实验一__größe')
     """
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "experiment"
+    letters = (letter if is_name_letter(letter) else "_" for letter in unicodedata.normalize("NFC", name))
+    return cut_name("".join(letters).lstrip(".-") or "experiment", most, name)
+
+
+def cut_name(name: str, most: int, whole: str = "") -> str:
+    """A name of at most `most` bytes of UTF-8. One that is longer ends with digits of the hash of `whole`, by default
+    of itself, so that two names stay two.
+
+    >>> cut_name("x" * 20, 14), cut_name("实" * 20, 14)
+    ('xxxxx-27ad4247', '实-a2e2274b')
+    """
+    data = name.encode("utf-8", "surrogatepass")
+    if len(data) <= most:
+        return name
+    digits = f"{zlib.crc32((whole or name).encode('utf-8', 'surrogatepass')):08x}"
+    return f"{data[: most - len(digits) - 1].decode('utf-8', 'ignore')}-{digits}"
+
+
+def is_name_letter(letter: str) -> bool:
+    """Whether a folder's name can have the character: no blank, no control or formatting character, no other sign of
+    ASCII, which a shell or a pattern may take for its own."""
+    if letter.isascii():
+        return letter.isalnum() or letter in "._-"
+    category = unicodedata.category(letter)
+    return category[0] not in "CZ" or category == "Cn"  # a letter that this Python does not know yet
 
 
 def config_hash(resolved: Sized) -> str:

@@ -6,7 +6,7 @@ no such layout can exist: such a row is listed and never runs. Rows keep the ord
 """
 
 import math
-import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, UserError, raise_faults
 from hpc_gpt.core.settings.experiment import Experiment
+from hpc_gpt.core.settings.resolved import is_name_letter
 from hpc_gpt.core.tables import close_matches, undotted
 from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.core.words import and_more
 
 # A row's name becomes a part of the names of its run's folder and job.
-_ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_SIGNS = "._+-"
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
 # The table of the published figures, by its name and by that of earlier versions.
 _PUBLISHED = ("seed", "published")
@@ -61,11 +62,13 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
     faults: list[str] = []
     for name, values in table.items():
         where = f"{path}: row {name!r}"
-        if not _ROW_NAME.fullmatch(name):
+        if name[:1] in ("", *_SIGNS) or not all(letter == "+" or is_name_letter(letter) for letter in name):
             faults.append(f"{where}: a row's name has letters and digits, and after the first . _ + - too")
-        twin = names.setdefault(name.lower(), name)
+        twin = names.setdefault(unicodedata.normalize("NFC", name).lower(), name)
         if twin != name:  # TOML itself refuses the same name twice
-            faults.append(f"{where}: {twin!r} differs from it only by upper and lower case")
+            faults.append(
+                f"{where}: {twin!r} differs from it only by upper and lower case, or by how a letter is coded"
+            )
         if not isinstance(values, Mapping):
             faults.append(f"{where} must be an inline table, not {values!r}")
             continue

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.experiment import limit_s
-from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved
 from hpc_gpt.core.slurm.requeue import requeue_of
 
 # Names with their letters: options with a value, with an optional value, without a value.
@@ -264,6 +264,8 @@ def _text_faults(resolved: Resolved) -> Iterator[str]:
             f"job.name {job.name!r} holds {' and '.join(bad_chars)}, which the output's name %x-%j.out cannot carry "
             "(job.name is the experiment's name unless set)"
         )
+    if job.name and (size := len(job.name.encode("utf-8", "surrogatepass"))) > JOB_NAME_BYTES:
+        yield f"job.name has {size} bytes, but the output's name %x-%j.out carries {JOB_NAME_BYTES} of it"
     if profile.container is not None and profile.scheduler == "local":
         yield f"{where} is this machine, where ranks run without a container"
     if profile.container is not None and profile.container.kind == "pyxis":

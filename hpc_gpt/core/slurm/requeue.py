@@ -6,7 +6,7 @@ import os
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import Chain, ClusterProfile
-from hpc_gpt.core.settings.resolved import Resolved, folder_name
+from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, folder_name
 
 
 class Requeue:
@@ -64,8 +64,9 @@ class Singleton(Requeue):
     def flags(self, resolved: Resolved, run_id: str) -> list[str]:
         self.check(resolved)
         asked = resolved.job.dependency
+        name = folder_name(resolved.job.name or resolved.name, JOB_NAME_BYTES - len(run_id) - 1)
         return [
-            f"--job-name={folder_name(resolved.job.name or resolved.name)}-{run_id}",
+            f"--job-name={name}-{run_id}",
             f"--dependency={f'{asked},' if asked else ''}singleton",
         ]
 

@@ -24,7 +24,7 @@ from hpc_gpt.core.runs.record import SCHEMA, finite
 from hpc_gpt.core.runs.run_folder import claim_folder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.settings.resolved import NAME_BYTES, folder_name
 from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measure, measurement_row
 from hpc_gpt.launcher.bench.rounds import next_turn
 from hpc_gpt.launcher.launch.bench_rows import BenchCell
@@ -59,7 +59,7 @@ class BenchFolder:
 
 def make_folder(logs: Path, experiment: str) -> BenchFolder:
     """Makes the folder of a new bench of an experiment. Raises RunFolderError."""
-    return BenchFolder(claim_folder(logs / f"{folder_name(experiment)}{BENCHES}"))
+    return BenchFolder(claim_folder(logs / f"{folder_name(experiment, NAME_BYTES - len(BENCHES))}{BENCHES}"))
 
 
 def tables_of(rows: Sequence[BenchRow], folder: BenchFolder) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def _speeds(
         notes.append("a token is not the same work in both, so tflops_model per GPU is compared as well")
         found.append(speed("tflops_model", a.flops, b.flops))
         counts = [side.record.sources.get("tflops_model") for side in sides]
-        if None not in counts and counts[0] != counts[1]:
+        if None not in counts and len({str(each).partition("; attention over ")[0] for each in counts}) > 1:
             notes.append("their tflops_model count other parameters: all of them, or the weights that multiply a token")
     return [each for each in found if each is not None]
 

@@ -51,6 +51,7 @@ _TOTALS = {
     "train_steps_per_second": "steps_rounded", "train_loss": "loss_mean",
 }  # fmt: skip
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
+_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "window_size", "attention_chunk_size")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
@@ -220,6 +221,16 @@ DIALECT = Dialect(
         Pattern("argument", r"(?P<key>\"vocab_size\"): (?P<value>\d{1,12})" + END, literal='"vocab_size": ', weak=True),
         Pattern(
             "argument", r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", literal='"model_type": ', weak=True
+        ),
+        # Attention over a window, as `runs.windows` reads it.
+        *(
+            Pattern(
+                "argument",
+                rf"(?P<key>\"{name}\"): (?P<value>\d{{1,12}}|true|false|null)(?=,|\s*$)",
+                f'"{name}": ',
+                weak=True,
+            )
+            for name in _WINDOWS
         ),
         # A model of several: which sizes are of which is not read.
         Pattern("argument", r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)", literal='_config": {'),

@@ -19,6 +19,8 @@ _SETTINGS = {
     "steps": "steps_planned",
     "gradient_accumulation_steps": "micro_batches",
 }
+# Attention over a window, as `runs.windows` reads it.
+_WINDOWS = ("sliding_window_size",)
 
 
 def _interpret(arguments: Mapping[str, str]) -> Fields:
@@ -64,8 +66,11 @@ DIALECT = Dialect(
         Pattern("fact", rf"\bnumber parameters:? (?P<params_billions>{NUMBER}) billion"),
         Pattern(
             "argument",
-            r"\bConfig param (?P<key>(?:dtype|remat_policy|logits_via_embedding|decoder_block):) (?P<value>\w{1,40})(?=\s*$)",
+            r"\bConfig param (?P<key>(?:dtype|remat_policy|logits_via_embedding|decoder_block|attention_type):) (?P<value>\w{1,40})(?=\s*$)",
         ),
-        Pattern("argument", rf"\bConfig param (?P<key>(?:{'|'.join(_SETTINGS)}):) (?P<value>\d{{1,15}})(?=\s*$)"),
+        Pattern(
+            "argument",
+            rf"\bConfig param (?P<key>(?:{'|'.join((*_SETTINGS, *_WINDOWS))}):) (?P<value>\d{{1,15}})(?=\s*$)",
+        ),
     ),
 )

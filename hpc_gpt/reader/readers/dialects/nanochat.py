@@ -67,6 +67,9 @@ DIALECT = Dialect(
             for name in _MODEL
         ),
         Pattern(
+            "argument", LINE_START + r"(?P<key>\"window_pattern\"): (?P<value>\"[SLsl]{1,64}\")(?=,?\s*$)", weak=True
+        ),
+        Pattern(
             "fact", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, literal="total          ", weak=True
         ),
         Pattern("fact", START + rf"Number of parameters: (?P<params>{INT})(?: \(|\s*$)", weak=True),

@@ -54,6 +54,9 @@ DIALECT = Dialect(
             rf"(?: total steps (?P<steps_planned>{INT}) )?",
         ),
         Pattern("fact", _MODEL + entries(r"\bNAME=", _ARGUMENTS, "(?=[,)])", r"[^\n]{0,2000}?")),
+        Pattern(
+            "argument", _MODEL + r"[^\n]{0,3000}?\b(?P<key>sliding_window(?:_size)?)=(?P<value>\d{1,9}|None)(?=[,)])"
+        ),
         Pattern("fact", _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)", facts={"untied_embeddings": 1}),
         Pattern(
             "fact",

@@ -16,6 +16,7 @@ from hpc_gpt.core.settings.experiment import MlpKind
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.reader.readers.causes import Cause
 from hpc_gpt.reader.readers.logs import Failure
+from hpc_gpt.reader.readers.runs.windows import attention_keys, of_options
 from hpc_gpt.reader.readers.steps import StepTable
 
 
@@ -127,7 +128,7 @@ def add_figures(record: Record, foreign: bool = False) -> Record:
         possible, wrong = _possible(record, flops)
         shares, lacking = _shares(record, possible)
         figures |= possible | shares
-        flags += wrong + lacking
+        flags += wrong + lacking + ([f"{why}: TFLOPs are left out"] if (why := _keys(record)[1]) else [])
     sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
     return replace(record, **{name: value for name, (value, _) in figures.items()}, sources=sources, flags=flags)  # type: ignore[arg-type]
 
@@ -169,10 +170,15 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
         _RECOMPUTE.get(record.recompute or ""),
     )
     params, weights, width = _active(record)
+    keys, why = _keys(record)
+    window = f"; attention over {keys:,.6g} of {seq:,} keys, the mean of the layers" if keys else ""
     of = "" if not params or params == record.params else f"; P are the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s)
         flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
+    if why:
+        width = None
+        flops |= dict.fromkeys(("tflops_hardware", "tflops_model"), (None, f"null: {why}"))
     if layers and hidden and vocab and recompute and weights and width:
         figure = tflops_hardware(
             layers=layers,
@@ -185,14 +191,22 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> De
             step_s=step_s,
             layer_weights=weights,
             attention_width=width,
+            attention_keys=keys,
         )
-        flops["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}")
+        flops["tflops_hardware"] = (figure, f"Narayanan et al. 2021 eq. 3, recompute {recompute}{window}")
     if layers and width and params:
         counted = _multiplied(record, params, weights)
         figure = tflops_model(
-            layers=layers, hidden=width, params=counted or params, seq=seq, global_batch=batch, gpus=gpus, step_s=step_s
+            layers=layers,
+            hidden=width,
+            params=counted or params,
+            seq=seq,
+            global_batch=batch,
+            gpus=gpus,
+            step_s=step_s,
+            attention_keys=keys,
         )
-        flops["tflops_model"] = (figure, MULTIPLIED if counted else f"{_EVERY}{of}")
+        flops["tflops_model"] = (figure, f"{MULTIPLIED if counted else f'{_EVERY}{of}'}{window}")
     return flops
 
 
@@ -221,6 +235,18 @@ def _active(record: Record) -> tuple[float | None, float | None, int | None]:
     mlp: MlpKind = "swiglu" if model.get("mlp") == "swiglu" else "gelu"
     shape = ModelShape(record.hidden, record.layers, record.heads, mlp=mlp, **sizes)
     return record.params, shape.layer_weights, shape.query_width
+
+
+def _keys(record: Record) -> tuple[float | None, str]:
+    """`attention_keys` of a record: of another program's log as its arguments state it, of a run of ours as the
+    arguments do that it gives Megatron-LM."""
+    engine = record.settings.get("engine")
+    words = engine.get("megatron_args") if isinstance(engine, dict) else None
+    arguments = of_options(words) if isinstance(words, list) and all(isinstance(word, str) for word in words) else {}
+    given = record.settings.get("arguments")
+    if isinstance(given, dict):
+        arguments = {**arguments, **{name: str(text) for name, text in given.items()}}
+    return attention_keys(arguments, record.seq, record.layers)
 
 
 _OF_PROGRAM = 2.5  # times what the program prints by its own formula, which may leave out or repeat a part

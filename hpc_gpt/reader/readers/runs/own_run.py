@@ -92,7 +92,7 @@ def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False)
     if jobs := after_table(run.path):
         over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
-    if resolved.command is not None and (note := order_note(run, resolved.command)):
+    if note := order_note(run):
         draft.flag(note, OF_CHECKPOINTS)
     versions = read_stored(run.path / "provenance.json").get("versions") or {}
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")

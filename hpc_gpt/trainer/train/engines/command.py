@@ -197,7 +197,7 @@ class CommandRank(ForeignRank):
         print(f"{resolved.name}: once {per} on {resolved.gpus} x {device}: {self._name}", flush=True)
         if checkpoint is not None:
             print(f"resumes from {checkpoint}", flush=True)
-        if note := order_note(self._run, self._command):
+        if note := order_note(self._run):
             print(f"note: {note}", flush=True)
 
     # --- its end
