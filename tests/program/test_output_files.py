@@ -4,13 +4,15 @@ import gzip
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.ends.end_policy import first_failure
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.trainer.program.output_files import copied_files, copy_more, make_outputs
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import wait_until
@@ -134,3 +136,12 @@ def test_on_this_machine_they_are_there_before_the_first_line(tmp_path, elsewher
     (run,) = list_runs(tmp_path / "logs")
     log = RunFolder(run.path).attempt(1).log
     wait_until(lambda: log.read_text() == "said\nmore\nnotify: ended: the command ended with exit code 9\n")
+
+
+def test_a_line_of_megabytes_without_a_blank_is_searched_once(attempt: Path) -> None:
+    """A script that printed one ended as `error`: the chain's answer took longer than job.sh waits for it."""
+    began = time.process_time()
+    for name in ("n3", "x" * 40_000):
+        (attempt / "log").write_text(f"{'x' * 40_000}\nsrun: error: {name}: task 1: Killed\n")
+        assert first_failure(Attempt(attempt)) == f"{name}: task 1: Killed"
+    assert time.process_time() - began < 2

@@ -218,8 +218,10 @@ def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
 
 # Messages of slurmstepd and srun in an attempt's log.
 _NODE_FAILED = re.compile(rb"Node failure on")
+# The node's name begins a word: a word of megabytes, as of a line without blanks, is then tried once, not at each byte.
 _RANK_FAILED = re.compile(
-    rb"((?:[^ \n]+: )?tasks? [\d,-]+: (?:Exited with exit code \d+|Killed|Aborted|Segmentation fault|Bus error).*)"
+    rb"((?:(?<![^ \n])[^ \n]+: )?tasks? [\d,-]+: "
+    rb"(?:Exited with exit code \d+|Killed|Aborted|Segmentation fault|Bus error).*)"
 )
 _PREEMPTED = re.compile(rb"CANCELLED AT .* DUE TO PREEMPTION")
 
