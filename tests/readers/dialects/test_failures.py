@@ -75,7 +75,7 @@ def test_an_error_of_cuda_is_read_by_number_name_and_words(code: int) -> None:
 
 
 def test_every_family_has_a_line_with_its_class_and_advice() -> None:
-    """failures.txt: class, rank, node and cure, and below them lines that report this one failure, in their words; or none."""
+    """failures.txt: class, rank, node and cure, or none, and below them lines that report this one failure."""
     stated, kind = set(), ""
     for line in FAILURES.read_text(encoding="utf-8").splitlines():
         if not line.startswith("> "):

@@ -46,7 +46,9 @@ _DAMAGED = (
     "the file was cut off or is none of this kind: copy or download it again (a few hundred bytes are a git-lfs pointer),"
     " or resume an older checkpoint"
 )
-_NEWER_FILE = "a newer version of the library wrote the file: install that version (pip install -U tokenizers transformers)"
+_NEWER_FILE = (
+    "a newer version of the library wrote the file: install that version (pip install -U tokenizers transformers)"
+)
 _UNFINISHED = "the checkpoint was never finished: resume an earlier one, and remove or rename this one"
 _PICKLED = "torch 2.6 and later load weights only: torch.load(…, weights_only=False) for a file that you trust"
 _DISK = (

@@ -2,15 +2,16 @@
 
 import re
 
-# A variable with its value, as `env`, `export -p` and `declare -x` print it. A logger's line of `key=value` has a level.
+# A variable with its value, as `env`, `export -p` and `declare -x` print it. A logger's `key=value` line has a level.
 _VARIABLE = re.compile(r"^\s{0,8}(?:export |declare -x )?[A-Za-z_]\w{0,80}=(?!.{0,400}\blevel=)")
 # A quoted string with a placeholder, as source code has it before it is filled in.
 _TEMPLATE = re.compile(r"""(?P<quote>["'])[^"'\n]{0,400}?\{[A-Za-z_][^{}"'\n]{0,80}\}[^"'\n]{0,400}?(?:(?P=quote)|$)""")
 # What the words before and after say of something that has not happened. An exception's or an error's line does report.
 _REPORTS = re.compile(r"(?:Error|Exception)\b|\b(?:ERROR|FATAL|CRITICAL)\b")
 _BEFORE = re.compile(
-    r"(?i)\b(?:(?:to|will|would|can|may|might|could|should|helps?) (?:help )?(?:to )?(?:avoid|prevent|reduce|cause|lead to)"
-    r"|avoids|avoiding|prevents|preventing|in case of|the risk of|without|if you (?:see|get|hit|face|run into|encounter))"
+    r"(?i)\b(?:(?:to|will|would|can|may|might|could|should|helps?) (?:help )?(?:to )?"
+    r"(?:avoid|prevent|reduce|cause|lead to)|avoids|avoiding|prevents|preventing|in case of|the risk of|without"
+    r"|if you (?:see|get|hit|face|run into|encounter))"
     r" (?:[\w-]{1,20} ){0,4}$"
 )
 _AFTER = re.compile(r"(?i)[^.:;\n]{0,60}?\b(?:is|are|was|were|be) (?:avoided|prevented|unlikely|handled|ignored)\b")
