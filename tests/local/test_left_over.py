@@ -74,9 +74,7 @@ def controller(run: RunFolder) -> int:
         pytest.param("ranks", "", marks=pytest.mark.long),
     ],
 )
-def test_what_a_killed_controller_leaves_keeps_its_gpu_and_run(
-    gpu, tmp_path, rank_template, kind: str, closes: str
-) -> None:
+def test_what_a_killed_controller_leaves_keeps_its_gpu(gpu, tmp_path, rank_template, kind: str, closes: str) -> None:
     """As torchrun's workers the first closes what it inherits, the GPU's lock with it."""
     hpc_gpt("submit", *program(tmp_path, rank_template, kind, closes), code=0)
     run, pid = newest(), pid_of(tmp_path)

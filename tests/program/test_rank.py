@@ -317,7 +317,7 @@ def test_a_training_of_nan_up_to_its_end_is_that(task) -> None:
 
 
 @pytest.mark.parametrize("reaches", [True, False])
-def test_slurms_signal_is_passed_on_to_a_program_that_it_does_not_reach(monkeypatch, reaches: bool) -> None:
+def test_slurms_signal_is_passed_on_where_it_does_not_reach(monkeypatch, reaches: bool) -> None:
     """proctrack/cgroup signals the task alone, proctrack/linuxproc all that it has started, which must not get two."""
     monkeypatch.setattr(command, "_REACHES_S", 0.2)
     witness, program = (subprocess.Popen(["sleep", "600"]) for _ in range(2))

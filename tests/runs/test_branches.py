@@ -131,7 +131,7 @@ def test_a_training_removes_nothing_that_an_export_reads(first):
     assert list((first.path / "branches").iterdir()) == []
 
 
-def test_a_dead_readers_note_of_the_same_host_and_pid_is_replaced(first):
+def test_a_dead_readers_note_of_the_same_pid_is_replaced(first):
     """As a container has it after a restart; and a process that reads in two places reads until both have ended."""
     own = process_holder(os.getpid())
     (first.path / "branches").mkdir(exist_ok=True)

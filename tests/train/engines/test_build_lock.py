@@ -53,7 +53,7 @@ def age(lock: Path, by_s: float) -> None:
     os.utime(lock, (time.time() - by_s,) * 2)
 
 
-def test_who_looks_at_a_new_file_does_not_keep_its_maker_from_locking_it(lock: Path, monkeypatch) -> None:
+def test_who_looks_at_a_new_file_keeps_no_maker_from_locking_it(lock: Path, monkeypatch) -> None:
     opens, looks = os.open, list[int]()
 
     def open_and_be_seen(path: Path, *words: int) -> int:
