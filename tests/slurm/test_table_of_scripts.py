@@ -25,8 +25,8 @@ from tests.slurm.test_job_scripts import of_a_user
 
 TABLE = Path(__file__).with_name("job_scripts.txt")
 WAYS = ("sbatch", "submit")
-# Those of `make test`: an end, a handled failure, a trap that kills its group, and a requeue by the script itself.
-QUICK = ("exit-0", "exit-143-after-the-last-step", "trap-exit-kill-0", "missing-or-true")
+# Those of `make test`: an end by a signal, a failure that the script handles, and a signal of its own that is not due.
+QUICK = ("exit-143-after-the-last-step", "or-echo", "own-signal-to-the-shell-not-due")
 # A job in one of these is not over.
 UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED")
 MOST_STARTS = 4  # of any row; the one that has more is started without end
@@ -125,7 +125,7 @@ class Table:
             self._looked = time.monotonic()
             self._end_the_endless()
         found = self._shown.get(str(folder), [])
-        return sorted(found, key=lambda job: (int(job.get("ArrayJobId", job["JobId"])), int(job["JobId"])))
+        return sorted(found, key=lambda job: (int(array_of(job)), int(job.get("ArrayTaskId", 0)), int(job["JobId"])))
 
     def ended(self, row: Row, way: str) -> Ended:
         """Waits for its end by that way."""
@@ -176,13 +176,11 @@ class Table:
 
     def _files(self, row: Row, folder: Path, jobs: list[dict[str, str]]) -> dict[str, list[str]]:
         """{name: lines} of what the script made, without what differs from job to job."""
-        names = {
-            job[key]: f"JOB{number}" if number else "JOB"
-            for number, job in enumerate(jobs)
-            for key in JOB_IDS & job.keys()
-        }
+        ids = dict.fromkeys(array_of(job) for job in jobs)
+        names = {job_id: f"JOB{number}" if number else "JOB" for number, job_id in enumerate(ids)}
 
         def alike(text: str) -> str:
+            text = text.replace(str(folder), "FOLDER")
             text = re.sub("|".join(rf"(?<!\d){name}(?!\d)" for name in names), lambda found: names[found[0]], text)
             for pattern, word in DIFFERS:
                 text = re.sub(pattern, word, text)
@@ -206,14 +204,19 @@ class Table:
                     self.launcher.cluster.run("scancel", job["JobId"])
 
 
-JOB_IDS = {"JobId", "ArrayJobId"}
 DIFFERS = (
-    (r"slurmstepd-\S+ error: \*\*\* JOB \d* ?.* DUE TO JOB REQUEUE \*\*\*\n", ""),  # it comes or not
+    # Slurm's words on the job, which hpc-gpt leaves in the run's own slurm-JOB.out, and srun's on nodes that are busy.
+    (r"(?m)^slurmstepd-\S+ error: \*\*\* JOB .*\n|^srun: (?:Job \w+ step creation|Step created) .*\n", ""),
     (r"(?<![\w-])q\d(?!\d)", "NODE"),
     (r"(?<!\S)/\S{1,400}/slurm_script(?!\w)", "SCRIPT"),
-    (r"(line \d+: +)\d+ ", r"\1PID "),
+    (r"(line \d+:) +\d+ ", r"\1 PID "),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "TIME"),
 )
+
+
+def array_of(job: dict[str, str]) -> str:
+    """The id of its array, else its own."""
+    return job.get("ArrayJobId", job["JobId"])
 
 
 def starts_of(jobs: list[dict[str, str]]) -> int:
