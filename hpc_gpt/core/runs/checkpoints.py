@@ -284,12 +284,13 @@ def checkpoint_step(run: RunFolder, command: Command, path: Path) -> int:
     number = number_in(path, _pattern(run, command))
     if number >= 0:
         return number
-    made, step = path.stat().st_mtime, 0
-    for attempt in run.attempts():
+    made = path.stat().st_mtime
+    # The last step before it: that of a second stage may be smaller than one of the first.
+    for attempt in reversed(run.attempts()):
         for line in stored_lines_from_end(attempt.metrics):
-            if float(line.get("time") or 0.0) <= made:
-                step = _last_step(line) or step  # that of a second stage may be smaller
-    return step
+            if float(line.get("time") or 0.0) <= made and (step := _last_step(line)):
+                return step
+    return 0
 
 
 def _last_step(line: Mapping[str, object]) -> int:
