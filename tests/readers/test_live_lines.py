@@ -3,6 +3,7 @@
 import pytest
 
 from hpc_gpt.reader.readers.live_lines import LiveLines
+from hpc_gpt.trainer.program.process import said_by
 
 TORCHTITAN = "step: 20  loss:  4.2  grad_norm:  1.1  memory: 20.00GiB(25.00%)  tps: 8,000  tflops: 50.00  mfu: 16.00%"
 
@@ -137,7 +138,7 @@ SCRIPT, RESET = ["job ends"] * 24, "RuntimeError: Connection reset by peer"
         ([*TRAINS, "bash: line 3: nvidia: command not found"], None),
         (["bash: line 3: nvidia: command not found"], "nvidia: command not found"),
         ([KEY, *SCRIPT], KEY),
-        ([KEY, *SCRIPT, "and one line more"], None),
+        ([KEY, *SCRIPT, "and one line more"], KEY),  # seconds count, not lines
         ([*TRAINS, "Exception ignored in: <function x>", KEY], None),
         ([*TRAINS, KEY, "  7%|▋         | 7/100 [00:01<00:13,  7.00it/s]"], None),
         (
@@ -151,4 +152,5 @@ def test_why_a_program_ended(lines: list[str], why: str | None) -> None:
     live = LiveLines()
     for line in lines:
         live.take(line)
-    assert (live.end_failure and live.end_failure.message) == why
+    failed = said_by(live).failed
+    assert (failed and failed.cause) == why

@@ -56,7 +56,7 @@ train free nothing least=1: log_every=10 max_failed_saves=3
 train free nothing of_our_loop added: save_at=() profile_steps=()
 train free nothing above=0 of_our_loop added: save_minutes
 job free nothing: name time comment mem cpus_per_task dependency exclusive signal_lead_s retry_pause_s preflight
-    spare_nodes sbatch=() srun=()
+    retry_after_exit_0=False spare_nodes sbatch=() srun=()
 job free nothing above=0: max_gpu_hours
 job free nothing of_site: partition account qos constraint reservation nodelist exclude
 command never speed added: args=()
