@@ -168,7 +168,8 @@ class Attempt:
 
         `rank` and `node` are those at fault, if they are known; `note` says what may be wrong beside `done`.
         """
-        cause, note = (hide_secrets(text) if text else text for text in (cause, note))
+        cause = hide_secrets(cause) if cause else cause
+        note = hide_secrets(note) if note else note
         end: dict[str, Any] = {"ended": ended, "cause": cause, "step": step, "time": time.time(), "requeue": requeue}
         # Only the attempt itself knows when it ends: what is written of one that was lost comes later.
         own = os.environ.get("HPC_GPT_ATTEMPT") == self.folder.name
