@@ -108,7 +108,7 @@ def with_checkpoints(run: RunFolder, pattern: str) -> Command:
     return found
 
 
-def test_the_step_decides_and_a_note_says_if_the_time_differs(run: RunFolder) -> None:
+def test_the_step_decides_and_a_note_says_if_time_differs(run: RunFolder) -> None:
     asked = with_checkpoints(run, "{run}/out/*.ckpt")
     make(run, "out/step=100-val_loss=2.91.ckpt", "out/epoch=1-step=300-val_loss=2.07.ckpt")
     assert newest_checkpoint(run, asked) == run.path / "out/epoch=1-step=300-val_loss=2.07.ckpt"

@@ -123,7 +123,7 @@ def test_a_name_means_no_run_of_another_experiment_in_its_folder():
     assert set(find_runs(["x_y"], logs_dir())) == {one, other}
 
 
-def test_a_folder_that_the_locale_cannot_name_is_one_line(tmp_path):
+def test_a_folder_that_the_locale_cannot_name_is_an_error(tmp_path):
     code = (
         "from hpc_gpt.core.runs.run_folder import claim_folder; from pathlib import Path; claim_folder(Path('\\u5b9e'))"
     )

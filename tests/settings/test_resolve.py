@@ -366,7 +366,7 @@ def test_letters_of_any_script_stay_and_two_long_names_stay_two(name, most):
     assert folder_name(f"{name}a", most) != folder_name(f"{name}b", most)
 
 
-def test_a_jobs_name_leaves_room_for_its_number():
+def test_a_jobs_name_leaves_room_for_its_outputs_number():
     experiment = load_experiment("demo", {"name": "实验" * 100})
     name = resolve(experiment, ClusterProfile(name="x")).job.name
     assert len(f"{name}-4294967295_4294967295.out".encode()) <= 255

@@ -135,8 +135,7 @@ def is_name_letter(letter: str) -> bool:
     ASCII, which a shell or a pattern may take for its own."""
     if letter.isascii():
         return letter.isalnum() or letter in "._-"
-    category = unicodedata.category(letter)
-    return category[0] not in "CZ" or category == "Cn"  # a letter that this Python does not know yet
+    return letter.isprintable()
 
 
 def config_hash(resolved: Sized) -> str:

@@ -74,7 +74,7 @@ def test_attention_over_a_window_counts_its_keys(window, keys, recompute):
     assert not record.flags
 
 
-def test_of_a_window_of_unknown_layers_the_figures_are_absent():
+def test_a_window_of_unknown_layers_gives_no_figures():
     record = log_of(window_size="(127, 0)", window_attn_skip_freq="[1, 0]", recompute_granularity="None").record
     assert [record.tflops_hardware, record.tflops_model, record.mfu, record.hfu] == [None] * 4
     assert record.tflops_seed is not None, "it counts no attention"
