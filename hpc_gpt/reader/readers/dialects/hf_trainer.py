@@ -51,7 +51,6 @@ _TOTALS = {
     "train_steps_per_second": "steps_rounded", "train_loss": "loss_mean",
 }  # fmt: skip
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
-_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "window_size", "attention_chunk_size")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
 
@@ -225,12 +224,12 @@ DIALECT = Dialect(
         # Attention over a window, as `runs.windows` reads it.
         *(
             Pattern(
-                "argument",
-                rf"(?P<key>\"{name}\"): (?P<value>\d{{1,12}}|true|false|null)(?=,|\s*$)",
-                f'"{name}": ',
-                weak=True,
+                "argument", rf"(?P<key>\"{key}\"): (?P<value>\d{{1,12}}|true|false|null)(?=,|\s*$)", literal, weak=True
             )
-            for name in _WINDOWS
+            for key, literal in (
+                ("(?:use_sliding_window|sliding_window|max_window_layers|window_size)", "window"),
+                ("attention_chunk_size", "attention_chunk_size"),
+            )
         ),
         # A model of several: which sizes are of which is not read.
         Pattern("argument", r"(?P<key>\"(?:text|vision|audio)_config\"): (?P<value>\{)", literal='_config": {'),

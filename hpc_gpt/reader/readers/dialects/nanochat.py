@@ -67,7 +67,10 @@ DIALECT = Dialect(
             for name in _MODEL
         ),
         Pattern(
-            "argument", LINE_START + r"(?P<key>\"window_pattern\"): (?P<value>\"[SLsl]{1,64}\")(?=,?\s*$)", weak=True
+            "argument",
+            LINE_START + r"(?P<key>\"window_pattern\"): (?P<value>\"[SLsl]{1,64}\")(?=,?\s*$)",
+            literal='"window_pattern": ',
+            weak=True,
         ),
         Pattern(
             "fact", LINE_START + rf"total {{10,24}}: (?P<params>{INT})" + END, literal="total          ", weak=True
