@@ -89,7 +89,7 @@ def _lines(answer: Why) -> list[str]:
         lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
     if answer.chain and not answer.status:  # the status has it
         lines.append(f"chain    {answer.chain}")
-    lines += [f"note     {note}" for note in answer.notes]
+    lines += [f"note     {one_line(note)}" for note in answer.notes]
     if answer.exclude:
         lines.append(f"exclude  {answer.exclude}")
     if len(answer.attempts) > (last is not None):
@@ -106,8 +106,6 @@ def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
     cause, failure = last.cause, last.failure
     if answer.text and answer.text != answer.ended != "done":
         lines.append(f"cause    {answer.text}")
-    if last.note:
-        lines.append(f"note     {one_line(last.note)}")
     if cause.rank is not None:
         lines.append(f"rank     {cause.rank}")
     if cause.node:

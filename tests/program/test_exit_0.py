@@ -210,15 +210,13 @@ def test_a_script_here_has_one_start_and_a_note(tmp_path: Path, lines: str, ende
     run = newest()
     assert ([each.number for each in run.attempts()], run.attempt(1).ended()["ended"]) == ([1], ended)
     (record,) = json.loads(in_process("report", "--json", str(run.path)).stdout)["records"]
-    said = json.loads(in_process("why", "--json", str(run.path)).stdout)["note"] or ""
-    assert (record["ended"], [each for each in record["flags"] if "its log says" in each]) == (
-        ended,
-        [said] * bool(note),
-    )
-    assert note in said
-    if note:
-        assert said.startswith("exit code 0, but its log says ")
-        assert f"note     {said}" in in_process("why", str(run.path)).stdout
+    notes = json.loads(in_process("why", "--json", str(run.path)).stdout)["notes"]
+    assert (record["ended"], [each for each in record["flags"] if "its log says" in each]) == (ended, notes)
+    assert len(notes) == bool(note)
+    for text in notes:
+        assert text.startswith("exit code 0, but its log says ")
+        assert note in text
+        assert f"note     {text}" in in_process("why", str(run.path)).stdout
 
 
 def test_a_program_of_ones_own_is_not_done_either(tmp_path: Path) -> None:

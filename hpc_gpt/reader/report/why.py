@@ -168,7 +168,8 @@ class Why:
     @property
     def notes(self) -> list[str]:
         """What looks wrong beside the end itself."""
-        return [flag for flag, kind in self.record.all_flags if kind == OF_CHECKPOINTS]
+        of_end = [self.last.note] if self.last is not None and self.last.note else []
+        return [*of_end, *(flag for flag, kind in self.record.all_flags if kind == OF_CHECKPOINTS)]
 
     @property
     def failed_nodes(self) -> list[str]:
@@ -203,7 +204,7 @@ class Why:
         """For JSON: the last attempt's cause on top, then every attempt's."""
         last = self.last.to_dict() if self.last else {}
         top = {key: last.get(key) for key in ("cause", "rank", "node", "failed_node", "file", "line", "sure")}
-        top |= {"cause": self.text, "note": last.get("note")}
+        top |= {"cause": self.text}
         return {
             "schema": SCHEMA,
             "run": self.record.run,
