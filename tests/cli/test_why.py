@@ -203,7 +203,7 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
         f"rank # lost another rank: RuntimeError: Read error: Connection reset by peer {end}": count
         for end, count in (("#", 10), ("##", 2))
     }
-    nothing = {"others": [], "survived": [], "followed": {"count": 0, "words": {}}}
+    nothing = {"note": None, "others": [], "survived": [], "followed": {"count": 0, "words": {}}}
     answer = json.loads(short(json.dumps(why_json(run.run_id))))
     assert answer.pop("attempts") == [
         {
@@ -221,6 +221,7 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
             "ended": "gpu_memory",
             "cause": "rank 3: OOM",
             **place,
+            "note": None,
             "others": others,
             "survived": [],
             "followed": {"count": 12, "words": then},
