@@ -18,7 +18,7 @@ from tests.readers.made_logs import OOM, TIME_LIMIT, WORLD, step, timeout
 
 KEYS = {
     "schema", "run", "name", "job_id", "ended", "cause", "rank", "node", "failed_node", "file", "line", "sure", "lines",
-    "retry", "means", "to_do", "exclude", "chain", "attempts", "unread", "status",
+    "retry", "means", "to_do", "exclude", "chain", "notes", "attempts", "unread", "status",
 }  # fmt: skip
 
 
@@ -238,6 +238,7 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
         "retry": False,
         "exclude": None,
         "chain": None,
+        "notes": [],
         "unread": [],
         "means": "a GPU has too little memory for the model, the batch and what the allocator holds",
         "to_do": ALL.partition("to do    ")[2].partition("\n")[0],
