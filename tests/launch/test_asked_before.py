@@ -138,24 +138,31 @@ def test_a_reason_is_explained_and_stands_beside(reason: str, words: str) -> Non
 
 
 def test_limits_of_user_account_and_qos_are_those_of_sacctmgr(says, tmp_path: Path) -> None:
-    """Of jobs of this user in this account, of the account's, of the QOS's: each counts its own, and no ended ones."""
+    """Of jobs of this user in this account, and of the account: each counts its own, and no ended ones. Those of a QOS
+    are in place of them."""
     me = getpass.getuser()
     config = "MaxJobCount = 12\nMaxArraySize = 5\nAccountingStorageEnforce = associations,limits\nClusterName = far\n"
-    shown = [("PENDING", me, "a", "q"), ("RUNNING", me, "a", "q"), ("RUNNING", me, "b", "q"),
-             ("RUNNING", "x", "a", "q"), ("RUNNING", "y", "a", "p"), ("FAILED", me, "a", "q"),
-             ("PENDING", "z", "b", "p")]  # fmt: skip
+    shown = [("PENDING", me, "a", "q", "c"), ("RUNNING", me, "a", "q", "c"), ("RUNNING", me, "b", "q", "c"),
+             ("RUNNING", "x", "a", "q", "c"), ("RUNNING", "y", "a", "p", "c"), ("FAILED", me, "a", "q", "c"),
+             ("PENDING", "z", "b", "p", "c")]  # fmt: skip
     accounting = (
-        f"user a\nassoc {me}||2|90|q\nassoc {me}|other|1|1|r\nassoc x||1|1|q\nassoc ||1|4|\nqos 3||4\nqos |3|\n"
+        f"user a\nassoc {me}||2|90|q|q\nassoc {me}|other|1|1|r|r\nassoc x||1|1|q|q\nassoc ||1|4||\n"
+        "qos q||{}\nqos p||3|||\n"
     )
-    says(scontrol=config, squeue="".join(f"{'|'.join(each)}\n" for each in shown), sacctmgr=accounting)
-    row = Asked(resolved := of_nodes(1), "#!/bin/bash\n")
+    squeue = "".join(f"{'|'.join(each)}\n" for each in shown)
+    says(scontrol=config, squeue=squeue, sacctmgr=accounting.format("||"))
+    row = Asked(resolved := of_nodes(1, partition="c"), "#!/bin/bash\n")
     found = [limit for limit in limits_met([row, row, row, row], tmp_path) if limit.check == "jobs"]
     assert [(limit.name.partition(" (")[2].rstrip(")"), limit.asked, limit.allowed) for limit in found] == [
         (f"MaxSubmitJobs of user {me} in account a is 2, 2 are there", 4, 0),
         ("GrpSubmitJobs of account a is 4, 4 are there", 4, 0),
+    ]
+    says(scontrol=config, squeue=squeue, sacctmgr=accounting.format("3|3|4"))
+    found = [limit for limit in limits_met([row, row, row, row], tmp_path) if limit.check == "jobs"]
+    assert [(limit.name.partition(" (")[2].rstrip(")"), limit.asked, limit.allowed) for limit in found] == [
         ("MaxSubmitJobsPerUser of QOS q is 3, 3 are there", 4, 0),
-        ("GrpSubmitJobs of QOS q is 4, 4 are there", 4, 0),
         ("MaxSubmitJobsPerAccount of QOS q is 3, 3 are there", 4, 0),
+        ("GrpSubmitJobs of QOS q is 4, 4 are there", 4, 0),
     ]
     assert {(limit.remedy, limit.refuses) for limit in found} == {
         ("submit fewer at a time, or wait until other jobs have ended", True)

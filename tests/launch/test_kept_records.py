@@ -13,6 +13,7 @@ import pytest
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.errors import SlurmUnreachable
 from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.race import Visit
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.slurm import executor
@@ -48,7 +49,7 @@ def test_a_process_that_waits_is_noted_as_the_queue(monkeypatch: pytest.MonkeyPa
     run = unsubmitted_run()
     job_id, waits = queue.start_here(run, run.resolved())
     (line,) = run.submissions()
-    assert (line["queue"], line["job_id"]) == ({"pid": int(job_id), "pid_start": line["pid_start"]}, job_id)
+    assert (line["queue"], line["job_id"]) == (process_identity(int(job_id)), job_id)
     assert waits == json.loads(run.waits_for.read_text())["words"] == "waits for run 7"
 
 

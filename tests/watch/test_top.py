@@ -1,6 +1,7 @@
 """`top` on runs made by hand: what its lines say, at two nodes and at 2,048, of a long run and of one of an earlier
 version."""
 
+import json
 import re
 import subprocess
 import sys
@@ -144,7 +145,12 @@ def test_at_2048_nodes_the_spread_and_ten_worst_are_quick():
     )
     line = [sys.executable, "-c", measured, "top", str(run.path)]
     done = [subprocess.run(line, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert min(float(each.stderr.split()[-2]) for each in done) < 1.0
+    began = time.process_time()
+    for path in attempt.heartbeats.iterdir():
+        for text in path.read_text().splitlines():
+            json.loads(text)
+    # Some five times what this processor takes to read the lines alone.
+    assert min(float(each.stderr.split()[-2]) for each in done) < 10 * (time.process_time() - began)
     said = done[0].stdout
     assert "10 of 2,048 nodes, least used first:\nnode   ranks  silent" in said
     assert re.search(r"^n0005 +8 +8 ", said, re.M)

@@ -312,7 +312,7 @@ def number_in(path: Path, pattern: str) -> int:
 
     >>> number_in(Path("out/epoch=1-step=300-val_loss=2.07.ckpt"), "out/*.ckpt")
     300
-    >>> [number_in(Path(name), "*") for name in ("checkpoint-300", "10k_steps.pt", "epoch=1-loss=2.07-v1.ckpt")]
+    >>> [number_in(Path(name), "*") for name in ("checkpoint-300", "10k_steps.pt", "best-loss=2.07.ckpt")]
     [300, 10000, -1]
     """
     parts = list(_open_parts(path, pattern))
