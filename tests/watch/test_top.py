@@ -149,8 +149,8 @@ def test_at_2048_nodes_the_spread_and_ten_worst_are_quick():
     for path in attempt.heartbeats.iterdir():
         for text in path.read_text().splitlines():
             json.loads(text)
-    # Some five times what this processor takes to read the lines alone.
-    assert min(float(each.stderr.split()[-2]) for each in done) < 10 * (time.process_time() - began)
+    # Five to twelve times what this processor takes to read the lines alone; a search for each node takes far more.
+    assert min(float(each.stderr.split()[-2]) for each in done) < 30 * (time.process_time() - began)
     said = done[0].stdout
     assert "10 of 2,048 nodes, least used first:\nnode   ranks  silent" in said
     assert re.search(r"^n0005 +8 +8 ", said, re.M)
