@@ -254,8 +254,8 @@ def test_training_on_the_plain_path_gives_the_same_losses(plain_runs: dict[str, 
     assert found["usual"]["said"] == ""
     assert set(found) == {"usual", *(use.purpose for use in CASES[case][2])}
     # A norm whose last digit differs can round a 16-bit weight otherwise; which one, the processor decides.
-    least = 2e-5 if CASES[case][1] == "bf16" else 2e-6
+    loss, norm = (2e-5, 2e-4) if CASES[case][1] == "bf16" else (2e-6, 1e-5)
     for purpose, run in found.items():
-        assert run["losses"] == pytest.approx(found["usual"]["losses"], abs=least), purpose
-        assert run["norms"] == pytest.approx(found["usual"]["norms"], rel=1e-5), purpose
+        assert run["losses"] == pytest.approx(found["usual"]["losses"], abs=loss), purpose
+        assert run["norms"] == pytest.approx(found["usual"]["norms"], rel=norm), purpose
         assert (purpose == "usual") or purpose in run["said"]
