@@ -62,7 +62,9 @@ def test_a_run_waits_for_taken_gpus_until_their_holder_is_killed(gpus, submit):
     gpus(3)
     first = submit()
     assert seen(first) == ["0,1"] * 2
-    second, third = submit(), submit("--gpus", "1", "--tp", "1")
+    second = submit()
+    wait_until(lambda: list(waiting()) == [second.run_id])
+    third = submit("--gpus", "1", "--tp", "1")
     assert [status_of(run).state for run in (first, second, third)] == ["running", "pending", "pending"]
     assert not second.attempts()
     wait_until(lambda: cause_has(second, f"waits for 2 of GPUs 0,1,2; taken: 0,1 by run {first.run_id}"))
@@ -172,6 +174,7 @@ def test_stop_and_cancel_end_the_wait(gpus, submit, verb):
 def test_a_killed_wait_is_over_and_its_place_is_free(gpus, submit):
     gpus(2)
     first, second = submit(), submit()
+    wait_until(lambda: list(waiting()) == [second.run_id])
     third = submit()
     wait_until(lambda: list(waiting()) == [second.run_id, third.run_id])
     os.kill(second.submissions()[-1]["pid"], signal.SIGKILL)
@@ -203,6 +206,7 @@ def test_requeue_puts_a_run_at_the_end_of_the_queue(gpus, submit):
     )
     first = submit(text=ends + RANK)
     second = submit()
+    wait_until(lambda: list(waiting()) == [second.run_id])  # before the run that goes to the end
     hpc_gpt("requeue", first.run_id, code=0)
     wait_until(lambda: status_of(second).state == "running")
     wait_until(lambda: status_of(first).state == "pending")
