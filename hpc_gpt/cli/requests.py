@@ -66,7 +66,8 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, yes: bool, as_json: 
         good = bool(taken)
         for made, row in taken if wait else ():
             happened, outcome = await_answer(made, lambda line: say(line, err=True))
-            say(f"{made.run.run_id}: {outcome}", err=not happened)
+            if outcome != made.message:  # it may have happened before the answer to the request
+                say(f"{made.run.run_id}: {outcome}", err=not happened)
             row |= {"happened": happened, "outcome": outcome}
             good = good and happened
     print_runs(verb, rows, as_json)
