@@ -59,7 +59,7 @@ case "$name" in
 *-slow) step_s=0.2 ;;
 *-other) loss=6.0 ;;
 *-waits) while [ ! -e "$HPC_GPT_RUN/../../go" ]; do sleep 0.1; done ;;
-*-holds) touch "$HELD" && (setsid bash -c "sleep 3; rm $HELD" >/dev/null 2>&1 &) ;;
+*-holds) touch "$HELD" && (setsid env -i bash -c "sleep 3; rm $HELD" >/dev/null 2>&1 &) ;;
 *-after) [ ! -e "$HELD" ] || exit 1 ;;
 *-hang) [ "$(ls -d "$HPC_GPT_RUN"/../* | wc -l)" = 1 ] || sleep 1000 ;;
 esac
