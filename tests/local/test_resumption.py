@@ -71,7 +71,7 @@ def test_submit_resume_with_another_layout():
 
 
 def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
-    run = ranks_that('[ "$HPC_GPT_ATTEMPT" != 1 ] || exit 1; sleep 1000')
+    run = ranks_that('[ "$HPC_GPT_ATTEMPT" != 1 ] || exit 1; exec sleep 1000')
     assert ended(run).state == "error"
     line = [sys.executable, "-m", "hpc_gpt", "submit", "--resume", run.run_id]
     both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -108,7 +108,7 @@ def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
 
 @pytest.mark.long
 def test_a_killed_controllers_lock_is_taken_by_the_next(ranks_that):
-    run = ranks_that('[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 1; sleep 1000')
+    run = ranks_that('[ "$HPC_GPT_ATTEMPT" = 1 ] || exit 1; exec sleep 1000')
     wait_until(lambda: (run.attempt(1).ranks / "0.json").exists())
     os.kill(run.submissions()[-1]["pid"], 9)
     assert ended(run).state == "error"
