@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import LONG_ALONE
 from tests.cli.command import hpc_gpt
 from tests.local.conftest import newest, status_of, wait_until
 
@@ -92,6 +93,10 @@ PROGRAMS = {
     "evaluates after": ("steps(12, 12); show(1.4 * 48)", 1, DONE, LONG_S, 3 * LONG_S),
     "silent after": ("steps(12, 12); show(3); time.sleep(900)", 1, HANG, 9, LONG_S),  # by command.hang_s
 }  # fmt: skip
+# A minute each, so `make test-long` has one of each kind, and `make test-all` has all.
+OF_EACH_KIND = ("printing thread", "second stage", "srun in the background", "at exit", "another evaluates",
+                "evaluates within", "saves within", "log written over")  # fmt: skip
+OF_EACH_PROGRAM = ("spin", "one of two is over", "one leaves early", "silent after")
 
 
 def start(folder: Path, body: str, script: str | None, tasks: int = 1, **keys: object):
@@ -132,7 +137,7 @@ def watched(run, how: str, least_s: float, most_s: float) -> tuple[str, float, s
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", OF_EACH_KIND if LONG_ALONE else SCRIPTS)
 def test_a_job_script(tmp_path: Path, name: str) -> None:
     body, script, how, least_s, most_s = SCRIPTS[name]
     ended, after_s, cause = watched(start(tmp_path / "fit", body, script), how, least_s, most_s)
@@ -141,7 +146,7 @@ def test_a_job_script(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", OF_EACH_PROGRAM if LONG_ALONE else PROGRAMS)
 def test_a_program(tmp_path: Path, name: str) -> None:
     body, tasks, how, least_s, most_s = PROGRAMS[name]
     more = {"command__hang_s": 8.0} if name == "silent after" else {}
