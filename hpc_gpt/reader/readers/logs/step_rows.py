@@ -12,6 +12,7 @@ from hpc_gpt.reader.readers.steps import NOT_FINITE, Places, StepColumn, StepTab
 
 _FIGURES = re.compile(r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b(?:nan|inf(?:inity)?)\b))")
 _MOST_SHAPES = 64
+_FEW_LINES = 2
 SUMMED = ("skipped", "nan")
 PENDING = 1024  # lines, or blocks of them, that wait before they are joined
 
@@ -117,6 +118,8 @@ class StepRows:
             for name, column in sound_columns(whole.columns, left_out).items()
             if name == "loss" or not np.isnan(column).all()
         }
+        if self.lacks_loss and self.no_loss is not None and self.no_loss < 0 and self.count > _FEW_LINES:
+            columns.pop("loss", None)  # what a stage without the loss prints in its place
         found = StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
         found.alike = self.alike
         return found
