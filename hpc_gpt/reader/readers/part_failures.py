@@ -73,7 +73,8 @@ def _in_year_of(known: float, at: float) -> float:
 def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
     """Whether a vague failure is an exception of a program that was given something it does not accept: raised within
     minutes of the start, before the first step of any part."""
-    if failure.ended != "error" or failure.to_do or not failure.raised_in or not _OF_SETUP.match(failure.message):
+    vague = failure.ended == "error" and not (failure.to_do or failure.echo)
+    if not vague or not failure.raised_in or not _OF_SETUP.match(failure.message):
         return False
     if any(prints_steps(part) or part.evals or part.saves for part in parts):
         return False

@@ -57,8 +57,8 @@ DIALECT = Dialect(
             r"(?P<words>The following tasks are unhealthy \(stopped sending heartbeats\).{0,200})"),
         # EFA's and other networks of libfabric, by NCCL's plugin and by libfabric itself
         failure("node_failure", "NET/OFI",
-            r"(?P<words>(?:NCCL WARN )?NET/OFI (?:Request \S{1,40} completed with error|.{0,80}\b[Rr]ail \d{1,3}\b.{0,60}"
-            r"(?:[Ff]ailed|[Ee]rror|down)|.{0,200}Unresponsive receiver).{0,300})"),
+            r"(?P<words>(?:NCCL WARN )?NET/OFI (?:Request \S{1,40} completed with error|(?=.{0,200}\b[Rr]ails?\b).{0,80}"
+            r"(?:[Ff]ailed|[Ee]rror|\bdown|[Uu]nexpected)|.{0,200}Unresponsive receiver).{0,300})"),
         failure("node_failure", "libfabric:",
             r"(?P<words>libfabric:\d.{0,120}<warn> .{0,80}(?:Unresponsive|[Uu]nreachable|err: \d).{0,300})"),
         # A link that gave up; status 5 (flushed) and the others follow from that, here or at the peer.

@@ -79,6 +79,23 @@ _CERTIFICATES = (
     " variable"
 )
 _CONFIGURATION = "correct the option or key that the message names: this version of the program does not know it, or not with that value"
+_OTHER_CHECKPOINT = (
+    "the checkpoint is of another model, optimizer or version: resume with what it was saved with, or load its weights"
+    " alone"
+)
+_REGISTER = (
+    "InfiniBand could not use this memory: report the node (nvidia-peermem, its driver), or start without it"
+    " (NCCL_NET_GDR_LEVEL=LOC)"
+)
+_OFI = "NCCL's network plugin failed: the versions of aws-ofi-nccl, libfabric and NCCL must fit each other (FI_PROVIDER names it)"
+_NODE_OF_RAY = (
+    "Ray lost a node: see in its raylet.out and in Slurm's accounting which, and why; exclude it if it is broken"
+)
+_DATA_WORKERS = "a data worker died, most often for want of memory: ask for more (--mem), or start fewer workers"
+_CUDA_KERNEL = (
+    "a kernel read or wrote outside its memory: find it with CUDA_LAUNCH_BLOCKING=1; Xid in dmesg is a GPU's fault"
+)
+_CONTROLLER = "Slurm's controller did not answer in time: submit again"
 _MODEL_FOLDER = "name a folder that holds the model's config, weights and tokenizer, and that the nodes see"
 _NEWER_LIBRARY = "install the version that the message asks for into the environment of the job"
 # Ranks that wait for others that never came; causes.py lets none of them exclude a node.
@@ -250,6 +267,15 @@ DIALECT = Dialect(
             line="Duplicate GPU detected"),
         *failure_family("user_error", _LOCKED,
             says="ibv_…failed with error Cannot allocate memory | locked memory limit"),
+        *failure_family("error", _REGISTER, says="Call to ibv_reg_mr…failed with error", echo=True),
+        *failure_family("error", _OFI, echo=True,
+            says="NET/OFI Creating new endpoint…failed | NET/OFI Couldn't open | NET/OFI Unable to find a protocol"),
+        *failure_family("error", _CONTROLLER,
+            says=("Unable to confirm allocation…timed out | Unable to create step…timed out | "
+            "Unable to allocate resources: …timed out | allocate failed: Socket timed out | "
+            "Unable to contact slurm controller")),
+        *failure_family("node_failure", _NODE_OF_RAY, raised_as="NodeDiedError", says="because its node has died",
+            line="Owner's node has crashed"),
         *failure_family("user_error", CONTAINER,
             line="error: pyxis: | error: spank: | FATAL:   could not open image | FATAL:   container creation failed",
             says="could not open image | container creation failed | error during container init | enroot-"),
@@ -266,7 +292,9 @@ DIALECT = Dialect(
             says=("No space left on device: '/dev/shm | "
             "posix_fallocate failed | unable to mmap | unable to open shared memory object | "
             "unable to write to file </torch_ | out of shared memory"),
-            line="Error while creating shared memory segment | failed to extend /dev/shm | insufficient shared memory (shm)"),
+            line="Error while creating shared memory segment | failed to extend /dev/shm | insufficient shared memory (shm) | "
+            "Bus error: nonexistent physical address"),
+        *failure_family("error", _DATA_WORKERS, says="background workers are no longer alive"),
         *failure_family("error", _COLLECTIVE,
             says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
         # --- names and interfaces of the network between the nodes, then the world outside
@@ -298,6 +326,9 @@ DIALECT = Dialect(
             "cannot find the requested files in the | all connection attempts failed | "
             "connection to …huggingface.co timed out"), line="could not resolve host:"),
         *failure_family("user_error", _NO_INTERNET, line="thrown while requesting", echo=True),
+        *failure_family("user_error", _OTHER_CHECKPOINT,
+            says=("Missing key in checkpoint | Unexpected key in checkpoint | _OptimStateKey | size mismatch for | "
+            "loaded state dict contains a parameter group | Missing key(s) in state_dict")),
         # --- files that are damaged, of another version, or not whole
         *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),
         *failure_family("data", _UNFINISHED, says="No such file or directory: '…/.metadata'"),
@@ -319,6 +350,9 @@ DIALECT = Dialect(
             says=("[Errno 5] | [Errno 30] | [Errno 107] | [Errno 108] | [Errno 112] | [Errno 116] | [Errno 121] | "
             "stale file handle | stale NFS file handle | input/output error | read-only file system | "
             "transport endpoint")),
+        # --- kernels
+        *failure_family("user_error", _WHEEL, raised_as="CompilationError"),
+        *failure_family("error", _CUDA_KERNEL, says="an illegal memory access | misaligned address | an illegal instruction"),
         # --- AMD's
         *failure_family("gpu_memory", _AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
         *failure_family("error", _KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),
