@@ -63,6 +63,7 @@ from hpc_gpt.reader.readers.part_failures import (
     last_setting,
     last_step_at,
     prints_steps,
+    raised_in_worker,
     with_years,
 )
 
@@ -163,6 +164,9 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    if (inner := raised_in_worker(chosen, causes)) is not chosen:
+        causes = [inner if each.place == inner.place else each for each in causes if each is not chosen]
+        chosen = inner
     if is_of_setup(chosen, parts):
         chosen = _replaced(chosen, causes, ended="user_error", to_do=OF_SETUP)
     if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:

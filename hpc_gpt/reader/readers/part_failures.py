@@ -28,6 +28,11 @@ _OF_SETUP = re.compile(
     r"(?:[\w.]{1,200}\()?(?:[A-Za-z_]\w*\.)*(?:(?:Value|Key|Type|Attribute|NotImplemented|Assertion)Error\b"
     r"|(?:OS|IO)Error: (?!\[Errno (?!2\b|13\b|20\b|21\b|22\b)).{0,400}?(?:^|[\s'\"(])\.{0,2}/\w)"
 )
+# Code that reads what a program is given, which raises these too.
+_OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
+_READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
+# torch's, of a worker process, before the traceback of its own exception.
+_CAUGHT_IN_WORKER = re.compile(r"\bCaught \w{1,80} in (?:DataLoader worker process|pin memory thread|replica) \d{1,7}")
 _SETUP_S = 900.0
 _SETUP_LINES = 4000  # where the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
@@ -70,11 +75,31 @@ def _in_year_of(known: float, at: float) -> float:
     return min((moment.replace(year=year + of).timestamp() for of in (-1, 0, 1)), key=lambda each: abs(each - known))
 
 
+def raised_in_worker(failure: Failure, causes: Sequence[Failure]) -> Failure:
+    """The exception of a data worker that the failure announces, with its class if that says more; else the failure."""
+    if not _CAUGHT_IN_WORKER.search(failure.message):
+        return failure
+    inner = next(
+        (
+            each
+            for each in causes
+            if each.place.file == failure.place.file
+            and 0 < each.place.line - failure.place.line <= _LONGEST_TRACEBACK
+            and each.rank == failure.rank
+            and each.ended == "error"
+            and not each.to_do
+        ),
+        None,
+    )
+    return failure if inner is None else replace(inner, ended=failure.ended, to_do=failure.to_do)
+
+
 def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
     """Whether a vague failure is an exception of a program that was given something it does not accept: raised within
     minutes of the start, before the first step of any part."""
     vague = failure.ended == "error" and not (failure.to_do or failure.echo)
-    if not vague or not failure.raised_in or not _OF_SETUP.match(failure.message):
+    of_given = _OF_GIVEN.match(failure.message) and _READS_GIVEN.search(failure.raised_in)
+    if not vague or not failure.raised_in or not (of_given or _OF_SETUP.match(failure.message)):
         return False
     if any(prints_steps(part) or part.evals or part.saves for part in parts):
         return False

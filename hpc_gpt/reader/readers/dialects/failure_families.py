@@ -95,6 +95,7 @@ _DATA_WORKERS = "a data worker died, most often for want of memory: ask for more
 _CUDA_KERNEL = (
     "a kernel read or wrote outside its memory: find it with CUDA_LAUNCH_BLOCKING=1; Xid in dmesg is a GPU's fault"
 )
+_SERVER = "the server that the program asked closed the connection: read its log for why it ended"
 _CONTROLLER = "Slurm's controller did not answer in time: submit again"
 _MODEL_FOLDER = "name a folder that holds the model's config, weights and tokenizer, and that the nodes see"
 _NEWER_LIBRARY = "install the version that the message asks for into the environment of the job"
@@ -207,7 +208,7 @@ DIALECT = Dialect(
         *_cuda(34, "StubLibrary", "CUDA driver is a stub library", "user_error", _WHEEL),
         *_cuda(98, "InvalidDeviceFunction", "invalid device function", "user_error", _WHEEL),
         *failure_family("user_error", _WHEEL,
-            says=("driver on your system is too old | Torch not compiled with | undefined symbol: | "
+            says=("driver on your system is too old | Could not load lib | Torch not compiled with | undefined symbol: | "
             "version `GLIBC…' not found | version `CXXABI…' not found | cannot open shared object file | "
             "binary incompatibility | compiled against API version | compiled using NumPy 1 | "
             "does not match the version torch was compiled with | does not have the same CUDA version | "
@@ -327,8 +328,9 @@ DIALECT = Dialect(
             "connection to …huggingface.co timed out"), line="could not resolve host:"),
         *failure_family("user_error", _NO_INTERNET, line="thrown while requesting", echo=True),
         *failure_family("user_error", _OTHER_CHECKPOINT,
-            says=("Missing key in checkpoint | Unexpected key in checkpoint | _OptimStateKey | size mismatch for | "
+            says=("Restoring state from a different dataset | Missing key in checkpoint | Unexpected key in checkpoint | _OptimStateKey | size mismatch for | "
             "loaded state dict contains a parameter group | Missing key(s) in state_dict")),
+        *failure_family("error", _SERVER, says="Remote end closed connection without response"),
         # --- files that are damaged, of another version, or not whole
         *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),
         *failure_family("data", _UNFINISHED, says="No such file or directory: '…/.metadata'"),
