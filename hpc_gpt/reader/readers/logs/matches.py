@@ -232,9 +232,9 @@ def time_of_failure(line: str) -> float | None:
     """
     if (at := time_of(line)) is not None or (found := _GLOG.search(line, 0, 200)) is None:
         return at
-    month, day, *clock = (int(each) for each in found.groups()[:5])
+    month, day, hour, minute, second = (int(each) for each in found.groups()[:5])
     try:
-        moment = datetime(1970, month, day, *clock, tzinfo=UTC)
+        moment = datetime(1970, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
     return moment.timestamp() + float(f"0.{found[6] or 0}")
