@@ -30,7 +30,8 @@ DIALECT = Dialect(
         failure("walltime", "Job not requeued because: ", r"(?P<words>Job not requeued because: timed-out.{0,100})"),
         failure("requeued", "Requeued job ", r"\bsubmitit\b.{0,80}(?P<words>Requeued job \d{1,12}\S{0,20} \(.{0,60})"),
         # Lightning's
-        echo("error", "equeu", r"(?P<words>(?:[Rr]equeuing SLURM job \S{1,40}|requeue) failed .{0,100})"),
+        echo("error", "Requeuing SLURM job ", r"(?P<words>Requeuing SLURM job \S{1,40} failed .{0,100})"),
+        echo("error", "requeue failed ", r"(?P<words>requeue failed .{0,100})"),
         # PBS and LSF
         failure("walltime", "=>> PBS: job killed: walltime ", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
         failure("host_memory", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),

@@ -57,9 +57,13 @@ class StepRows:
         self.count += 1
 
     def _see_losses(self, losses: Sequence[float] | StepColumn) -> None:
-        if not self.has_loss and len(losses):
-            self.no_loss = float(losses[0]) if self.no_loss is None else self.no_loss
-            self.has_loss = bool((~(np.asarray(losses) <= 0) | (np.asarray(losses) != self.no_loss)).any())
+        if self.has_loss or not len(losses):
+            return
+        found = np.asarray(losses, np.float64)
+        found = found[np.isfinite(found)]
+        if len(found):
+            self.no_loss = float(found[0]) if self.no_loss is None else self.no_loss
+            self.has_loss = bool(((found > 0) | (found != self.no_loss)).any())
 
     def see_shape(self, line: str) -> None:
         """Notes the shape of a line: the line without its figures."""
@@ -87,7 +91,7 @@ class StepRows:
         self._close()
         self._join_pending()
         if "loss" in columns:
-            self._see_losses(columns["loss"][np.isfinite(columns["loss"])])
+            self._see_losses(columns["loss"])
         if len(line):
             self.blocks.append(StepTable(columns, line))
         self.count += count
