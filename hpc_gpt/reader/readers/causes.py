@@ -56,19 +56,21 @@ from hpc_gpt.reader.readers.dialects.memory_exhausted import held_by_others
 from hpc_gpt.reader.readers.logs import Failure, Part
 from hpc_gpt.reader.readers.part_failures import (
     OF_SETUP,
+    SKEW_S,
+    by_clock,
     found_in,
     is_of_setup,
     join_blocks,
     last_line,
     last_setting,
     last_step_at,
+    outlived_before,
     prints_steps,
     raised_in_worker,
     with_years,
 )
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
-SKEW_S = 2.0
 NEAR_LINES = 200
 ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
 _KILLED = re.compile(
@@ -86,7 +88,6 @@ _NEVER_BEGAN = re.compile(
     r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
 _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
-_CAUGHT = ("user_error", "error", "data")  # by a program that goes on
 _OF_SHELL = re.compile(r"\bexit code 12[67]\b")
 # A signal that was received; of these what no launcher sends because a rank died; and that one died.
 _RECEIVED = re.compile(
@@ -235,7 +236,7 @@ def _failures(
             before = before or failure.place.line < begun
             before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
-    again = _outlived_before(open_, survived)
+    again = outlived_before(open_, survived)
     return (
         failures,
         [each for each in open_ if id(each) not in again],
@@ -244,19 +245,6 @@ def _failures(
             *(each for each in open_ if id(each) in again),
         ],
     )
-
-
-def _outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
-    """The ids of failures in the words of one that the same log survived, as a worker's that is started again prints
-    them; none without another failure that ended the log itself."""
-
-    def words(failure: Failure) -> tuple[str, str]:
-        return failure.place.file, re.sub(r"\d", "0", failure.message[:120])
-
-    outlived = {words(each) for each in survived if not each.echo and each.ended in _CAUGHT}
-    causes = [each for each in open_ if not each.echo]
-    again = {id(each) for each in causes if each.ended in _CAUGHT and words(each) in outlived}
-    return again if any(id(each) not in again and not meaning(each.ended).waits for each in causes) else set()
 
 
 def _place_of(
@@ -394,7 +382,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
     by_file: dict[str, list[Failure]] = {}
     for failure in causes:
         by_file.setdefault(failure.place.file, []).append(failure)
-    heads = [_head(_by_clock(sorted(chain, key=lambda failure: failure.place.line))) for chain in by_file.values()]
+    heads = [_head(by_clock(sorted(chain, key=lambda failure: failure.place.line))) for chain in by_file.values()]
     if len(heads) <= 1:
         return heads[0] if heads else (None, "")
     timed = [failure.at for failure, _ in heads if failure.at is not None]
@@ -417,18 +405,6 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
     if apart and not sure:
         sure = f"{', '.join(sorted(apart))} within {SKEW_S:.0f} s of it, by clocks that may differ by as much"
     return chosen, sure
-
-
-def _by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:
-    """The failures of a file, by line, in the order of their clocks if a later line is of an earlier time: what several
-    ranks print is not in order. One without a clock has that of the line before it. Slurm's clock is another one."""
-    times: list[float] = []
-    for failure in chain:
-        timed = failure.at is not None and not meaning(failure.ended).by_scheduler
-        times.append(failure.at if timed and failure.at is not None else times[-1] if times else -math.inf)
-    if not times or min(times) >= times[0] - SKEW_S:
-        return chain
-    return [failure for _, failure in sorted(zip(times, chain, strict=True), key=lambda pair: pair[0])]
 
 
 def _head(chain: Sequence[Failure]) -> tuple[Failure, str]:

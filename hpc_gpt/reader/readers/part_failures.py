@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.reader.readers.blame import FIRST_OBSERVED
 from hpc_gpt.reader.readers.logs import Failure, Part
 from hpc_gpt.reader.readers.logs.matches import OF_NO_YEAR
@@ -33,6 +34,8 @@ _OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
 _READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
 # torch's, of a worker process, before the traceback of its own exception.
 _CAUGHT_IN_WORKER = re.compile(r"\bCaught \w{1,80} in (?:DataLoader worker process|pin memory thread|replica) \d{1,7}")
+_CAUGHT = ("user_error", "error", "data")  # by a program that goes on
+SKEW_S = 2.0  # by which clocks may differ
 _SETUP_S = 900.0
 _SETUP_LINES = 4000  # where the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
@@ -109,6 +112,31 @@ def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
     if begins and end is not None and end > min(begins):
         return end - min(begins) <= _SETUP_S
     return failure.place.line <= _SETUP_LINES
+
+
+def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
+    """The ids of failures in the words of one that the same log survived, as a worker's that is started again prints
+    them; none without another failure that ended the log itself."""
+
+    def words(failure: Failure) -> tuple[str, str]:
+        return failure.place.file, re.sub(r"\d", "0", failure.message[:120])
+
+    outlived = {words(each) for each in survived if not each.echo and each.ended in _CAUGHT}
+    causes = [each for each in open_ if not each.echo]
+    again = {id(each) for each in causes if each.ended in _CAUGHT and words(each) in outlived}
+    return again if any(id(each) not in again and not meaning(each.ended).waits for each in causes) else set()
+
+
+def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:
+    """The failures of a file, by line, in the order of their clocks if a later line is of an earlier time: what several
+    ranks print is not in order. One without a clock has that of the line before it. Slurm's clock is another one."""
+    times: list[float] = []
+    for failure in chain:
+        timed = failure.at is not None and not meaning(failure.ended).by_scheduler
+        times.append(failure.at if timed and failure.at is not None else times[-1] if times else -math.inf)
+    if not times or min(times) >= times[0] - SKEW_S:
+        return chain
+    return [failure for _, failure in sorted(zip(times, chain, strict=True), key=lambda pair: pair[0])]
 
 
 def plainness(failure: Failure) -> tuple[bool, bool, bool]:
