@@ -31,7 +31,11 @@ PROGRAMS = {
         "loss = float('nan')\nassert loss == loss, 'Rank 3: found NaN in local grad norm'",
         "found NaN in local grad norm",
     ),
-    "error": ("try:\n    {}['loss']\nexcept KeyError:\n    [][3]", "KeyError: 'loss'"),
+    "error": (
+        "for step in (1, 2, 3):\n    print(f'iter {step}: loss 3.2000, time 2767.30ms', flush=True)\n"
+        "try:\n    {}['loss']\nexcept KeyError:\n    [][3]",
+        "KeyError: 'loss'",
+    ),
     "hang": (
         "import faulthandler, time\nfaulthandler.dump_traceback_later(0.1, exit=True)\ntime.sleep(60)",
         "Timeout (0:00:00.100000)!",

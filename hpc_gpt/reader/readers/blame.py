@@ -22,14 +22,22 @@ _NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 # If more than this share of the ranks did not report, no rank is blamed.
 _FEW = 0.25
 _NCCL = re.compile(r"NCCL WARN|NET/IB|Cuda failure")
+# JAX's, of a barrier's missing tasks, or of tasks without a heartbeat; then who says so.
+_JAX_TASK = re.compile(
+    r"^/job:\w+/replica:\d+/task:(\d{1,7})$|Task /job:\w+/replica:\d+/task:(\d{1,7}) heartbeat timeout"
+)
+_JAX = re.compile(r"Barrier timed out|heartbeat timeout|stopped sending heartbeats")
+OF_JAX = "JAX's coordinator misses"
+_LOCAL_RANK = re.compile(r"\blocal_rank[: ]|\bChildFailedError\b")
+_TASKS = re.compile(r"^srun: error: ([\w.-]{1,80}): tasks? ([\d,-]{1,400}): ")
 _LAUNCHER = re.compile(rf"^srun: error: |{_OWN_EXIT.pattern}")
 
 
 def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
     """(the rank that the others waited for, why) of a collective that timed out; (None, "") if it is unknown.
 
-    In this order: the rank that our own watchdog or a barrier names; the one that reports an earlier collective than
-    the others; the first of the ranks that report nothing while the others do.
+    In this order: the rank that our own watchdog, a barrier or JAX's coordinator names; the one that reports an earlier
+    collective than the others; the first of the ranks that report nothing while the others do.
     """
     for failure in timeouts:
         if named := _WATCHDOG.search(failure.message):
@@ -38,6 +46,10 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
             absent = [int(rank) for rank in named[1].split(",")]
             listed = some([str(rank) for rank in absent], 8)
             return absent[0], f"rank{'s' if len(absent) > 1 else ''} {listed} did not reach the barrier"
+    absent = [int(found[1] or found[2]) for each in timeouts if (found := _JAX_TASK.search(each.message))]
+    if absent and any(_JAX.search(each.message) for each in timeouts):
+        listed = some([str(task) for task in dict.fromkeys(absent)], 8)
+        return absent[0], f"{OF_JAX} task{'s' if len(set(absent)) > 1 else ''} {listed}"
     reports: dict[int, Failure] = {}
     for failure in timeouts:
         if failure.rank is not None:
@@ -67,10 +79,33 @@ def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[i
 def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
     """A launcher's message about the one rank that ended with an error, or first; None if it names several."""
     left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.message)]
+    if any(_LOCAL_RANK.search(failure.message) for failure in echoes):
+        left = [failure for failure in left if not _TASKS.match(failure.message)]  # a task is a launcher of many ranks
     if root := [failure for failure in left if failure.message.endswith(FIRST_OBSERVED)]:
         return root[0]
     alone = len({failure.rank for failure in left}) == 1 and not any("tasks " in failure.message for failure in left)
     return left[0] if alone else None
+
+
+def nodes_of_tasks(failures: Sequence[Failure]) -> dict[int, str]:
+    """The node of each task in srun's messages, `srun: error: n7: tasks 20-23,25: …`."""
+    nodes: dict[int, str] = {}
+    for failure in failures:
+        if found := _TASKS.match(failure.message):
+            for piece in found[2].split(","):
+                first, _, last = piece.partition("-")
+                if first.isdigit() and (not last or last.isdigit()):
+                    nodes |= dict.fromkeys(range(int(first), min(int(last or first), int(first) + 4096) + 1), found[1])
+    return nodes
+
+
+def only_node_that_failed(echoes: Sequence[Failure]) -> str | None:
+    """The one node whose tasks ended of themselves, by srun's messages, while those of others ran until they were
+    ended; None if there are several, or no others."""
+    said = [(found[1], each.ended) for each in echoes if (found := _TASKS.match(each.message))]
+    failed = {node for node, ended in said if ended == "error"}
+    ran = {node for node, ended in said if ended == "cancelled"} - failed
+    return failed.pop() if len(failed) == 1 and ran else None
 
 
 def node_of_failure(

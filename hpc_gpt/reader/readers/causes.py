@@ -10,15 +10,18 @@ The rules, in this order:
    (a vague failure without a rank) ended nothing if a rank fails of itself later.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is, and `sure` says so.
-4. In one file the first failure counts. Exception: after a collective timeout or a cancellation, a failure right after
-   it that explains it. A link's fault is also what the peers of a dead process print: it explains no earlier timeout,
-   and what a rank says of itself goes before it unless that is shown to be later (the same rank's, or by time of day).
+4. In one file the first failure counts, by the clocks of the lines if these are not in order. Exception: after a
+   collective timeout or a cancellation, a failure right after it that explains it. A link's fault is also what the
+   peers of a dead process print: it explains no earlier timeout, and what a rank says of itself goes before it unless
+   that is shown to be later (the same rank's, or by time of day).
 5. Between files the time of day decides if all failures have one. Clocks may differ by two seconds: within these the
    more specific class decides, and `sure` says so. Without times the more specific class decides.
 6. Slurm's time limit goes before what ranks print while they are ended, in whichever file: anything but a failure
    that explains itself (`KeyError: 'x'`), printed before it in the same file or a minute earlier. So does a signal from
    outside, and Slurm's message of a cancellation, before what the same file has after it.
-7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is.
+7. A node that shows no GPU is at fault if its job asked for GPUs; else the request is. So is a node on which alone a
+   container did not start. An exception like `KeyError` within minutes of the start, before the first step, is the
+   user's.
 8. A cause without a node has that of its rank, by NCCL's lines or the launcher's; if it names no rank and no rank
    waited for another, that of the first rank that the launcher saw fail.
 9. If a collective timed out, the blamed rank is the one that did not report it, or is at an earlier collective.
@@ -34,25 +37,40 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.readers.blame import (
     FIRST_OBSERVED,
     MISSING,
+    OF_JAX,
     node_of_failure,
     node_the_launcher_names,
+    nodes_of_tasks,
+    only_node_that_failed,
     only_one_that_left,
     rank_to_blame,
 )
-from hpc_gpt.reader.readers.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
+from hpc_gpt.reader.readers.dialects.failure_families import (
+    CONTAINER,
+    CONTAINER_ON_NODE,
+    GPU_MISSING,
+    GPU_MISSING_ON_NODE,
+    NEVER_MET,
+)
 from hpc_gpt.reader.readers.dialects.memory_exhausted import held_by_others
 from hpc_gpt.reader.readers.logs import Failure, Part
 from hpc_gpt.reader.readers.part_failures import (
+    OF_SETUP,
+    SKEW_S,
+    by_clock,
     found_in,
+    is_of_setup,
     join_blocks,
     last_line,
     last_setting,
     last_step_at,
+    outlived_before,
     prints_steps,
+    raised_in_worker,
+    with_years,
 )
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
-SKEW_S = 2.0
 NEAR_LINES = 200
 ENDING_S = 60.0  # after its signal, Slurm lets ranks run this long by default (KillWait is 30)
 _KILLED = re.compile(
@@ -81,7 +99,8 @@ _DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 _IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 # A link's fault, or what the peers of a process that died print.
-_LINK = re.compile(r"\bNET/IB\b|\bTransport retry count")
+_LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:")
+_REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
 _NO_CAUSE = "nothing says why the log ends"
 
 
@@ -111,6 +130,7 @@ class Cause:
         """The node if it is at fault: the next attempt leaves it out."""
         row = meaning(self.ended)
         echo = self.failure is not None and self.failure.echo  # whose cause is on another node
+        echo = echo or (self.failure is not None and self.failure.to_do == NEVER_MET)  # ranks that were never there
         return self.node if row.of_node and (self.blames_rank or not row.waits) and not echo else None
 
     @property
@@ -145,6 +165,13 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         chosen = chosen or min(echoes, key=_aftermath)
     if chosen is None:
         return Cause("unknown", _NO_CAUSE, None, None, survived, survived=survived)
+    if (inner := raised_in_worker(chosen, causes)) is not chosen:
+        causes = [inner if each.place == inner.place else each for each in causes if each is not chosen]
+        chosen = inner
+    if is_of_setup(chosen, parts):
+        chosen = _replaced(chosen, causes, ended="user_error", to_do=OF_SETUP)
+    if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:
+        chosen = _replaced(chosen, causes, ended="node_failure", to_do=CONTAINER_ON_NODE, node=alone)
     rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
     sure = "; ".join(filter(None, (sure, *inferred)))
     if chosen.ended == "error" and _KILLED.search(chosen.message):
@@ -154,11 +181,22 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     number = rank if chosen.rank is None else chosen.rank
     if number is not None and f"ank {number}" not in text and f"task {number}" not in text:
         text = f"rank {number}: {text}"
-    if why and MISSING.search(chosen.message):
+    if why and (MISSING.search(chosen.message) or OF_JAX in why):
         text = f"{why}; {text}"  # who never came goes before who waited
     elif why:
         text = f"{text}; {why}"
+    if meaning(chosen.ended).by_scheduler and (
+        failed := next(filter(_REQUEUE_FAILED.match, (each.message for each in echoes)), None)
+    ):
+        text = f"{text}; the program's own requeue failed, too: {one_line(failed)}"
     return Cause(chosen.ended, text, chosen, node, [chosen, *rest], rank, survived, sure, why != "")
+
+
+def _replaced(chosen: Failure, causes: list[Failure], **fields: str) -> Failure:
+    """The cause with other fields, also among the `causes`."""
+    other = replace(chosen, **fields)  # type: ignore[arg-type]
+    causes[:] = [other if each is chosen else each for each in causes]
+    return other
 
 
 def _failures(
@@ -171,7 +209,7 @@ def _failures(
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
     trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
     has_trained = any(map(prints_steps, parts))
-    failed = [found_in(part) for part in parts]
+    failed = with_years(parts, [found_in(part) for part in parts])
     of_ranks = {part.file: _OwnFailures() for part in parts}
     for part, of_part in zip(parts, failed, strict=True):
         of_ranks[part.file].add(part, of_part)
@@ -198,7 +236,15 @@ def _failures(
             before = before or failure.place.line < begun
             before = before or (ranks_ran and bool(_NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
-    return failures, open_, survived
+    again = outlived_before(open_, survived)
+    return (
+        failures,
+        [each for each in open_ if id(each) not in again],
+        [
+            *survived,
+            *(each for each in open_ if id(each) in again),
+        ],
+    )
 
 
 def _place_of(
@@ -206,7 +252,8 @@ def _place_of(
 ) -> tuple[int | None, str | None, str, list[str]]:
     """(the rank of a cause, its node, why it is blamed for what others wait for, what both are inferred from)."""
     # From lines that name both, such as srun's and torchelastic's; the first one counts.
-    nodes = {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
+    nodes: dict[int, str] = nodes_of_tasks(echoes)
+    nodes |= {each.rank: each.node for each in reversed(failures) if each.rank is not None and each.node}
     rank, why = chosen.rank, ""
     inferred: list[str] = []
     if meaning(chosen.ended).waits:
@@ -335,7 +382,7 @@ def _choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
     by_file: dict[str, list[Failure]] = {}
     for failure in causes:
         by_file.setdefault(failure.place.file, []).append(failure)
-    heads = [_head(sorted(chain, key=lambda failure: failure.place.line)) for chain in by_file.values()]
+    heads = [_head(by_clock(sorted(chain, key=lambda failure: failure.place.line))) for chain in by_file.values()]
     if len(heads) <= 1:
         return heads[0] if heads else (None, "")
     timed = [failure.at for failure, _ in heads if failure.at is not None]

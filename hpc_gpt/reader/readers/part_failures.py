@@ -5,9 +5,12 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
+from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.reader.readers.blame import FIRST_OBSERVED
 from hpc_gpt.reader.readers.logs import Failure, Part
+from hpc_gpt.reader.readers.logs.matches import OF_NO_YEAR
 from hpc_gpt.reader.readers.pattern import MARKS
 
 # torchelastic's report of a failed group: lines of the host, number and exit code of one rank.
@@ -21,6 +24,21 @@ IGNORED = "Exception ignored "
 _BEGINS_TRACEBACK = re.compile(rf"{IGNORED}|Exception in thread |Error in atexit")
 _AT_EXIT = re.compile(r"Fatal Python error: (?!Segm|Bus|Ill|Float)")
 _LONGEST_TRACEBACK = 40  # lines
+# Exceptions of code that is given something it does not accept, before the first step: a retry ends the same way.
+_OF_SETUP = re.compile(
+    r"(?:[\w.]{1,200}\()?(?:[A-Za-z_]\w*\.)*(?:(?:Value|Key|Type|Attribute|NotImplemented|Assertion)Error\b"
+    r"|(?:OS|IO)Error: (?!\[Errno (?!2\b|13\b|20\b|21\b|22\b)).{0,400}?(?:^|[\s'\"(])\.{0,2}/\w)"
+)
+# Code that reads what a program is given, which raises these too.
+_OF_GIVEN = re.compile(r"(?:RuntimeError|Exception): ")
+_READS_GIVEN = re.compile(r"(?i)config|arguments|args\.py$|settings|state_dict|checkpoint|planner|model_?loader")
+# torch's, of a worker process, before the traceback of its own exception.
+_CAUGHT_IN_WORKER = re.compile(r"\bCaught \w{1,80} in (?:DataLoader worker process|pin memory thread|replica) \d{1,7}")
+_CAUGHT = ("user_error", "error", "data")  # by a program that goes on
+SKEW_S = 2.0  # by which clocks may differ
+_SETUP_S = 900.0
+_SETUP_LINES = 4000  # where the log has no times of day
+OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 
 def one_a_line(failures: Iterable[Failure]) -> list[Failure]:
@@ -38,6 +56,87 @@ def found_in(part: Part) -> list[Failure]:
     ends = [(ended, f"the log says that it ended: {ended}", place) for ended, place in part.ends if ended != "done"]
     done = min((place.line for ended, place in part.ends if ended == "done"), default=math.inf)
     return without_ignored(one_a_line([*part.failures, *(Failure(*end) for end in ends)]), done)
+
+
+def with_years(parts: Sequence[Part], failed: Sequence[list[Failure]]) -> list[list[Failure]]:
+    """The failures of the parts, those whose clocks have no year in the year of the parts' other times, if any."""
+    known = next((at for part in parts for at in (part.last_at, part.first_at) if at is not None), None)
+    if known is None:
+        return list(failed)
+    return [
+        [
+            each if each.at is None or each.at >= OF_NO_YEAR else replace(each, at=_in_year_of(known, each.at))
+            for each in of_part
+        ]
+        for of_part in failed
+    ]
+
+
+def _in_year_of(known: float, at: float) -> float:
+    """The moment of a clock without a year, read as of 1970, in the year that brings it nearest to a known time."""
+    year, moment = datetime.fromtimestamp(known, UTC).year, datetime.fromtimestamp(at, UTC)
+    return min((moment.replace(year=year + of).timestamp() for of in (-1, 0, 1)), key=lambda each: abs(each - known))
+
+
+def raised_in_worker(failure: Failure, causes: Sequence[Failure]) -> Failure:
+    """The exception of a data worker that the failure announces, with its class if that says more; else the failure."""
+    if not _CAUGHT_IN_WORKER.search(failure.message):
+        return failure
+    inner = next(
+        (
+            each
+            for each in causes
+            if each.place.file == failure.place.file
+            and 0 < each.place.line - failure.place.line <= _LONGEST_TRACEBACK
+            and each.rank == failure.rank
+            and each.ended == "error"
+            and not each.to_do
+        ),
+        None,
+    )
+    return failure if inner is None else replace(inner, ended=failure.ended, to_do=failure.to_do)
+
+
+def is_of_setup(failure: Failure, parts: Sequence[Part]) -> bool:
+    """Whether a vague failure is an exception of a program that was given something it does not accept: raised within
+    minutes of the start, before the first step of any part."""
+    vague = failure.ended == "error" and not (failure.to_do or failure.echo)
+    of_given = _OF_GIVEN.match(failure.message) and _READS_GIVEN.search(failure.raised_in)
+    if not vague or not failure.raised_in or not (of_given or _OF_SETUP.match(failure.message)):
+        return False
+    if any(prints_steps(part) or part.evals or part.saves for part in parts):
+        return False
+    begins = [part.first_at for part in parts if part.first_at is not None]
+    ends = [part.last_at for part in parts if part.last_at is not None and part.file == failure.place.file]
+    end = failure.at if failure.at is not None and failure.at >= OF_NO_YEAR else max(ends, default=None)
+    if begins and end is not None and end > min(begins):
+        return end - min(begins) <= _SETUP_S
+    return failure.place.line <= _SETUP_LINES
+
+
+def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
+    """The ids of failures in the words of one that the same log survived, as a worker's that is started again prints
+    them; none without another failure that ended the log itself."""
+
+    def words(failure: Failure) -> tuple[str, str]:
+        return failure.place.file, re.sub(r"\d", "0", failure.message[:120])
+
+    outlived = {words(each) for each in survived if not each.echo and each.ended in _CAUGHT}
+    causes = [each for each in open_ if not each.echo]
+    again = {id(each) for each in causes if each.ended in _CAUGHT and words(each) in outlived}
+    return again if any(id(each) not in again and not meaning(each.ended).waits for each in causes) else set()
+
+
+def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:
+    """The failures of a file, by line, in the order of their clocks if a later line is of an earlier time: what several
+    ranks print is not in order. One without a clock has that of the line before it. Slurm's clock is another one."""
+    times: list[float] = []
+    for failure in chain:
+        timed = failure.at is not None and not meaning(failure.ended).by_scheduler
+        times.append(failure.at if timed and failure.at is not None else times[-1] if times else -math.inf)
+    if not times or min(times) >= times[0] - SKEW_S:
+        return chain
+    return [failure for _, failure in sorted(zip(times, chain, strict=True), key=lambda pair: pair[0])]
 
 
 def plainness(failure: Failure) -> tuple[bool, bool, bool]:

@@ -1,6 +1,7 @@
 """Collectives that time out or lose a peer: PyTorch's watchdog, NCCL, gloo, and the store in which ranks meet."""
 
-from hpc_gpt.reader.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, echo, failure, raised
+from hpc_gpt.reader.readers.dialects.failure_families import NEVER_MET
+from hpc_gpt.reader.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, Pattern, echo, failure, raised
 
 _RANK = r"(?:\b[Rr]ank (?P<rank>\d{1,7})\] {0,4})?"
 
@@ -26,8 +27,9 @@ DIALECT = Dialect(
             rf"{_RANK}(?P<words>Watchdog caught collective operation timeout.{{0,400}})"),
         failure("collective_timeout", "rror",
             r"(?:\[Rank (?P<rank>\d{1,7})\]: )?(?P<words>Ranks? [\d, ]{1,300} failed to pass monitoredBarrier.{0,200})"),
-        failure("collective_timeout", "rror",
-            r"(?P<words>Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,7}).{0,300})"),
+        Pattern("failure",
+            r"(?P<words>Timed out initializing process group in store based barrier on rank:? (?P<rank>\d{1,7}).{0,300})",
+            literal="store based barrier", ended="collective_timeout", to_do=NEVER_MET),
         failure("collective_timeout", "rror", raised(ANY_NAME,
             r"[Ss]ocket [Tt]imeout|client socket has timed out|waiting for clients|wait timeout after \d"
             r"|Timed out waiting \d{1,12} ?ms for|Application timeout caused pair closure|RendezvousTimeoutError"
@@ -47,6 +49,18 @@ DIALECT = Dialect(
             r".{0,80}(?:FlightRecorder|debug info).{0,200})"),
         echo("error", "NCCL",
             rf"{_RANK}(?P<words>(?:NCCL|Process group) watchdog thread terminated with exception.{{0,300}})"),
+        # JAX's: the tasks that a barrier missed, or that its coordinator lost, one a line; then who says so
+        echo("collective_timeout", "/task:", r"^(?:\d{1,7}: )?(?P<words>/job:\w{1,40}/replica:\d{1,7}/task:(?P<rank>\d{1,7}))\s*$"),
+        failure("collective_timeout", " heartbeat timeout",
+            r"(?P<words>Task /job:\w{1,40}/replica:\d{1,7}/task:\d{1,7} heartbeat timeout.{0,200})"),
+        failure("collective_timeout", "stopped sending heartbeats",
+            r"(?P<words>The following tasks are unhealthy \(stopped sending heartbeats\).{0,200})"),
+        # EFA's and other networks of libfabric, by NCCL's plugin and by libfabric itself
+        failure("node_failure", "NET/OFI",
+            r"(?P<words>(?:NCCL WARN )?NET/OFI (?:Request \S{1,40} completed with error|(?=.{0,200}\b[Rr]ails?\b).{0,80}"
+            r"(?:[Ff]ailed|[Ee]rror|\bdown|[Uu]nexpected)|.{0,200}Unresponsive receiver).{0,300})"),
+        failure("node_failure", "libfabric:",
+            r"(?P<words>libfabric:\d.{0,120}<warn> .{0,80}(?:Unresponsive|[Uu]nreachable|err: \d).{0,300})"),
         # A link that gave up; status 5 (flushed) and the others follow from that, here or at the peer.
         failure("node_failure", "NET/IB", rf"(?P<words>(?:NCCL WARN )?{_IB}.{{0,200}}?(?:{_LINK_FAULT}).{{0,300}})"),
         failure("node_failure", "ransport retry count exceeded",
@@ -55,7 +69,7 @@ DIALECT = Dialect(
         echo("node_failure", "NET/IB",
             rf"(?P<words>(?:NCCL WARN )?{_IB}(?!.{{0,200}}(?:{_LINK_FAULT}|{_LINK_NEWS})).{{0,300}})"),
         echo("error", "NCCL WARN ", r"(?P<words>NCCL "
-            rf"WARN (?!NET/IB ?:? ?(?:Got|\S{{1,40}} (?:Got|async))|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})"),
+            rf"WARN (?!NET/IB ?:? ?(?:Got|\S{{1,40}} (?:Got|async))|NET/OFI Request|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})"),
         echo("error", "remote peer",
             r"(?P<words>\w{0,40}:? ?Connection closed by remote peer(?: (?P<node>[A-Za-z][\w-]{0,80})[\w.-]{0,80}"
             r"<\d{1,5}>)?.{0,100})"),

@@ -71,7 +71,42 @@ _AMD_MEMORY = (
 )
 _COLLECTIVE = "read `Last error` below it and the lines of the other ranks; started with NCCL_DEBUG=INFO, NCCL says which call failed"
 _LOCKED = "raise the limit of locked memory on every node (ulimit -l unlimited): InfiniBand pins what it sends"
-_CONTAINER = (
+_CONDA = "let the job script load conda first: source CONDA/etc/profile.d/conda.sh, or call the environment's python by its path"
+_NO_PYTHON = "name the environment's python in the job script, by a path that the nodes see, and activate it there"
+_OLD_CPU = "the nodes' processors are older than the container or the Python was built for: another image, or another partition"
+_CERTIFICATES = (
+    "name a file of certificates that the nodes have (REQUESTS_CA_BUNDLE, SSL_CERT_FILE, CURL_CA_BUNDLE), or unset the"
+    " variable"
+)
+_CONFIGURATION = "correct the option or key that the message names: this version of the program does not know it, or not with that value"
+_OTHER_CHECKPOINT = (
+    "the checkpoint is of another model, optimizer or version: resume with what it was saved with, or load its weights"
+    " alone"
+)
+_REGISTER = (
+    "InfiniBand could not use this memory: report the node (nvidia-peermem, its driver), or start without it"
+    " (NCCL_NET_GDR_LEVEL=LOC)"
+)
+_OFI = "NCCL's network plugin failed: the versions of aws-ofi-nccl, libfabric and NCCL must fit each other (FI_PROVIDER names it)"
+_NODE_OF_RAY = (
+    "Ray lost a node: see in its raylet.out and in Slurm's accounting which, and why; exclude it if it is broken"
+)
+_DATA_WORKERS = "a data worker died, most often for want of memory: ask for more (--mem), or start fewer workers"
+_CUDA_KERNEL = (
+    "a kernel read or wrote outside its memory: find it with CUDA_LAUNCH_BLOCKING=1; Xid in dmesg is a GPU's fault"
+)
+_SERVER = "the server that the program asked closed the connection: read its log for why it ended"
+_CONTROLLER = "Slurm's controller did not answer in time: submit again"
+_MODEL_FOLDER = "name a folder that holds the model's config, weights and tokenizer, and that the nodes see"
+_NEWER_LIBRARY = "install the version that the message asks for into the environment of the job"
+# Ranks that wait for others that never came; causes.py lets none of them exclude a node.
+NEVER_MET = (
+    "see in the other ranks' logs why they did not come (were all started, did one fail before?), and whether each node"
+    " reaches MASTER_ADDR at MASTER_PORT"
+)
+# What `causes.py` makes of a container that did not start depends on whether it did on other nodes.
+CONTAINER_ON_NODE = "the container started on the other nodes: exclude this one and report it"
+CONTAINER = (
     "the container did not start: check the image's name and path, its registry's login, and the space for its layers"
 )
 _MODULE = "load a module that this cluster has (module avail)"
@@ -173,7 +208,7 @@ DIALECT = Dialect(
         *_cuda(34, "StubLibrary", "CUDA driver is a stub library", "user_error", _WHEEL),
         *_cuda(98, "InvalidDeviceFunction", "invalid device function", "user_error", _WHEEL),
         *failure_family("user_error", _WHEEL,
-            says=("driver on your system is too old | Torch not compiled with | undefined symbol: | "
+            says=("driver on your system is too old | Could not load lib | Torch not compiled with | undefined symbol: | "
             "version `GLIBC…' not found | version `CXXABI…' not found | cannot open shared object file | "
             "binary incompatibility | compiled against API version | compiled using NumPy 1 | "
             "does not match the version torch was compiled with | does not have the same CUDA version | "
@@ -198,6 +233,24 @@ DIALECT = Dialect(
             r"^(?:\[[^\]]{1,40}\]:? ?)?(?P<words>[\w./+-]{1,300}(?::\d{1,7}){1,2}: fatal error: .{0,300}"
             r"|[\w./+-]{1,300}\.(?:cu|cuh|cpp|cc|c|h|hpp|hip)(?:(?::\d{1,7}){1,2}|\(\d{1,7}\)): error: .{0,300})",
             literal=" error: ", ended="user_error", to_do=_BUILD),
+        *failure_family("user_error", _OLD_CPU, line="Fatal glibc error: CPU does not support"),
+        *failure_family("user_error", _CONDA, line="Run 'conda init' before"),
+        *failure_family("user_error", _NO_PYTHON, line="No Python environment found"),
+        *failure_family("user_error", _NEWER_LIBRARY,
+            says="requires at least | is required for a normal functioning | Using `…` requires | requires …, found"),
+        # --- what was asked for
+        *failure_family("user_error", _CONFIGURATION,
+            raised_as="MissingConfigException ConfigCompositionException OverrideParseException MissingMandatoryValue",
+            says=("are not used by the | __init__() got an unexpected keyword argument | is not in struct | "
+            "__init__() missing…required positional argument | extra inputs are not permitted"),
+            line="Could not override ' | Primary config module '"),
+        *failure_family("user_error", _NEWER_FILE,
+            says="does not exist or is not currently imported | but Transformers does not recognize this architecture"),
+        *failure_family("user_error", _MODEL_FOLDER,
+            says="Error no file named | is not a valid folder | is not a folder containing a"),
+        *failure_family("user_error", _CERTIFICATES,
+            says="Could not find a suitable TLS CA certificate bundle | No such file or directory: '…cacert.pem' | "
+            "No such file or directory: '…ca-bundle.crt' | No such file or directory: '…ca-certificates.crt'"),
         *failure_family("user_error", _INSTALL,
             says=("package doesn't have | please install | please build | is not installed | are not installed | "
             "was not built with | was not compiled with | compiled without | built without | "
@@ -215,7 +268,16 @@ DIALECT = Dialect(
             line="Duplicate GPU detected"),
         *failure_family("user_error", _LOCKED,
             says="ibv_…failed with error Cannot allocate memory | locked memory limit"),
-        *failure_family("user_error", _CONTAINER,
+        *failure_family("error", _REGISTER, says="Call to ibv_reg_mr…failed with error", echo=True),
+        *failure_family("error", _OFI, echo=True,
+            says="NET/OFI Creating new endpoint…failed | NET/OFI Couldn't open | NET/OFI Unable to find a protocol"),
+        *failure_family("error", _CONTROLLER,
+            says=("Unable to confirm allocation…timed out | Unable to create step…timed out | "
+            "Unable to allocate resources: …timed out | allocate failed: Socket timed out | "
+            "Unable to contact slurm controller")),
+        *failure_family("node_failure", _NODE_OF_RAY, raised_as="NodeDiedError", says="because its node has died",
+            line="Owner's node has crashed"),
+        *failure_family("user_error", CONTAINER,
             line="error: pyxis: | error: spank: | FATAL:   could not open image | FATAL:   container creation failed",
             says="could not open image | container creation failed | error during container init | enroot-"),
         *failure_family("user_error", _MODULE,
@@ -231,10 +293,14 @@ DIALECT = Dialect(
             says=("No space left on device: '/dev/shm | "
             "posix_fallocate failed | unable to mmap | unable to open shared memory object | "
             "unable to write to file </torch_ | out of shared memory"),
-            line="Error while creating shared memory segment | failed to extend /dev/shm"),
+            line="Error while creating shared memory segment | failed to extend /dev/shm | insufficient shared memory (shm) | "
+            "Bus error: nonexistent physical address"),
+        *failure_family("error", _DATA_WORKERS, says="background workers are no longer alive"),
         *failure_family("error", _COLLECTIVE,
             says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
         # --- names and interfaces of the network between the nodes, then the world outside
+        *failure_family("collective_timeout", NEVER_MET, raised_as="RendezvousTimeoutError",
+            says="waiting for clients | client socket has timed out | Wait_for_all_tasks_to_register"),
         *failure_family("user_error", _SOCKET,
             says=("no socket interface found | no interface found | Unable to find address for | "
             "Unable to find interface for | Unable to resolve hostname | No network interface | "
@@ -261,6 +327,10 @@ DIALECT = Dialect(
             "cannot find the requested files in the | all connection attempts failed | "
             "connection to …huggingface.co timed out"), line="could not resolve host:"),
         *failure_family("user_error", _NO_INTERNET, line="thrown while requesting", echo=True),
+        *failure_family("user_error", _OTHER_CHECKPOINT,
+            says=("Restoring state from a different dataset | Missing key in checkpoint | Unexpected key in checkpoint | _OptimStateKey | size mismatch for | "
+            "loaded state dict contains a parameter group | Missing key(s) in state_dict")),
+        *failure_family("error", _SERVER, says="Remote end closed connection without response"),
         # --- files that are damaged, of another version, or not whole
         *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),
         *failure_family("data", _UNFINISHED, says="No such file or directory: '…/.metadata'"),
@@ -282,6 +352,9 @@ DIALECT = Dialect(
             says=("[Errno 5] | [Errno 30] | [Errno 107] | [Errno 108] | [Errno 112] | [Errno 116] | [Errno 121] | "
             "stale file handle | stale NFS file handle | input/output error | read-only file system | "
             "transport endpoint")),
+        # --- kernels
+        *failure_family("user_error", _WHEEL, raised_as="CompilationError"),
+        *failure_family("error", _CUDA_KERNEL, says="an illegal memory access | misaligned address | an illegal instruction"),
         # --- AMD's
         *failure_family("gpu_memory", _AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
         *failure_family("error", _KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),

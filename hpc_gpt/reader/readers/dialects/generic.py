@@ -15,7 +15,7 @@ _IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
 _DECIMAL = r"[-+]?\d{1,24},(?!\d{3}(?!\d))\d{1,24}(?:[eE][-+]?\d{1,4})?"
 _NUMBER = rf"(?:{_DECIMAL}|{NUMBER})"
 _END = r"(?=[\s,;|)\]}]|$)(?![.,]\d)"
-_VALIDATION = "val|valid|validation|eval|evaluation|test|dev"
+_VALIDATION = "val|valid|validate|validation|eval|evaluation|test|dev"
 _OTHER_LOSS = "".join(
     rf"(?<!{word}[ _/-])" for word in (*_VALIDATION.split("|"), "best", "aux", "avg", "min", "ema", "balancing")
 )

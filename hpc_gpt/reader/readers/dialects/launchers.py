@@ -55,7 +55,7 @@ DIALECT = Dialect(
             echo(
                 "cancelled",
                 literal,
-                rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{said}.{{0,100}})",
+                rf"(?P<words>\b(?i:received|caught|got|interrupted by) (?:\w{{1,20}} ){{0,2}}?{said}(?! on \S{{1,80}}: this job is ).{{0,100}})",
             )
             for literal, said in (
                 ("SIG", r"(?:signal:? )?SIG(?:TERM|INT|HUP|USR[12]|XCPU)\b"),

@@ -79,6 +79,7 @@ DIALECT = Dialect(
             raised("BrokenPipeError|ConnectionResetError|ConnectionAbortedError|CalledProcessError|ChildProcessError"
             "|CancelledError|ProcessExitedException|ProcessRaisedException")),
         echo("error", "Exception", raised("ProcessExitedException|ProcessRaisedException")),
+        echo("error", "Failed to look up actor", raised("ValueError", "Failed to look up actor")),  # Ray's, that died
         # torch's, which has the exceptions of the ranks below it
         echo("error", "CheckpointException ranks:", raised("CheckpointException", "CheckpointException ranks:")),
         echo("cancelled", "KeyboardInterrupt", EXCEPTION_START + r"(?P<words>KeyboardInterrupt(?::.{0,200})?)\s{0,4}$"),

@@ -34,7 +34,8 @@ DIALECT = Dialect(
         Pattern("start", r"\b[\w.]{1,80} - INFO - Starting job: "),
         Pattern(
             "eval",
-            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?P<loss_eval>{_NO_LOSS}) {{2}}memory: ",
+            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?:(?P<loss_eval>{_NO_LOSS})|-[\d.]{{1,24}}) {{2}}memory: ",
+            literal="validate step: ",
         ),
         Pattern("fact", rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b"),
         Pattern(

@@ -1,6 +1,6 @@
-"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; and schedulers other than Slurm."""
+"""Trainers that stop themselves: NaN losses and gradients, ranks that make no step; submitit's words; and schedulers other than Slurm."""
 
-from hpc_gpt.reader.readers.pattern import ANY_NAME, Dialect, failure, raised
+from hpc_gpt.reader.readers.pattern import ANY_NAME, Dialect, echo, failure, raised
 
 DIALECT = Dialect(
     name="training_stopped",
@@ -24,6 +24,14 @@ DIALECT = Dialect(
             r"(?P<words>hang: no rank made a step for \d{1,9} s(?:; ranks? (?P<rank>\d{1,7})[-\d, .()]{0,120}"
             r" on (?P<node>[A-Za-z][\w.-]{0,80}))?.{0,300})"),
         failure("hang", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})"),
+        # submitit's, at its signal, and after it; a limit that is followed by a requeue ends only an attempt
+        failure("preempted", "this job is preempted", r"(?P<words>Caught signal \S{1,20} on \S{1,80}: this job is preempted.{0,60})"),
+        echo("walltime", "this job is timed-out", r"(?P<words>Caught signal \S{1,20} on \S{1,80}: this job is timed-out.{0,60})"),
+        failure("walltime", "Job not requeued because: ", r"(?P<words>Job not requeued because: timed-out.{0,100})"),
+        failure("requeued", "Requeued job ", r"\bsubmitit\b.{0,80}(?P<words>Requeued job \d{1,12}\S{0,20} \(.{0,60})"),
+        # Lightning's
+        echo("error", "Requeuing SLURM job ", r"(?P<words>Requeuing SLURM job \S{1,40} failed .{0,100})"),
+        echo("error", "requeue failed ", r"(?P<words>requeue failed .{0,100})"),
         # PBS and LSF
         failure("walltime", "=>> PBS: job killed: walltime ", r"(?P<words>=>> PBS: job killed: walltime .{0,100})"),
         failure("host_memory", "=>> PBS: job killed: ", r"(?P<words>=>> PBS: job killed: v?mem .{0,100})"),

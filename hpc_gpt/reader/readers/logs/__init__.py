@@ -33,8 +33,9 @@ class Fact:
 class Failure:
     """A failure by its message in the log: its class of failures.ENDED, where and when it was printed, by which rank.
 
-    `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC. `to_do`: what
-    cures it, where its class says less.
+    `echo`: another failure caused it. `at`: epoch seconds of the time of day in its line, taken as UTC; below a year if
+    the line has no year (`part_failures.with_years`). `to_do`: what cures it, where its class says less. `raised_in`:
+    the file of the last frame of its traceback, empty without one.
     """
 
     ended: str
@@ -45,6 +46,7 @@ class Failure:
     at: float | None = None
     echo: bool = False
     to_do: str = ""
+    raised_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)

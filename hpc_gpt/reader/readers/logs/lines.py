@@ -20,6 +20,7 @@ from hpc_gpt.reader.readers.logs.matches import (
     rank_of,
     row_of,
     time_of,
+    time_of_failure,
     values_of,
 )
 from hpc_gpt.reader.readers.logs.parts import (
@@ -52,6 +53,7 @@ class LineReader(GrowingParts):
 
     def apply(self, number: int, line: str, matches: list[Found]) -> None:
         """Adds what was found in a line to its part."""
+        self.tracebacks.raised_in = ""
         if self.tracebacks.open:
             failed = any(rule.pattern.kind == "failure" for _, rule in matches)
             if raised := self.tracebacks.take(number, line, failed):
@@ -191,9 +193,9 @@ class LineReader(GrowingParts):
             if NO_MESSAGE.match(message):
                 self.tracebacks.wait(place.line, line, message)
             whose = rank if named is None else named
-            failures.append(
-                Failure(pattern.ended, message[:MOST_WORDS], place, whose, node, at, pattern.echo, pattern.to_do)
-            )
+            about = message[:MOST_WORDS], place, whose, node, time_of_failure(line) if at is None else at
+            raised_in = self.tracebacks.raised_in
+            failures.append(Failure(pattern.ended, *about, pattern.echo, pattern.to_do, raised_in))
 
     def _raised(self, number: int, text: str, line: str) -> None:
         """Adds an exception that ends with `line` and that no pattern knows by its name, or not with its message."""
@@ -204,8 +206,9 @@ class LineReader(GrowingParts):
         for each in patterns_of(text):
             if self.room("failures", len(part.failures)):
                 self.count("python_exceptions")
-                at = Place(self.file, number), rank_of(line), node, time_of(line)
-                part.failures.append(Failure(str(each.ended), message, *at, each.echo, each.to_do))
+                at = Place(self.file, number), rank_of(line), node, time_of_failure(line)
+                raised_in = self.tracebacks.raised_in
+                part.failures.append(Failure(str(each.ended), message, *at, each.echo, each.to_do, raised_in))
 
     def _forget(self, number: int) -> None:
         """Drops the failures of a line, one of the last."""

@@ -163,10 +163,15 @@ _RANK = re.compile(
     r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ])"
 )
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
+# torchrun's with `--role HOST:`: the number is a rank within the node.
+_ROLE_HOST = re.compile(r"^\s{0,8}\[(?!rank|default|worker|trainer)([a-z][a-z0-9-]{0,40}\d[\w.-]{0,80}):\d{1,3}\]:")
 _AT = re.compile(
     r"(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"|(?P<us_month>\d\d)/(?P<us_day>\d\d)/(?P<us_year>\d{4}) (?P<us_clock>\d\d:\d\d:\d\d)"
 )
+# glog's, of C++ and of Python's torch.distributed: no year, in PyTorch's C++ a month without its zero.
+_GLOG = re.compile(r"(?:^|[\s\]:\[])[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?= )")
+OF_NO_YEAR = 366 * 86400.0
 _OF_A_MOMENT = ("year", "month", "day", "hour", "minute", "second")
 
 
@@ -186,12 +191,13 @@ def rank_of(line: str) -> int | None:
 
 
 def node_of(line: str) -> str | None:
-    """The node in what NCCL puts before its lines, `host:pid:tid [GPU]`; None without it.
+    """The node in what NCCL puts before its lines, `host:pid:tid [GPU]`, or torchrun, `[host:local rank]:`; None
+    without it.
 
-    >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x")
-    ('n1', None)
+    >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
+    ('n1', None, 'gpu187')
     """
-    found = _NCCL_HOST.search(line, 0, 200) if "] " in line else None
+    found = _ROLE_HOST.match(line) or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
     return found[1] if found else None
 
 
@@ -216,6 +222,22 @@ def time_of(line: str) -> float | None:
     except ValueError:
         return None
     return moment.timestamp() + (float(f"0.{line[slice(*spans['part'])]}") if "part" in spans else 0.0)
+
+
+def time_of_failure(line: str) -> float | None:
+    """As `time_of`; of glog's clocks, which have no year, seconds since the year's begin: below OF_NO_YEAR.
+
+    >>> time_of_failure("[rank7]:[E102 00:00:36.5 ProcessGroupNCCL.cpp:1743] x"), time_of_failure("E1399 00:00:00.5 x")
+    (86436.5, None)
+    """
+    if (at := time_of(line)) is not None or (found := _GLOG.search(line, 0, 200)) is None:
+        return at
+    month, day, hour, minute, second = (int(each) for each in found.groups()[:5])
+    try:
+        moment = datetime(1970, month, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+    return moment.timestamp() + float(f"0.{found[6] or 0}")
 
 
 def time_spans(line: str) -> dict[str, tuple[int, int]] | None:

@@ -12,6 +12,7 @@ from hpc_gpt.reader.readers.steps import NOT_FINITE, Places, StepColumn, StepTab
 
 _FIGURES = re.compile(r"[-+]?(?:\d[\d.,]*(?:[eE][-+]?\d{1,3})?|(?i:\b(?:nan|inf(?:inity)?)\b))")
 _MOST_SHAPES = 64
+_FEW_LINES = 2
 SUMMED = ("skipped", "nan")
 PENDING = 1024  # lines, or blocks of them, that wait before they are joined
 
@@ -56,9 +57,13 @@ class StepRows:
         self.count += 1
 
     def _see_losses(self, losses: Sequence[float] | StepColumn) -> None:
-        if not self.has_loss and len(losses):
-            self.no_loss = float(losses[0]) if self.no_loss is None else self.no_loss
-            self.has_loss = bool((~(np.asarray(losses) <= 0) | (np.asarray(losses) != self.no_loss)).any())
+        if self.has_loss or not len(losses):
+            return
+        found = np.asarray(losses, np.float64)
+        found = found[np.isfinite(found)]
+        if len(found):
+            self.no_loss = float(found[0]) if self.no_loss is None else self.no_loss
+            self.has_loss = bool(((found > 0) | (found != self.no_loss)).any())
 
     def see_shape(self, line: str) -> None:
         """Notes the shape of a line: the line without its figures."""
@@ -86,7 +91,7 @@ class StepRows:
         self._close()
         self._join_pending()
         if "loss" in columns:
-            self._see_losses(columns["loss"][np.isfinite(columns["loss"])])
+            self._see_losses(columns["loss"])
         if len(line):
             self.blocks.append(StepTable(columns, line))
         self.count += count
@@ -117,6 +122,8 @@ class StepRows:
             for name, column in sound_columns(whole.columns, left_out).items()
             if name == "loss" or not np.isnan(column).all()
         }
+        if self.lacks_loss and self.no_loss is not None and self.no_loss < 0 and self.count > _FEW_LINES:
+            columns.pop("loss", None)  # what a stage without the loss prints in its place
         found = StepTable(columns, whole.line, stride=self.stride, count=self.count, totals=dict(self.totals))
         found.alike = self.alike
         return found

@@ -14,6 +14,7 @@ from hpc_gpt.reader.readers.pattern import Pattern
 
 _FOREIGN = 20  # lines of others that may be between those of a traceback
 _MOST_OPEN = 64
+LONGEST_FILE = 300  # characters of the name of a source
 _CHAINED = 3  # lines from an exception to Python's words that another one was raised
 LAST_FRAME = 8  # lines from the last `File "…"` of a traceback to its exception: the source, and marks below it
 INDENT = " \t"
@@ -40,8 +41,8 @@ NO_MESSAGE = re.compile(r"(?:[\w.()]{1,200}:(?: .{0,380}:)?|\[\w{1,20} ERROR\] a
 
 @dataclass
 class _Open:
-    """A traceback: the `blanks` after its label, how many `foreign` lines may follow, the `source` of its last frame,
-    `name` and `number` of its line if its message alone is missing."""
+    """A traceback: the `blanks` after its label, how many `foreign` lines may follow, `file` and `source` of its last
+    frame, `name` and `number` of its line if its message alone is missing."""
 
     blanks: int = 0
     foreign: int = _FOREIGN
@@ -49,6 +50,7 @@ class _Open:
     number: int = 0
     in_frame: bool = False
     source: str = ""
+    file: str = ""
 
 
 class Tracebacks:
@@ -61,6 +63,7 @@ class Tracebacks:
         self._open: dict[str, _Open] = {}
         self._unknown = 0  # the line of the last exception that no pattern knows
         self._source = ""  # the source of an exception without a message that the last line was
+        self.raised_in = ""  # the file of the last frame of a traceback that the last line ended
 
     @property
     def open(self) -> bool:
@@ -108,12 +111,14 @@ class Tracebacks:
         if rest[0] in INDENT and not failed:
             begun.source = rest.strip().rstrip("\\ ") if begun.in_frame else begun.source
             begun.in_frame = rest.lstrip().startswith('File "')
+            begun.file = rest.lstrip()[6:].partition('"')[0][:LONGEST_FILE] if begun.in_frame else begun.file
             return None
         found = _EXCEPTION.match(rest.rstrip())
         begun.foreign -= 1
         if failed or found or not begun.foreign:
             del self._open[label]
             self._source = begun.source if _ALONE.match(rest) else ""
+            self.raised_in = begun.file
         if failed or not found or _NO_FAILURE.match(found[0]):
             return None
         self._unknown = number
