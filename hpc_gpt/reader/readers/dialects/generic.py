@@ -114,6 +114,16 @@ DIALECT = Dialect(
             literal="amples/s",
         ),
         Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
+        # What a program multiplies in, by its name of the setting.
+        *(
+            Pattern(
+                "fact",
+                START + r"(?i:compute[ _]dtype) {0,2}[:=] {0,4}['\"]?(?:torch\.|jnp\.)?(?P<dtype>[a-z]\w{2,11})\b",
+                literal=literal,
+                weak=True,
+            )
+            for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
+        ),
         *(
             Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (

@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.words import counted
 from hpc_gpt.reader.readers.logs import Part
 from hpc_gpt.reader.readers.pattern import dtype_named
-from hpc_gpt.reader.readers.runs.draft import Draft
+from hpc_gpt.reader.readers.runs.draft import LIBRARY, Draft
 from hpc_gpt.reader.readers.runs.log_steps import LogSteps
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
@@ -133,6 +133,7 @@ def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
 
 def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     """Adds what follows in one of the ways, and what follows from that; flags sizes that contradict each other."""
+    _drop_library(draft)
     while any(_goes(draft, way, arguments) for way in INFERENCES):
         pass
     gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
@@ -151,6 +152,18 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})", "batch")
+
+
+def _drop_library(draft: Draft) -> None:
+    """Drops a library's sizes of the batch where the program's own say another: a ramp changes what it dumped once."""
+    sizes = [draft.whole(name) for name in ("micro_batch", "micro_batches", "dp", "global_batch")]
+    micro, chunks, dp, whole = sizes
+    if not (micro and chunks and dp and whole) or micro * chunks * dp == whole:
+        return
+    for name in ("micro_batches", "global_batch", "micro_batch"):
+        if draft.by.get(name) == LIBRARY:
+            del draft.values[name], draft.sources[name]
+            return
 
 
 def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:

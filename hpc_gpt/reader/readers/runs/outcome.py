@@ -12,7 +12,7 @@ import numpy as np
 
 from hpc_gpt.core.words import counted
 from hpc_gpt.reader.readers.logs import Part
-from hpc_gpt.reader.readers.runs.draft import Draft
+from hpc_gpt.reader.readers.runs.draft import LIBRARIES, Draft
 from hpc_gpt.reader.readers.runs.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.readers.runs.log_steps import LogSteps, evaluations
 from hpc_gpt.reader.readers.runs.runtime import add_from_total, timed_bars
@@ -133,7 +133,8 @@ def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> M
     """Which lines are of another batch than the one of the record, if the batch of the run grew."""
     other = np.zeros(len(steps), np.bool_)
     batch = draft.whole("global_batch")
-    if not batch or len({fact.value for part in parts for fact in part.facts.get("global_batch", ())}) < 2:
+    stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
+    if not batch or len({fact.value for fact in stated if fact.dialect not in LIBRARIES}) < 2:
         return other
     samples = _over(steps, steps["consumed_samples"], 1)
     if not np.isfinite(samples).any():
