@@ -124,7 +124,7 @@ DIALECT = Dialect(
                 "Transformer2DModel",
                 "Transformer3DModel",
                 "DDPMScheduler",
-                "FlowMatchEuler",
+                "FlowMatchEulerDiscreteScheduler",
             )
         ),
         # What a program multiplies in, by its name of the setting.

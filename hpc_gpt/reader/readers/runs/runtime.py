@@ -58,7 +58,8 @@ def _bars_of(part: Part, number: int) -> StepTable | None:
     """The bars of a part that count steps, each step once, with its seconds since the first."""
     if not _counts_steps(part):
         return None
-    shown = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None and step > 0]
+    known = [(step, elapsed, line) for step, elapsed, line in part.progress if elapsed is not None]
+    shown = [each for each in known if 0 < each[0] < _MOST and 0 <= each[1] < _MOST]
     if len(shown) < 2:
         return None
     step, elapsed, line = (np.array(column) for column in zip(*shown, strict=True))
