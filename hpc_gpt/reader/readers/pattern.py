@@ -17,7 +17,7 @@ from hpc_gpt.core.formulas import GIB
 #             number they belong to the step that another dialect prints next
 #   more      further figures of the last step, for programs that print a step on several lines; a figure that the step
 #             already has stays
-#   progress  a bar or a counter that shows how far a run is: gives the curve, never `step_s`
+#   progress  a bar or a counter that shows how far a run is: gives the curve, and a Trainer's `step_s`
 #   total     a sum at the program's end: `runtime_s` and the like
 #   eval      an evaluation's loss
 #   save      a checkpoint was written
@@ -254,6 +254,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "mfu_percent": ("mfu", 1e-2),
     "params_millions": ("params", 1e6),
     "params_billions": ("params", 1e9),
+    "params_trainable_millions": ("params_trainable", 1e6),
     "params_gi": ("params", GIB),
     "params_estimated_billions": ("params_estimated", 1e9),
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it

@@ -9,6 +9,7 @@ and tokens or samples a second, which are taken as the job's unless their name s
 
 from hpc_gpt.reader.readers.pattern import INT, NUMBER, START, Dialect, Pattern, later
 
+DIFFUSION = "diffusion"  # a fact of a log that trains a model of images
 TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
 _IS = r"(?:['\"]? ?[:=] {0,8}| {1,8})"
 # `9,8765` has a decimal comma; `9,876` may be nine thousand, and is read as such where that can be.
@@ -114,6 +115,28 @@ DIALECT = Dialect(
             literal="amples/s",
         ),
         Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
+        # Models of images, whose steps have no tokens: their samples are not sequences of a language model.
+        *(
+            Pattern("fact", rf"\b\w{{0,40}}{name}\w{{0,40}}\b", literal=name, facts={DIFFUSION: 1}, weak=True)
+            for name in (
+                "UNet2D",
+                "UNet3D",
+                "Transformer2DModel",
+                "Transformer3DModel",
+                "DDPMScheduler",
+                "FlowMatchEulerDiscreteScheduler",
+            )
+        ),
+        # What a program multiplies in, by its name of the setting.
+        *(
+            Pattern(
+                "fact",
+                START + r"(?i:compute[ _]dtype) {0,2}[:=] {0,4}['\"]?(?:torch\.|jnp\.)?(?P<dtype>[a-z]\w{2,11})\b",
+                literal=literal,
+                weak=True,
+            )
+            for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
+        ),
         *(
             Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (

@@ -75,7 +75,8 @@ DIALECT = Dialect(
         Pattern("fact", r"> total params: (?P<params>\d[\d,]{0,30})"),
         Pattern(
             "eval",
-            r"\bvalidation results at iteration {1,20}(?P<step>\d{1,12}) \| [^\n]{0,400}?\blm_loss value: "
+            r"\bvalidation results at (?:iteration {1,20}(?P<step>\d{1,12})|the end of training(?! for test)[^|\n]{0,40}) \| "
+            r"[^\n]{0,400}?\blm_loss value: "
             r"(?P<loss_eval>[^| ]{1,24}) {0,4}\|",
         ),
         Pattern("end", r"\| exiting the program at iteration \d", ended="done"),

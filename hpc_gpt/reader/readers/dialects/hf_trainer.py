@@ -29,7 +29,7 @@ _KEYS = (
 )
 _PROGRESS = (
     r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
-    r"(?=(?:[^{}\n]{0,1500}?'elapsed_time': '(?P<elapsed_s>[\dhdms ]{2,24})')?)"
+    r"(?=(?:[^{}\n]{0,1500}?'(?:elapsed_time|train_runtime)': '?(?P<elapsed_s>[\dhdms. ]{2,24})(?=[',}]))?)"
 )
 _HEADER = {
     "Num examples": "samples_per_epoch", "Num Epochs": "epochs", "Instantaneous batch size per device": "micro_batch",
@@ -137,7 +137,7 @@ DIALECT = Dialect(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these, which one search finds out.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step))"
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step|train_runtime))"
             + _entries(_FIGURES)
             + _PROGRESS
             + ")?",
@@ -145,11 +145,11 @@ DIALECT = Dialect(
         # ms-swift's own log.
         Pattern(
             "step",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\(iter/s\)\": )"
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\((?:iter/s|s/it)\)\": )"
             + entries('"NAME": ', _OF_SWIFT, "(?=[,}])", _WITHIN)
-            + r"(?=(?:[^{}\n]{0,1500}?\"step\": (?P<step>\d{1,12})(?=[,}]))?)"
+            + r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": |global_step/max_steps\": \")(?P<step>\d{1,12})(?=[,}/]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
-            literal='"train_speed(iter/s)": ',
+            literal='"train_speed(',
         ),
         # LLaMA-Factory's own log has the same figures.
         Pattern(
@@ -161,13 +161,18 @@ DIALECT = Dialect(
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"elapsed_time\": \"(?P<elapsed_s>{CLOCK})\")?)",
         ),
         Pattern(
-            "eval", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}"
+            "eval",
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}"
+            + _entries({"eval_runtime": "eval_s"}),
         ),
         Pattern(
             "eval",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
         ),
         Pattern("total", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}" + _entries(_TOTALS)),
+        Pattern(
+            "total", rf"^\{{\"train_runtime\": (?P<runtime_s>{NUMBER})(?=, )", literal='{"train_runtime": ', weak=True
+        ),
         # The block of metrics at the end: it always has two decimals of a second, so a cut shows.
         Pattern(
             "total", r"\btrain_runtime {1,40}= {0,40}(?P<runtime_s>(?:\d{1,4} days?, )?\d{1,4}:\d\d:\d\d\.\d\d)" + END
@@ -183,6 +188,11 @@ DIALECT = Dialect(
         Pattern(
             "fact",
             rf"\bTrainable parameters = (?P<params_trainable>{INT}) of (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,9}}) \([\d.]{{1,7}}% trained\)",
+        ),
+        Pattern(
+            "fact",
+            r"\bmodel_parameter_info['\"]?: ['\"]?\w{1,80}: (?P<params_millions>\d{1,9}\.\d{1,6})M Params "
+            r"\((?P<params_trainable_millions>\d{1,9}\.\d{1,6})M Trainable \[",
         ),
         # Unsloth's header, beside its drawing.
         Pattern("start", rf"\bNum GPUs(?: used)? = (?P<gpus>{INT})" + END, literal="Unsloth - 2x faster"),
@@ -207,6 +217,10 @@ DIALECT = Dialect(
         Pattern("save", r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END),
         line("end", "Training completed. Do not forget", ended="done"),
         Pattern("fact", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),
+        Pattern(
+            "fact",
+            r"\bUsing deepspeed: \{[^\n]{0,3000}?'zero_optimization': \{[^{}\n]{0,1000}?'stage': (?P<zero_stage>\d)\b",
+        ),
         Pattern("fact", r"\bDetected DeepSpeed ZeRO-(?P<zero_stage>\d):", facts={"engine": "hf-deepspeed"}),
         *(
             Pattern(

@@ -43,6 +43,7 @@ DIALECT = Dialect(
             rf"\bTotal parameter count: dense (?P<params_dense>{INT}), sparse (?P<params_sparse>{INT}), "
             rf"(?:vision {INT}, )?active (?P<params_active>{INT})\s*$",
         ),
+        Pattern("fact", r"\bModel flux \S", facts={"diffusion": 1}),
         Pattern("fact", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
         Pattern("fact", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"),
         Pattern(

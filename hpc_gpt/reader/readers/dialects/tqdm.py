@@ -1,4 +1,5 @@
-"""tqdm's bars: how far a run is, and for how long it has run. They give the curve, never the step time.
+"""tqdm's bars: how far a run is, and for how long it has run. They give the curve; the step time only of a Trainer
+(`runs.runtime`).
 
 The rate of a bar is smoothed and includes evaluations and saves. Nothing says what a bar counts: one that maps, loads or
 downloads is not read, nor one of items other than `it`. A bar of an evaluation looks like one of training: a bar without

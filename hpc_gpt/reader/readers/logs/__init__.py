@@ -71,7 +71,8 @@ class Part:
     `facts`: the first eight distinct values of each field, in order. `arguments`: the program's own dump.
     `rank_params`: parameters of a rank by its name in the log, such as "2, 1" or "3". `timers_s`: (sum, count) by name;
     the first 1,024 lines of timers of a part are all added up, then every 1,024th.
-    `progress`: (step, elapsed_s, line) of the bars. `evals`: (step, loss_eval, line). `saves`: (step, seconds, line).
+    `progress`: (step, elapsed_s, line) of the bars. `evals`: (step, loss_eval, line); `eval_s`:
+    (seconds, line) of those that say how long they took. `saves`: (step, seconds, line).
     `first_at`, `last_at`: epoch seconds of the first and the last time of day, taken as UTC.
     """
 
@@ -91,6 +92,7 @@ class Part:
     progress: list[tuple[float, float | None, int]] = field(default_factory=list)
     totals: dict[str, Fact] = field(default_factory=dict)
     evals: list[tuple[float | None, float, int]] = field(default_factory=list)
+    eval_s: list[tuple[float, int]] = field(default_factory=list)
     saves: list[tuple[float | None, float | None, int]] = field(default_factory=list)
     memory: dict[int | None, PeakMemory] = field(default_factory=dict)
     rank_params: dict[str, tuple[float, Place]] = field(default_factory=dict)

@@ -124,6 +124,8 @@ class LineReader(GrowingParts):
                 loss = float_of(values, "loss_eval")
                 if loss is not None and self.room("evaluations", len(part.evals)):
                     part.evals.append((float_of(values, "step"), loss if math.isfinite(loss) else math.nan, number))
+                    if (took := float_of(values, "eval_s")) is not None and 0 < took < 1e9:
+                        part.eval_s.append((took, number))
             case "save":
                 if self.room("saves", len(part.saves)):
                     part.saves.append((float_of(values, "step"), float_of(values, "save_s"), number))

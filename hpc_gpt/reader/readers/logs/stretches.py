@@ -25,7 +25,7 @@ from hpc_gpt.reader.readers.logs.parts import (
 )
 from hpc_gpt.reader.readers.logs.step_rows import SUMMED
 from hpc_gpt.reader.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
-from hpc_gpt.reader.readers.steps import NOT_FINITE, Mask, Places, no_places
+from hpc_gpt.reader.readers.steps import NOT_FINITE, Mask, Places, StepColumn, no_places
 
 _FEW = 3  # so few lines are read one by one
 _MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
@@ -202,8 +202,8 @@ def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[
     if not block.has("epoch", lines):
         return []
     loss = block.column("loss", lines)
-    likely = np.isnan(block.step[rows]) & (np.diff(block.column("epoch", lines), prepend=row.get("epoch", np.nan)) == 0)
-    likely &= np.isnan(loss) | (np.diff(loss, prepend=row.get("loss", np.nan)) == 0)
+    likely = np.isnan(block.step[rows]) & _as_before(block.column("epoch", lines), row.get("epoch", np.nan))
+    likely &= np.isnan(loss) | _as_before(loss, row.get("loss", np.nan))
     found: list[int] = []
     for index in np.flatnonzero(likely).tolist():
         if index and index - 1 not in found[-1:]:
@@ -212,6 +212,11 @@ def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[
         if all(row.get(name) == value for name, value in own.items() if name != "at"):
             found.append(index)
     return found
+
+
+def _as_before(column: StepColumn, first: float) -> Mask:
+    """Which figures are the one before them; infinite ones may be, too."""
+    return np.asarray(column == np.concatenate(([first], column[:-1])))
 
 
 def _row(block: LineBlock, index: int) -> dict[str, float]:

@@ -10,16 +10,18 @@ from typing import Any
 from hpc_gpt.core.runs.record import Flag
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.readers.dialects import dialects
-from hpc_gpt.reader.readers.logs import Part, Place
+from hpc_gpt.reader.readers.logs import Fact, Part, Place
 from hpc_gpt.reader.readers.pattern import MARKS, TEXT_FIELDS, Dialect
 
-# Who states a value; the highest is used, as it is nearest to what ran.
-SAID, ASKED, SCRIPT = 3, 2, 1
+# Who states a value; the highest is used, as it is nearest to what ran. A library's dump of its configuration is below
+# the arguments of the program that uses it: it has the batch of one moment.
+SAID, ASKED, LIBRARY, SCRIPT = 4, 3, 2, 1
+LIBRARIES = frozenset(("deepspeed_config",))
 
 
 @dataclass(frozen=True)
 class Stated:
-    """A value, who states it (SAID, ASKED or SCRIPT), and where (`file:line`)."""
+    """A value, who states it (SAID, ASKED, LIBRARY or SCRIPT), and where (`file:line`)."""
 
     value: Any
     by: int
@@ -107,10 +109,14 @@ def _other(text: str) -> str:
     return {"True": "False", "False": "True"}.get(text, f"not {text}")
 
 
+def _who(fact: Fact) -> int:
+    return LIBRARY if fact.dialect in LIBRARIES else SAID
+
+
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     """Every value that parts state of each field, the nearest to what ran first; equal values once."""
     facts = (fact for part in parts for fact in part.facts.items())
-    said = [(name, Stated(fact.value, SAID, str(fact.place))) for name, of_name in facts for fact in of_name]
+    said = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
     found: dict[str, list[Stated]] = {}
     for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:
         known = found.setdefault(name, [])
@@ -168,15 +174,21 @@ _COMPARED = {
     "zero_stage": "the ZeRO stage",
     "dtype": "the dtype",
 }
-_WORDS = {SAID: "the log says", ASKED: "the arguments ask for", SCRIPT: "the script next to it says"}
+_WORDS = {
+    SAID: "the log says",
+    ASKED: "the arguments ask for",
+    LIBRARY: "DeepSpeed's configuration says",
+    SCRIPT: "the script next to it says",
+}
 
 
 @dataclass
 class Draft:
-    """Values and sources by field, and flags in order."""
+    """Values and sources by field, and flags in order. `by`: who states the stated ones."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    by: dict[str, int] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
 
     def __contains__(self, name: str) -> bool:
@@ -208,7 +220,8 @@ class Draft:
 
 
 def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]) -> Draft:
-    """The stated fields: what a program says precedes what it was asked for, and that precedes the script.
+    """The stated fields: what a program says precedes what it was asked for, that what a library says of
+    itself, and that the script.
 
     If two of them differ, a flag says it, with both places.
     """
@@ -225,6 +238,7 @@ def draft_of(found: Mapping[str, Sequence[Stated]], beside: Mapping[str, Stated]
             continue
         best, said = max(usable, key=lambda pair: pair[1].by)
         draft.set(name, best, said.source)
+        draft.by[name] = said.by
         if name in _COMPARED:
             _compare(draft, name, best, said, usable)
     return draft

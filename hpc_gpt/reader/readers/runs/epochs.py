@@ -76,6 +76,7 @@ def join_epochs(one: Part, other: Part) -> Part:
         progress=[*one.progress, *((step + offset, elapsed, line) for step, elapsed, line in other.progress)],
         totals={**one.totals, **other.totals},
         evals=one.evals + [(later(step), loss, line) for step, loss, line in other.evals],
+        eval_s=one.eval_s + other.eval_s,
         saves=one.saves + [(later(step), took, line) for step, took, line in other.saves],
         memory={**one.memory, **{rank: each for rank, each in other.memory.items() if rank not in one.memory}},
         rank_params={**other.rank_params, **one.rank_params},

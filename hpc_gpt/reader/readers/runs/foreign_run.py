@@ -25,6 +25,7 @@ from hpc_gpt.reader.readers.runs.inferred import (
     add_gpus,
     add_seq,
     add_stages,
+    drop_tokens,
     infer_fields,
     is_on,
     step_tokens,
@@ -190,6 +191,7 @@ def read_foreign(
     dialect = _dialect(steps, parts)
     present = [each.name for part in parts for each in dialects_of(part)]
     _add_engine(draft, dialect, parts)
+    drop_tokens(draft)
     add_seq(draft, steps)
     add_batch(draft, steps)
     add_gpus(draft, steps, parts)
@@ -202,6 +204,7 @@ def read_foreign(
     add_losses(draft, steps, parts)
     add_counts(draft, steps, parts)
     add_rates(draft, steps, parts)
+    drop_tokens(draft, "tokens_per_s", "tokens_per_s_gpu", "tokens_total")
     add_memory(draft, parts, arguments)
     causes = add_ends(draft, run, steps)
     _add_name(draft, run)

@@ -14,15 +14,17 @@ from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.words import counted
+from hpc_gpt.reader.readers.dialects.generic import DIFFUSION
 from hpc_gpt.reader.readers.logs import Part
 from hpc_gpt.reader.readers.pattern import dtype_named
-from hpc_gpt.reader.readers.runs.draft import Draft
-from hpc_gpt.reader.readers.runs.log_steps import LogSteps
+from hpc_gpt.reader.readers.runs.draft import LIBRARY, Draft
+from hpc_gpt.reader.readers.runs.log_steps import LogSteps, clock_s
 
 _MOST_GPUS = 64  # above it, rates of three digits do not give the exact number
 _NEAR = 0.25  # of a GPU
 _STAGE = re.compile(r"(\d{1,7}) STAGE=(\d{1,5})")
 _LEAST_ALIKE = 3  # lines whose samples show a batch that nothing states
+_NODE = 8  # GPUs
 _ALIKE = 0.02  # if the batch of a run is constant, its two halves agree to this share
 # Programs that split only the batch, as our engines without another axis do.
 _ONLY_BATCH = frozenset(("hf", "nanogpt", "build-nanogpt", "nanochat", "modded-nanogpt", "llm.c", "deepspeed-chat"))
@@ -133,6 +135,7 @@ def _goes(draft: Draft, way: Inference, arguments: Mapping[str, str]) -> bool:
 
 def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     """Adds what follows in one of the ways, and what follows from that; flags sizes that contradict each other."""
+    _drop_library(draft)
     while any(_goes(draft, way, arguments) for way in INFERENCES):
         pass
     gpus, tp, pp, dp = (draft.whole(name) for name in ("gpus", "tp", "pp", "dp"))
@@ -151,6 +154,29 @@ def _layout_and_batch(draft: Draft, arguments: Mapping[str, str]) -> None:
     elif dp and micro and chunks and whole and micro * chunks * dp != whole:
         product = f"micro_batch {micro} x micro_batches {chunks} x dp {dp} = {micro * chunks * dp}"
         draft.flag(f"{product}, but the global batch is {whole} ({draft.sources['global_batch']})", "batch")
+
+
+def drop_tokens(draft: Draft, *rates: str) -> None:
+    """Drops the sequence and the shape of a log that trains a diffusion model, which are of its text encoder, and the
+    rates of these names."""
+    if DIFFUSION not in draft:
+        return
+    for name in ("seq", "hidden", "layers", "heads", "vocab", "global_batch_tokens", *rates):
+        draft.values.pop(name, None)
+        draft.sources.pop(name, None)
+    draft.flag("a diffusion model is trained: its steps have no tokens of a text")
+
+
+def _drop_library(draft: Draft) -> None:
+    """Drops a library's sizes of the batch where the program's own say another: a ramp changes what it dumped once."""
+    sizes = [draft.whole(name) for name in ("micro_batch", "micro_batches", "dp", "global_batch")]
+    micro, chunks, dp, whole = sizes
+    if not (micro and chunks and dp and whole) or micro * chunks * dp == whole:
+        return
+    for name in ("micro_batches", "global_batch", "micro_batch"):
+        if draft.by.get(name) == LIBRARY:
+            del draft.values[name], draft.sources[name]
+            return
 
 
 def _vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
@@ -264,6 +290,22 @@ def add_gpus(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
             if alike and (np.abs(ratio - gpus) < _NEAR).all():
                 how += f" / tokens_per_s of one GPU, the same over {len(ratio)} lines"
                 draft.infer("gpus", int(gpus[0]), how)
+    if tokens and "gpus" not in draft:
+        _gpus_by_clock(draft, steps, tokens)
+
+
+def _gpus_by_clock(draft: Draft, steps: LogSteps, tokens: int) -> None:
+    """Adds the GPUs by the times of day of the lines, which take a little longer than the steps: up to one node, or
+    whole nodes of eight."""
+    at, own = steps["at"], steps["tokens_per_s_gpu"]
+    step_s = clock_s(at, steps["step"]) if steps.numbered and (np.isfinite(at) & (at % 1 > 0)).any() else None
+    if step_s is None or np.isfinite(own).sum() < _LEAST_ALIKE:
+        return
+    ratio = tokens / step_s / float(np.nanmedian(own))
+    gpus = round(ratio) if ratio < _NODE + _NEAR else _NODE * round(ratio / _NODE)
+    if 1 <= gpus <= _MOST_GPUS and abs(ratio / gpus - 1) <= _ALIKE:
+        how = "global_batch x seq / the seconds between lines / tokens_per_s of one GPU"
+        draft.infer("gpus", gpus, f"{how}, {ratio:.2f}")
 
 
 def consumed_by_step(steps: LogSteps) -> float | None:

@@ -340,7 +340,7 @@ def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], st
 
 
 def _steps_of_bars(parts: Sequence[Part]) -> StepTable:
-    """The progress by the bars of the part with most of them. The step time of a run never comes from a bar."""
+    """The progress by the bars of the part with most of them. Their seconds are no step time: they are whole."""
     bars = max((part.progress for part in parts), key=len, default=[])
     if not bars:
         return StepTable()

@@ -1,8 +1,8 @@
 """The results of a run that another program logged: step time, losses, counts, tokens.
 
 The step time is, in this order: as printed; by tokens/s or samples/s, if the batch is known; by the time since the
-start of the run; by the time of day of the lines; the total runtime over the steps. If it is not printed, a flag says
-how it was found. Bars give no step time.
+start of the run; by the time of day of the lines; by a Trainer's bars, less evaluations and saves; the total runtime
+over the steps, with them. If it is not printed, a flag says how it was found.
 """
 
 import math
@@ -12,10 +12,11 @@ import numpy as np
 
 from hpc_gpt.core.words import counted
 from hpc_gpt.reader.readers.logs import Part
-from hpc_gpt.reader.readers.runs.draft import Draft
+from hpc_gpt.reader.readers.runs.draft import LIBRARIES, Draft
 from hpc_gpt.reader.readers.runs.inferred import consumed_by_step, step_tokens
 from hpc_gpt.reader.readers.runs.log_steps import LogSteps, evaluations
-from hpc_gpt.reader.readers.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTimes, time_steps
+from hpc_gpt.reader.readers.runs.runtime import add_from_total, timed_bars
+from hpc_gpt.reader.readers.steps import OUTLIER, RULE, SLOW_STEP, Mask, StepColumn, StepTable, StepTimes, time_steps
 
 # Times of day in whole seconds measure a step of this many seconds to about a tenth.
 _COARSE_S = 10.0
@@ -32,7 +33,7 @@ def add_times(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> StepColum
     """
     step_s, how = _seconds(draft, steps)
     if not (np.isfinite(step_s) & (step_s > 0) & steps.counts).any():
-        _add_from_total(draft, steps, parts)
+        _add_untimed(draft, steps, parts)
         return step_s
     other = _of_another_batch(draft, steps, parts)
     apart, pauses = _apart(draft, steps, np.where(other, np.nan, step_s))
@@ -132,7 +133,8 @@ def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> M
     """Which lines are of another batch than the one of the record, if the batch of the run grew."""
     other = np.zeros(len(steps), np.bool_)
     batch = draft.whole("global_batch")
-    if not batch or len({fact.value for part in parts for fact in part.facts.get("global_batch", ())}) < 2:
+    stated = (fact for part in parts for fact in part.facts.get("global_batch", ()))
+    if not batch or len({fact.value for fact in stated if fact.dialect not in LIBRARIES}) < 2:
         return other
     samples = _over(steps, steps["consumed_samples"], 1)
     if not np.isfinite(samples).any():
@@ -147,10 +149,11 @@ def _of_another_batch(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> M
     return other
 
 
-def _add_measured(draft: Draft, steps: LogSteps, times: StepTimes, how: str) -> None:
+def _add_measured(draft: Draft, steps: StepTable, times: StepTimes, how: str, lines: str = "lines") -> None:
     used = np.flatnonzero(steps.steady)
     where = f"{steps.place(int(used[0]))} to {steps.line[used[-1]]}"
-    lines = "lines" if steps.interval == 1 else f"lines, {steps.interval} steps apart"
+    if isinstance(steps, LogSteps) and steps.interval > 1:
+        lines += f", {steps.interval} steps apart"
     chosen = (
         f"median of {times.used} of {int(steps.counts.sum())} {lines} ({times.warmup} warm-up, {times.apart} set apart)"
     )
@@ -206,79 +209,20 @@ def _flag_other_programs(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -
                 draft.flag(f"{words} ({part.file}:{other.line[there[0]]})")
 
 
-def _add_from_total(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
-    """Adds a step time from a total runtime over the steps, warm-up included."""
-    for part in parts:
-        fact = part.totals.get("runtime_s")
-        if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
-            continue
-        count, what = _steps_of(draft, steps, part)
-        if not count:
-            draft.flag(f"a runtime of {fact.value:g} s ({fact.place}) over an unknown number of steps")
-            continue
-        draft.set(
-            "step_s", fact.value / count, f"{fact.place}, runtime {fact.value:g} s / {count:g} {what}; warm-up included"
-        )
-        draft.set("steps_used", round(count), "all steps of the runtime")
-        draft.set("warmup_steps", 0, "none left out: a total includes them")
-        draft.flag("step_s is the total runtime over the steps, warm-up included")
+def _add_untimed(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Adds the step time of a run whose lines have none: by the total runtime, which is exact, unless a Trainer's bars
+    show that more than steps is in it."""
+    found = timed_bars(parts)
+    if found is None:
+        add_from_total(draft, steps, parts)
         return
-
-
-def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
-    """(how many steps a part's runtime covers, the source of that)."""
-    bars = [step for step, _, _ in part.progress]
-    last = float(np.nanmax(steps["step"])) if np.isfinite(steps["step"]).any() else 0.0
-    begun = draft.get("resumed_step") or 0
-    planned = draft.whole("steps_planned")
-    if planned and planned > begun and (not bars or max(bars) >= planned or last >= planned):
-        return planned - begun, f"steps ({draft.sources['steps_planned']})"
-    if bars and max(bars) > begun:
-        return max(bars) - begun, "steps of the bar"
-    # Lines without a number are not steps: their interval may be an epoch.
-    if last > begun and (steps.numbered or draft.whole("log_interval")):
-        return last - begun, "steps"
-    return _steps_of_rates(draft, part)
-
-
-_EXACT_RATE = 0.1  # steps a second of three decimals: exact to half a percent
-_OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled up
-
-
-def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
-    """The steps that the totals show: samples over the batch, or steps a second of three decimals."""
-    runtime, samples, rounded = (
-        float(fact.value)
-        if (fact := part.totals.get(name)) is not None and isinstance(fact.value, int | float)
-        else 0.0
-        for name in ("runtime_s", "samples_per_s", "steps_rounded")
-    )
-    if not all(each < _MOST_TOKENS for each in (runtime, samples, rounded, runtime * samples, runtime * rounded)):
-        return 0.0, ""
-    low, high = math.ceil(runtime * (rounded - 0.0005)), math.floor(runtime * (rounded + 0.0005))
-    batch, counted = draft.whole("global_batch"), draft.whole("samples_per_epoch")
-    what = f"steps, the only number that is {rounded:g} a second"
-    passes = runtime * samples / counted if counted else 0.0
-    # Without a number of epochs the rate of samples shows it.
-    epochs = draft.whole("epochs") or round(passes)
-    if passes and epochs and abs(passes / epochs - 1) > _OF_PASSES:
-        return 0.0, ""
-    if counted and not epochs and not rounded:
-        return 0.0, ""
-    if batch and counted and epochs:
-        least = most = math.ceil(counted / batch) * epochs
-    elif batch and samples:
-        least, most = (math.ceil(runtime * (samples + off) / batch) for off in (-0.0005, 0.0005))
-    else:
-        least, most = low, high
-    if rounded:
-        least, most = max(least, low), min(most, high)
-    if batch:
-        what = f"steps of {batch} samples"
-    if least == most > 0:
-        return float(least), what
-    exact = low <= high and rounded >= _EXACT_RATE
-    return (runtime * rounded, "steps by their printed rate") if exact else (0.0, "")
+    bars, seconds, how = found
+    times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
+    assert times is not None
+    if not add_from_total(draft, steps, parts, times.step_s):
+        _add_measured(draft, bars, times, how, "bars")
+        for flag in times.flags:
+            draft.flag(flag)
 
 
 _MOST_TOKENS = 10**18

@@ -273,7 +273,8 @@ def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, st
     # Of an adapter's parameters and all parameters, all are the model's.
     useful = sorted((each for each in counts if each.value >= least and usable[each.of]), key=lambda each: -each.value)
     if useful:
-        draft.set("params", round(useful[0].value), f"{useful[0].where}, the program's own count; {why}")
+        best = _exact_for(useful[0], [*useful, *_one_rank(draft, summed)])
+        draft.set("params", round(best.value), f"{best.where}, the program's own count; {why}")
     elif summed is not None:
         total, where, whole = summed
         rows, hidden = draft.whole("vocab"), draft.whole("hidden")
@@ -285,6 +286,19 @@ def _add_by_count(draft: Draft, counts: Sequence[Count], summed: tuple[float, st
             draft.set("params", round(total), f"{where}, the program's own count; {why}")
     elif any(each.value == 0 for each in counts):
         draft.flag(f"the program counts no parameters ({counts[0].where}): unknown, {why}")
+
+
+def _one_rank(draft: Draft, summed: tuple[float, str, bool] | None) -> list[Count]:
+    """The count of the ranks together, if no rank has what another one has, too."""
+    alone = summed is not None and summed[2] and (draft.whole("tp") or 1) == (draft.whole("pp") or 1) == 1
+    return [Count(summed[0], summed[1])] if alone and summed is not None else []
+
+
+def _exact_for(count: Count, counts: Sequence[Count]) -> Count:
+    """The exact one of the counts that a rounded one may stand for, else that one."""
+    near = max(_ROUNDING, _exactness(count.value))
+    alike = (each for each in counts if _is_exact(each.value) and abs(each.value / count.value - 1) <= near)
+    return count if _is_exact(count.value) else next(alike, count)
 
 
 def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelSize | None, why: str) -> None:
