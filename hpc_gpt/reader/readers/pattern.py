@@ -256,6 +256,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "params_billions": ("params", 1e9),
     "params_gi": ("params", GIB),
     "params_estimated_billions": ("params_estimated", 1e9),
+    "consumed_tokens_billions": ("consumed_tokens", 1e9),
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),

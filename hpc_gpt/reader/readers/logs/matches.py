@@ -160,7 +160,7 @@ _ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
 # rank within the node. In `3: [rank5]:` the first is srun's task, which starts several ranks.
 _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
-    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ])"
+    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\])"
 )
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
 _AT = re.compile(
@@ -198,7 +198,7 @@ def node_of(line: str) -> str | None:
 def rank_span(line: str) -> tuple[int, int] | None:
     """(start, end) of the rank that a line is labelled with."""
     found = _RANK.match(line)
-    return next((found.span(index) for index in range(1, 5) if found[index] is not None), None) if found else None
+    return next((found.span(index) for index in range(1, 6) if found[index] is not None), None) if found else None
 
 
 def time_of(line: str) -> float | None:
