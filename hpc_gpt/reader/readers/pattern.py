@@ -297,7 +297,7 @@ STEP_FIELDS = (
     "not_finite",  # no pattern's: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
 )
 # Fields of a line of steps that are facts of the run: recorded when they change, not for every line.
-STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale")
+STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale", "epoch_steps")
 # What a run is: two stretches of logs that differ in one of these facts are not of one run.
 MARKS = ("gpus", "tp", "pp", "cp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
 MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")

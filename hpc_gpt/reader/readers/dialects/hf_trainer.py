@@ -149,7 +149,7 @@ DIALECT = Dialect(
             "step",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\((?:iter/s|s/it)\)\": )"
             + entries('"NAME": ', _OF_SWIFT, "(?=[,}])", _WITHIN)
-            + r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": (?=\d{1,12}[,}])|iteration\": \")(?P<step>\d{1,12}))?)"
+            + r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": |(?:global_step/max_steps|iteration)\": \")(?P<step>\d{1,12})(?=[,}/]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
             literal='"train_speed(',
         ),

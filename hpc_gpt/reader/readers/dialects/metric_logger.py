@@ -4,7 +4,7 @@ A figure is the median of the last 20 steps, with the mean so far in brackets; t
 [3]` the count is of the batches of an epoch, in `Training` of all steps. Peak memory is allocated, in MiB.
 """
 
-from hpc_gpt.reader.readers.pattern import END, NUMBER, Dialect, Pattern, later, named
+from hpc_gpt.reader.readers.pattern import END, Dialect, Pattern, later, named
 
 _FIELDS = (
     named(r"(?= \()", loss=" (?:total_)?loss: ", lr=" lr: ")
@@ -18,7 +18,9 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            r"\bEpoch: \[(?P<epoch>\d{1,6})(?:/\d{1,6})?\] {1,4}\[ {0,12}(?P<step>\d{1,12})/\d{1,12}" + _ETA + _FIELDS,
+            r"\bEpoch: \[(?P<epoch>\d{1,6})(?:/\d{1,6})?\] {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12})"
+            + _ETA
+            + _FIELDS,
             literal="  eta: ",
         ),
         Pattern(

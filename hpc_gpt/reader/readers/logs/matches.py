@@ -360,7 +360,7 @@ _PIECES = (
     "failepoc on  numserv_lostep:tch_pleserveampl INFythothontepss_pe_batNCCL:   00 ( GPUumbetingsecoorchmberize "
     "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiNFO CUDA per = 0totaime:iledeserer oed t"
     "e 00data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_s"
-    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra"
+    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra====.py:"
 )
 COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES), 4))
 
