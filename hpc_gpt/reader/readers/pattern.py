@@ -257,6 +257,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "params_trainable_millions": ("params_trainable", 1e6),
     "params_gi": ("params", GIB),
     "params_estimated_billions": ("params_estimated", 1e9),
+    "consumed_tokens_billions": ("consumed_tokens", 1e9),
     "loss_bits": ("loss", math.log(2)),  # of base 2, as fairseq prints it
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),
@@ -297,7 +298,7 @@ STEP_FIELDS = (
     "not_finite",  # no pattern's: 1 if the gradient norm was printed as NaN or infinite, 2 if the loss was
 )
 # Fields of a line of steps that are facts of the run: recorded when they change, not for every line.
-STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale")
+STEP_FACTS = ("steps_planned", "global_batch", "seq", "micro_batch", "loss_scale", "epoch_steps")
 # What a run is: two stretches of logs that differ in one of these facts are not of one run.
 MARKS = ("gpus", "tp", "pp", "cp", "dp", "hidden", "layers", "heads", "seq", "vocab", "micro_batch", "global_batch")
 MEMORY_FIELDS = ("memory_allocated_gib", "memory_reserved_gib")

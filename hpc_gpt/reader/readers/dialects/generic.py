@@ -7,7 +7,7 @@ Read are the step, the loss, the learning rate, the gradient norm, a time whose 
 and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
 """
 
-from hpc_gpt.reader.readers.pattern import INT, NUMBER, START, Dialect, Pattern, later
+from hpc_gpt.reader.readers.pattern import END, INT, NUMBER, SHORT, START, Dialect, Pattern, later
 
 DIFFUSION = "diffusion"  # a fact of a log that trains a model of images
 TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
@@ -29,6 +29,7 @@ _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
 _OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
 _COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
+_COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
 
 
 def _later(names: str, group: str, unit: str = "") -> str:
@@ -75,7 +76,7 @@ def _fields(seconds: str) -> str:
         + _MILLISECONDS
         + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
         + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
-        + _rate(rf"tok(?:en)?s?{_PER}{_SECOND}", "tokens_per_s")
+        + _rate(rf"tok(?:en)?s?(?:{_PER}|-){_SECOND}", "tokens_per_s")
         + _rate(rf"tok(?:en)?s?(?:{_PER}{_SECOND}{_GPU}|{_GPU}{_PER}{_SECOND})", "tokens_per_s_gpu")
         + _rate(rf"(?:samples?|sequences?|examples?){_PER}{_SECOND}", "samples_per_s")
     )
@@ -88,7 +89,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT}"
+            rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT_OF_EPOCH}"
             + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})")
             + ")",
             literal="oss",
@@ -96,7 +97,7 @@ DIALECT = Dialect(
         # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
         Pattern(
             "step",
-            rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT}"
+            rf"[Ee](?<![\w./-].)(?i:{_EPOCH}[ ,:]{{0,4}}(?=[\[(]){_COUNT_OF_EPOCH}"
             + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
             + ")",
             literal="poch",
@@ -137,6 +138,7 @@ DIALECT = Dialect(
             )
             for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
         ),
+        Pattern("fact", START + rf"Model [pP]aram(?:eter)?s: (?P<params>{SHORT})" + END, literal="Model ", weak=True),
         *(
             Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (

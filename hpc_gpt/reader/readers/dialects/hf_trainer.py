@@ -28,7 +28,7 @@ _KEYS = (
     + "|n_positions|gradient_checkpointing|tie_word_embeddings"
 )
 _PROGRESS = (
-    r"(?=(?:[^{}\n]{0,1500}?'global_step/max_steps': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
+    r"(?=(?:[^{}\n]{0,1500}?'(?:global_step/max_steps|iteration)': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
     r"(?=(?:[^{}\n]{0,1500}?'(?:elapsed_time|train_runtime)': '?(?P<elapsed_s>[\dhdms. ]{2,24})(?=[',}]))?)"
 )
 _HEADER = {
@@ -137,17 +137,19 @@ DIALECT = Dialect(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these, which one search finds out.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step|train_runtime))"
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|global_step|iteration|train_runtime))"
             + _entries(_FIGURES)
             + _PROGRESS
             + ")?",
         ),
+        # ms-swift under Megatron, which may split the model in any way.
+        Pattern("fact", r"'iteration': '\d{1,12}/\d{1,12}'(?=[,}])", facts={"engine": "megatron-swift"}),
         # ms-swift's own log.
         Pattern(
             "step",
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\((?:iter/s|s/it)\)\": )"
             + entries('"NAME": ', _OF_SWIFT, "(?=[,}])", _WITHIN)
-            + r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": |global_step/max_steps\": \")(?P<step>\d{1,12})(?=[,}/]))?)"
+            + r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": |(?:global_step/max_steps|iteration)\": \")(?P<step>\d{1,12})(?=[,}/]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
             literal='"train_speed(',
         ),

@@ -37,7 +37,7 @@ DIALECT = Dialect(
             r"\biter \d{1,12}(?: \|)? step (?P<step>\d{1,12})(?=:)"
             + has("[:,] loss ", rf" (?:iter|train) time: {NUMBER} ?ms")
             + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
-            literal=" time: ",
+            literal="iter ",
         ),
         # lit-llama counts micro-batches only.
         Pattern(
@@ -45,7 +45,7 @@ DIALECT = Dialect(
             r"\biter \d{1,12}(?=:)"
             + has("[:,] loss ", rf"[:,] time: {NUMBER} ?ms(?:,|\s*$)")
             + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
-            literal=" time: ",
+            literal="iter ",
         ),
         line("eval", "iter {}: val loss {loss_eval}, val time: ", weak=True),
         line("eval", "step {}: val loss {loss_eval}, val time: ", weak=True),

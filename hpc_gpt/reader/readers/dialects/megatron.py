@@ -1,6 +1,6 @@
 """Megatron-LM's lines during training, from 2020 to now, and those of forks that print the same."""
 
-from hpc_gpt.reader.readers.pattern import Dialect, Pattern, line
+from hpc_gpt.reader.readers.pattern import Dialect, Pattern, later, line
 
 # The iteration line, in every form since 2020.
 _HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
@@ -40,6 +40,19 @@ DIALECT = Dialect(
     engine="megatron-lm",
     patterns=(
         ITERATION,
+        # progress.txt, of --log-progress: a line a start and a checkpoint. The throughput is the mean since the start.
+        Pattern(
+            "start",
+            r"\bJob ID: (?P<job_id>[\w.-]{0,40})\t# GPUs: (?P<gpus>\d{1,7})\tStarting job(?=\s*$)",
+            literal="\tStarting job",
+        ),
+        Pattern(
+            "step",
+            r"\t# GPUs: \d{1,7}\tSav(?:ed|ing) (?:async )?checkpoint\tIteration: (?P<step>\d{1,12})\t"
+            r"(?=(?:Job throughput: (?P<tflops>\d{1,9}\.\d{1,6}) TFLOP/s/GPU\t)?)"
+            + later(r"\tTokens \(in billions\): ", "consumed_tokens_billions", r"(?=\s|$)"),
+            literal="\tJob throughput: ",
+        ),
         Pattern("more", r"\bEffective Tera Flops per GPU: (?P<tflops>\d{1,9}\.?\d{0,6})\b"),
         line("fact", "Effective Tera Flops per GPU: {} and total parameters {params_billions} B"),
         Pattern(

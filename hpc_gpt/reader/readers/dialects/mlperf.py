@@ -10,7 +10,7 @@ and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_sta
 
 from hpc_gpt.reader.readers.pattern import INT, NUMBER, Dialect, Pattern, later
 
-_EVENT = r":::MLLOG \{{\"namespace\": \"[^\"\n]{{0,64}}\", \"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
+_EVENT = r":::MLLOG \{{(?:\"namespace\": \"[^\"\n]{{0,64}}\", )?\"time_ms\": ({}\d{{10,16}}), \"event_type\": \"\w{{1,24}}\", \"key\": \"{}\", "
 # The first of them that is a number: `"step": [2, 3321]` is not.
 _COUNT = (
     r"\"metadata\": \{[^{}\n]{0,1000}?\"(?:samples_count|step|epoch_num)\": (?P<consumed>\d{1,20}(?:\.0)?)(?=[,}])"

@@ -36,7 +36,7 @@ def _interpret(texts: Mapping[str, str]) -> Fields:
     """The model's configuration, printed as JSON."""
     given = Arguments(texts)
     return without_unknown(
-        {field: given.whole(f'"{name}"') for name, field in {**_MODEL, "vocab_size": "vocab"}.items()}
+        {field: given.whole(f'"{name}"', f"'{name}'") for name, field in {**_MODEL, "vocab_size": "vocab"}.items()}
     )
 
 
@@ -65,6 +65,12 @@ DIALECT = Dialect(
                 weak=True,
             )
             for name in _MODEL
+        ),
+        # A stage that goes on from another loads its model.
+        Pattern(
+            "argument",
+            rf"(?P<key>'(?:{'|'.join((*_MODEL, 'vocab_size'))})'): (?P<value>\d{{1,9}})(?=[,}}])",
+            literal="Building model with config: {'",
         ),
         Pattern(
             "argument",

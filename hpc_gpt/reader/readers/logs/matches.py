@@ -160,7 +160,7 @@ _ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
 # rank within the node. In `3: [rank5]:` the first is srun's task, which starts several ranks.
 _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
-    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ])"
+    r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\])"
 )
 _NCCL_HOST = re.compile(r"(?:^|[\s\]:>])([A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9} \[\d{1,4}\] ")
 # torchrun's with `--role HOST:`: the number is a rank within the node.
@@ -204,7 +204,7 @@ def node_of(line: str) -> str | None:
 def rank_span(line: str) -> tuple[int, int] | None:
     """(start, end) of the rank that a line is labelled with."""
     found = _RANK.match(line)
-    return next((found.span(index) for index in range(1, 5) if found[index] is not None), None) if found else None
+    return next((found.span(index) for index in range(1, 6) if found[index] is not None), None) if found else None
 
 
 def time_of(line: str) -> float | None:
@@ -382,7 +382,7 @@ _PIECES = (
     "failepoc on  numserv_lostep:tch_pleserveampl INFythothontepss_pe_batNCCL:   00 ( GPUumbetingsecoorchmberize "
     "econcondalle modrvedreser 00procobalnamelobalineionsh_sieterch_sTraiNFO CUDA per = 0totaime:iledeserer oed t"
     "e 00data: er val ran CUDtorcode globcompcodeber aineUDA Rankterstch ramerallr ofoss=ory numbllelime fileer_s"
-    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra"
+    "aralaile_tim| lotep_meteess ent ametGPU  con allunchrad_och num_nodeme: launinerch 0auncain  | n | g gra====.py:"
 )
 COMMON = frozenset(_PIECES[at : at + 4].encode() for at in range(0, len(_PIECES), 4))
 

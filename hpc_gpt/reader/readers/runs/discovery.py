@@ -262,7 +262,7 @@ _LONG_NUMBER = re.compile(r"(?:^|(?<=[._-]))(\d{5,12})(?=$|[._-])")
 _GENERAL = {
     *("log", "logs", "main", "main_log", "job", "run", "slurm", "nohup", "screen", "console", "console_output", "rank"),
     *("train", "training", "trainer", "train_log", "training_log", "output", "out", "stdout", "stderr", "std", "debug"),
-    *("info", "err", "error"),
+    *("info", "err", "error", "trainer_state", "progress"),
 }
 _ATTEMPT_FOLDER = re.compile(r"attempt_\d{1,6}$")
 # The folder of a W&B run, of which `files/output.log` is the log.

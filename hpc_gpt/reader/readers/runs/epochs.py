@@ -1,5 +1,6 @@
 """Programs that restart their step count in each epoch: their epochs are one attempt."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -48,7 +49,10 @@ def join_epochs(one: Part, other: Part) -> Part:
     span, begun, whole = step_span(one), step_span(other), main_steps(one)
     assert span is not None
     # If steps count from 0, the next step is one line later.
-    offset = span[1] + (log_interval(whole[1]) if whole and begun and begun[0] == 0 == span[0] else 0)
+    from_0 = bool(whole and begun and begun[0] == 0 == span[0])
+    offset = span[1] + (log_interval(whole[1]) if whole and from_0 else 0)
+    if (length := one.fact("epoch_steps")) and isinstance(length.value, int) and length.value > 0:
+        offset = float(math.ceil((span[1] + from_0) / length.value) * length.value)
     facts = {name: list(found) for name, found in one.facts.items()}
     for name, found in other.facts.items():
         known = facts.setdefault(name, [])

@@ -135,6 +135,7 @@ def step_span(part: Part) -> tuple[float, float] | None:
         if len(known):
             return float(known[0]), float(known.max())
     bars = [step for step, _, _ in part.progress if step < _MOST_STEPS]
+    bars = [step for step in bars if step] or bars  # a bar counts what is done: its 0 is no step
     return (bars[0], max(bars)) if bars else None
 
 
