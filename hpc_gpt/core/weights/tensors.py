@@ -4,8 +4,8 @@ config.json and safetensors in one file or several.
 A file is written for every 5 GB of weights, which is about the memory that an export needs.
 
 The format is that of transformers' class of the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
-LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. Mistral's shape is Llama's, so a run writes
-MistralForCausalLM if it began from one.
+LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. MistralForCausalLM has the shape of Llama's,
+and SmolLM3's if all its layers are rotated: a run writes the class that it began from.
 """
 
 import json
