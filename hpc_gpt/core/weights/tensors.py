@@ -42,7 +42,8 @@ class SliceReader:
     def read(self, name: str, target: Tensor, row: int, column: int) -> None:
         """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
 
-        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
+        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN, infinity, and a number
+        beyond the target's type.
         """
         rows = size_of(self._shape, name)[0]
         last = min(rows, row + target.shape[0])
@@ -58,11 +59,14 @@ class SliceReader:
             values = self._slice(part.name)[tuple(index)]
             target[begin - row : end - row].copy_(values.t() if part.transposed else values)
             # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
-            if not all(one.isfinite() for one in values.aminmax()):
-                raise ConfigError(
-                    f"{self._folder.path}: {self._folder.stored[part.name]} has NaN or infinity",
-                    "these weights cannot be trained; name another folder",
-                )
+            for extreme in values.aminmax():
+                if not extreme.to(target.dtype).isfinite():
+                    beyond = f"{extreme:g}, more than {str(target.dtype).removeprefix('torch.')} holds"
+                    raise ConfigError(
+                        f"{self._folder.path}: {self._folder.stored[part.name]} has "
+                        + (beyond if extreme.isfinite() else "NaN or infinity"),
+                        "these weights cannot be trained; name another folder",
+                    )
 
     def close(self) -> None:
         self._files.clear()
