@@ -239,6 +239,15 @@ ROWS: dict[str, Row] = {
     "a line without text": (of_file(b'{"text": "a"}\n{"id": 2}\n', documents, "x.jsonl"),
      'HERE/x.jsonl:2: no object with a string under "text" at byte 14 of the text: {"id": 2}; its keys are id | '
      'each line must look like {"text": "…"}'),
+    "half a character": (of_file(b'{"text": "a \\ud83d\\ude00"}\n{"text": "b \\ud83d c"}\n{"text": "d"}\n', documents,
+                                 "x.jsonl"),
+     'HERE/x.jsonl:2: "text" at byte 27 of the text has \\ud83d, half of a surrogate pair, which is not a character | '
+     "write both halves, or U+FFFD in its place"),
+    "a column that is not UTF-8": (lambda at: [
+        parquet.write_table(pyarrow.table({"text": pyarrow.array([b"a", b"b\xed\xa0\xbd"]).view("string")}),
+                            at / "a.parquet"), documents(at / "a.parquet")],
+     'HERE/a.parquet has text under "text" that is not UTF-8: invalid continuation byte | write the file again as '
+     "UTF-8"),
     "no file of text": (lambda at: documents(at / "gone.txt"),
      "cannot read HERE/gone.txt: No such file or directory | give a text file, a jsonl file or a folder"),
     "a gzip of other bytes": (of_file(b"no gzip", documents, "x.txt.gz"),
