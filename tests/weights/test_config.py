@@ -118,7 +118,7 @@ _BESIDE = st.builds(_merged, _THETAS, _ORIGINALS,
     st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "smollm3"]), _BESIDE, _DICTS | st.none(), _DICTS | st.none()
 )
 @hypothesis.settings(max_examples=80, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_the_frequencies_are_those_of_the_class_in_every_spelling(write, kind, beside, old, new):
+def test_every_spelling_gives_the_frequencies_of_the_class(write, kind, beside, old, new):
     transformers = pytest.importorskip("transformers")
     config = {"model_type": kind, "head_dim": 16, **SIZES, **beside}
     config |= {name: one for name, one in {"rope_scaling": old, "rope_parameters": new}.items() if one is not None}
@@ -476,7 +476,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize(("shape", "begun", "written"), CLASSES)
-def test_an_export_has_the_class_that_it_began_from_or_one_that_loads(shape, begun, written, write):
+def test_an_export_has_the_class_it_began_from_or_one_that_loads(shape, begun, written, write):
     transformers = pytest.importorskip("transformers")
     folder = write(config_of(shape, begun=InitConfig(begun and f"{begun}ForCausalLM")))
     assert read_config(folder, shape.seq) == replace(shape, head_dim=None if shape.hidden == 32 else 8)
