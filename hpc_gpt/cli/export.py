@@ -25,10 +25,10 @@ def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) 
     """Write the weights of RUN for transformers.
 
     Writes the newest intact checkpoint as a folder with safetensors and config.json, which
-    transformers.AutoModelForCausalLM.from_pretrained loads: GPT-2, Llama, Qwen2, Qwen3, SmolLM3, or
-    Mistral for a run that began from one. The tokenizer's files go along if data.tokenizer is a
-    tokenizer.json. An export that is killed leaves .NAME.PID, which is yours to remove.
-    Needs pip install 'hpc-gpt[hf]'.
+    transformers.AutoModelForCausalLM.from_pretrained loads: GPT-2, Llama, Mistral, Qwen2, Qwen3 or
+    SmolLM3, the class that the run began from if it has such a shape. The tokenizer's files go
+    along if data.tokenizer is a tokenizer.json. An export that is killed leaves .NAME.PID, which is
+    yours to remove. Needs pip install 'hpc-gpt[hf]'.
     """
     found = chosen_run(run)
     folder = out or Path(f"{found.run_id}-{form}")

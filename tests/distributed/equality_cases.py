@@ -61,8 +61,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": _LLAMA | {"qk_norm": True, "norm_eps": 1e-6},
     "smollm3": _LLAMA | {"nope_every": 2, "kv_heads": 1},
 }
-# Uneven over 4 ranks, and in each half of it over 2.
-OTHER_SHAPES: dict[str, dict[str, Any]] = {"uneven": {"hidden": 30, "layers": 2, "heads": 2}}
+# Uneven over 4 ranks, and in each half of it over 2; an odd number of parameters.
+OTHER_SHAPES: dict[str, dict[str, Any]] = {
+    "uneven": {"hidden": 30, "layers": 2, "heads": 2},
+    "odd": {"hidden": 33, "heads": 3},
+}
 
 
 @dataclass(frozen=True)

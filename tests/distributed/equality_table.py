@@ -94,6 +94,17 @@ UNEVEN_HALF = [
     )
 ]
 NEAR += UNEVEN_HALF
+NEAR += UNEVEN_HALF
+# DeepSpeed refuses a bucket of an odd number of elements.
+ODD = [
+    Case(layout, Engine(name=name, zero_stage=stage), clip=CLIP, model="odd")
+    for layout, name, stage in (
+        *((layout, "deepspeed-zero", stage) for layout in (_DP1, _DP2) for stage in (1, 2)),
+        (_DP2, "deepspeed-3d", 1),
+        (_DP1, "hf-deepspeed", 1),
+        (_DP2, "hf-deepspeed", 2),
+    )
+]
 NEAR += [Case(layout, dtype="fp16", clip=CLIP) for layout in (_DP1, _DP2, Layout(2, 2, 1))]
 INDUCTOR = [Case(Layout(1, 1, 1), Engine(name=name, compile="block"), clip=CLIP) for name in ENGINES]
 # Products in FP8, whose operands are the shards of each axis that an engine with them has.
@@ -185,7 +196,7 @@ ALL_AXES = [
     for name, facts in engines().items()
     if not facts.is_program
 ]
-EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT + UNEVEN
+EXACT = NAMED + PAIRWISE + UNDRAWN + INDUCTOR + CHUNKED + DOCUMENTS + CONTEXT + UNEVEN + ODD
 EXACT += [case for case in ALL_AXES if case not in EXACT]
 # `make test-all` asks for it.
 PRODUCT = product() if ALL_TESTS else []

@@ -53,7 +53,7 @@ def deviation(case: Case, figures: dict[str, Any], weights: dict[str, Tensor]) -
     far = {name: (weights[name] - plain.weights[name]).abs() for name in weights}
     k_bias = 0.0
     for name, difference in far.items():
-        if name.endswith("qkv.bias") and case.model in ("gpt2", "uneven"):
+        if name.endswith("qkv.bias") and case.model in ("gpt2", "uneven", "odd"):
             third = len(difference) // 3
             k_bias = worst([k_bias, float(difference[third : 2 * third].max())])
             far[name] = torch.cat([difference[:third], difference[2 * third :]])

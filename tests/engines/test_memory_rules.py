@@ -8,10 +8,12 @@ import pytest
 from hpc_gpt.core.engines import engine_of, engines
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.shape_split import layer_params, outer_params
 from tests.engines.trainings import LLAMA, SMALL
 
 M = 1e6
+LLAMA_8B = PRESETS["llama3.1-8b"]
 TABLE = 50304 * 2048  # SMALL's embedding
 ALONE = {"dp": 1}
 HOST: dict[str, Any] = {"offload": "optimizer"}
@@ -30,6 +32,9 @@ def deepspeed(stage: int, dtype: str = "bf16", engine: str = "deepspeed-zero", d
         (deepspeed(0), (2, 4, 3, 4, 0, 0)), (deepspeed(1), (2, 4, 3, 4, 0, 0)), (deepspeed(2), (2, 1, 3, 1, 1, 0)),
         (deepspeed(3), (0.5, 1, 3, 1, 0, 0)), (deepspeed(1, "fp16"), (2, 2, 3, 3, 3, 0)),
         (deepspeed(2, "fp16"), (2, 0.5, 3, 1.5, 1.5, 0)), (deepspeed(3, "fp16"), (0.5, 0.5, 3, 1.5, 1, 0)),
+        # Of 2.008e9 parameters a rank a group of 1e9 is copied at a time; over tp 4 too a rank has but one group.
+        (deepspeed(3, "fp16", shape=LLAMA_8B), (0.5, 0.5, 3, 0.5 + 1 / 2.00756531, 1 / 2.00756531, 0)),
+        (deepspeed(3, "fp16", shape=LLAMA_8B, tp=4), (0.5, 0.5, 3, 1.5, 1, 0)),
         # The host has 16 / dp, under ZeRO-1 and -2 the copy that is sent back and the sums of a step, too.
         (deepspeed(1, **HOST), (2, 4, 0, 4, 4, 5.5)), (deepspeed(2, **HOST), (2, 0, 0, 0, 0, 5.5)),
         (deepspeed(2, "fp16", **HOST), (2, 0, 0, 0, 0, 4.5)),

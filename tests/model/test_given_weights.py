@@ -18,6 +18,7 @@ from tests.distributed.test_given_weights import LARGE
 from tests.train.test_hf_folders import FAMILIES, write
 
 pytest.importorskip("safetensors")
+from safetensors.torch import load_file, save_file
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -52,12 +53,19 @@ def test_a_shorter_gpt2_has_the_first_learned_positions(tp: int, tmp_path: Path)
     assert torch.equal(model.position.weight, weights["position.weight"][:16])
 
 
-def test_nan_is_refused_by_the_name_of_its_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(torch.nan, "NaN or infinity"), (-torch.inf, "NaN or infinity"), (-1e39, r"-1e\+39, more than float32 holds")],
+)
+def test_what_is_not_finite_is_refused_by_the_name_of_its_weight(value: float, words: str, tmp_path: Path) -> None:
     shape = replace(FAMILIES["qwen2"], layers=1)
-    weights = write(shape, tmp_path / "sound")
-    weights["blocks.0.attention.qkv.weight"][-1, -1] = torch.nan  # in V
-    write_hf(shape, weights.items(), tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"model\.layers\.0\.self_attn\.v_proj\.weight has NaN or infinity"):
+    write(shape, tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    name = "model.layers.0.self_attn.v_proj.weight"
+    weights[name] = weights[name].double()
+    weights[name][-1, -1] = value
+    save_file(weights, tmp_path / "out" / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"model\.layers\.0\.self_attn\.v_proj\.weight has {words}"):
         Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(tmp_path / "out"), shape)))
 
 

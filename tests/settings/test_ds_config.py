@@ -166,14 +166,16 @@ def test_one_data_parallel_rank_goes_deepspeeds_own_way(engine: str, dp: int) ->
 
 
 @pytest.mark.parametrize("dp", [1, 2])
-@pytest.mark.parametrize("hidden", [32, 2048])
+@pytest.mark.parametrize("hidden", [32, 2048, 33])
 def test_a_bucket_is_no_longer_than_the_model_and_plan_knows_it(dp: int, hidden: int) -> None:
-    """DeepSpeed allocates it whole."""
+    """DeepSpeed allocates it whole, and refuses an odd one."""
     resolved = settings("bf16", 2, dp, **ZERO)
-    resolved = replace(resolved, model=replace(resolved.model, hidden=hidden, layers=24))
+    shape = replace(resolved.model, hidden=hidden, head_dim=8, layers=24, bias="none", norm="rmsnorm")
+    resolved = replace(resolved, model=shape)
+    assert shape.params % 2 == hidden % 2
     zero = ds_config_of(resolved)["zero_optimization"]
     longest = 50_000_000 if dp == 1 else 500_000_000
-    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == min(longest, resolved.model.params)
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == min(longest, shape.params + hidden % 2)
     training = training_of(resolved)
     assert engine_of(training).bucket_elements(training) == zero["reduce_bucket_size"]
 

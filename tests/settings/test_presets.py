@@ -9,6 +9,9 @@ from hpc_gpt.core.settings.presets import PRESETS, preset
 
 # Parameters; those of Llama 3.1 and 3.2, Qwen and SmolLM are the sizes that their model cards' files have.
 PARAMS = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
     "llama3.1-8b": 8_030_261_248,

@@ -18,7 +18,7 @@ from hpc_gpt.trainer.tokens.run_data import ensure_data
 from hpc_gpt.trainer.tokens.samples import FileSamples, open_samples
 from tests.tokens.shard_folders import reading, streaming
 
-KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def write_as_megatron(prefix: Path, documents: Sequence[Sequence[int]], code: int) -> None:

@@ -13,11 +13,14 @@ import pytest
 import tokenizers
 from pyarrow import parquet
 
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.launch.submission import check_inputs
 from hpc_gpt.trainer.tokens import megatron, run_data, sources, tokenizer
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
+from hpc_gpt.trainer.tokens.samples import FileSamples, open_samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardStream, check_as_before, evaluation_samples, list_shards
-from hpc_gpt.trainer.tokens.token_file import HEADER, MAGIC, open_tokens, write_tokens
+from hpc_gpt.trainer.tokens.token_file import HEADER, MAGIC, check_tokens, open_tokens, write_tokens
 from tests.refusals import Row, check_refusal
 from tests.tokens.shard_folders import SEQ, reading, streaming
 
@@ -48,6 +51,27 @@ def documents(path: Path) -> list[bytes]:
 def tokens_file(folder: Path, count: int = 9, vocab: int = 256, name: str = "byte") -> Path:
     write_tokens(folder / "a.tokens", vocab, name, [np.arange(count) % 200])
     return folder / "a.tokens"
+
+
+def lying_file(folder: Path) -> Path:
+    """A token file whose header says a vocabulary of 67, with a token 100."""
+    path = tokens_file(folder, 101, 128)
+    overwrite(path, 16, struct.pack("<I", 67))
+    return path
+
+
+def overwrite(path: Path, at: int, content: bytes) -> Path:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+    return path
+
+
+def read_all(resolved: Resolved) -> None:
+    samples = open_samples(resolved)
+    assert isinstance(samples, FileSamples)
+    for number in range(samples.train_size):
+        samples.train(number)
 
 
 def head(version: int = 1, width: int = 2, count: int = 2) -> bytes:
@@ -163,6 +187,14 @@ ROWS: dict[str, Row] = {
     "a larger vocabulary": (lambda at: open_tokens(tokens_file(at, vocab=257), max_vocab=256),
      "HERE/a.tokens has a vocabulary of 257 (tokenizer byte), but the model's is 256 | set model.vocab = 257, or "
      "give a token file of another tokenizer"),
+    "a token above its header's": (lambda at: run_data.ensure_data(reading("tokens", lying_file(at))),
+     f"HERE/a.tokens has token 67 at byte 262, but a vocabulary of 67, as its header says | {REBUILD}"),
+    "such a token as it is read": (lambda at: read_all(reading("tokens", lying_file(at))),
+     f"HERE/a.tokens has token ... at byte ..., but a vocabulary of 67, as its header says | {REBUILD}"),
+    "tokens that were changed": (
+        lambda at: check_inputs(reading("tokens", overwrite(tokens_file(at), 130, b"\7")), None, has_gpu=False),
+     "HERE/a.tokens is damaged: its tokens have SHA-256 718ffe362f4f…, but its header says e0cb19ca992a… | copy it "
+     f"again from a sound copy, or {REBUILD}"),
     "a token outside": (lambda at: write_tokens(at / "a", 100, "byte", [np.array([3, 100])]),
      "token 100 is outside the vocabulary of 100"),
     "no tokenizer of that name": (lambda at: tokenizer.open_tokenizer("bpe"),
@@ -207,6 +239,15 @@ ROWS: dict[str, Row] = {
     "a line without text": (of_file(b'{"text": "a"}\n{"id": 2}\n', documents, "x.jsonl"),
      'HERE/x.jsonl:2: no object with a string under "text" at byte 14 of the text: {"id": 2}; its keys are id | '
      'each line must look like {"text": "…"}'),
+    "half a character": (of_file(b'{"text": "a \\ud83d\\ude00"}\n{"text": "b \\ud83d c"}\n{"text": "d"}\n', documents,
+                                 "x.jsonl"),
+     'HERE/x.jsonl:2: "text" at byte 27 of the text has \\ud83d, half of a surrogate pair, which is not a character | '
+     "write both halves, or U+FFFD in its place"),
+    "a column that is not UTF-8": (lambda at: [
+        parquet.write_table(pyarrow.table({"text": pyarrow.array([b"a", b"b\xed\xa0\xbd"]).view("string")}),
+                            at / "a.parquet"), documents(at / "a.parquet")],
+     'HERE/a.parquet has text under "text" that is not UTF-8: invalid continuation byte | write the file again as '
+     "UTF-8"),
     "no file of text": (lambda at: documents(at / "gone.txt"),
      "cannot read HERE/gone.txt: No such file or directory | give a text file, a jsonl file or a folder"),
     "a gzip of other bytes": (of_file(b"no gzip", documents, "x.txt.gz"),
@@ -236,6 +277,9 @@ ROWS: dict[str, Row] = {
      f"HERE/p.idx has version 2 at byte 9 and type 8 at byte 17; this reads version 1, types 1 to 8 | {PAIR}"),
     "a type that is none": (pair(index([2], [0], [0, 1], code=9)),
      f"HERE/p.idx has version 1 at byte 9 and type 9 at byte 17; this reads version 1, types 1 to 8 | {PAIR}"),
+    "tokens with a fraction": (pair(index([2], [0], [0, 1], code=6), 16),
+     "HERE/p.idx has type 6 at byte 17, which is float64, but a token is a whole number | give a pair "
+     "of files with whole numbers: hpc-gpt data SOURCE -o PREFIX --format megatron"),
     "documents that do not rise": (pair(index([2, 3], [0, 4], [0, 2, 1, 2]), 10),
      "HERE/p.idx is damaged: its document index, from byte 58 on, does not rise from 0 to 2, its sequences: 2 comes "
      f"before 1 | {PAIR}"),
@@ -252,7 +296,7 @@ ROWS: dict[str, Row] = {
     "an empty pair": (pair(index([0], [0], [0, 1])), f"HERE/p.bin holds no tokens | {PAIR}"),
     "a token above": (
         lambda at: [build_megatron(text_to(lambda source, out: source)(at), at / "p"),
-                    megatron.check_tokens(megatron.open_megatron(at / "p", 117))],
+                    check_tokens(megatron.open_megatron(at / "p", 117))],
      "HERE/p.bin has token 120 at byte 4, but the model's vocabulary is 117 | set model.vocab to more than 120, or"
      " give token files of another tokenizer"),
     "a table that is there": (text_to(lambda source, out: build_tokens(source, out, "char"), "out.vocab.json"),

@@ -100,6 +100,8 @@ def test_a_tokenizer_json_makes_tokens(tokenizer_json: Path, tmp_path: Path) -> 
     assert tokenizer.vocab == bpe.get_vocab_size() == 300
     assert bpe.decode([token for token in tokens if token]) == TEXT + "Deich"
     assert [place for place, token in enumerate(tokens) if token == 0] == [len(bpe.encode(TEXT).ids), len(tokens) - 1]
+    word = encoded(tokenizer, "Deich")
+    assert encoded(tokenizer, "Deich<|endoftext|>Deich") == word + word, "as docs/data.md says"
     (tmp_path / "t.txt").write_text(TEXT)
     file = build_tokens(tmp_path / "t.txt", tmp_path / "x.tokens", str(tokenizer_json))
     assert open_tokens(file.path).tokens.tolist() == encoded(tokenizer, TEXT)

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.facts import EngineFacts
@@ -17,8 +19,17 @@ from hpc_gpt.core.settings.experiment import Model
 from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.core.settings.presets import PRESETS, preset
 from hpc_gpt.core.settings.resolve import resolve_shape
-from hpc_gpt.core.weights.config import config_of, init_config_in, read_config, unfollowed_keys, unread_keys
+from hpc_gpt.core.weights.config import (
+    InitConfig,
+    config_of,
+    init_config_in,
+    read_config,
+    unfollowed_keys,
+    unread_keys,
+)
 from hpc_gpt.core.weights.config_keys import ARCHITECTURES
+from hpc_gpt.core.weights.names import stored_sizes
+from hpc_gpt.trainer.model.attention import frequencies
 from tests import marked
 from tests.cli.command import in_process
 
@@ -86,6 +97,51 @@ def test_both_spellings_of_the_rotation(rotation, write):
     assert read_config(write(rest | rotation)) == preset("llama3.1-8b")
 
 
+def _merged(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2,
+         "vocab_size": 64, "intermediate_size": 64, "pad_token_id": None, "sliding_window": None}  # fmt: skip
+_TYPES = st.sampled_from([{}, {"rope_type": "default"}, {"type": "default"}, {"rope_type": "llama3"},
+                          {"type": "llama3"}, {"type": "llama3", "rope_type": "default"}])  # fmt: skip
+_THETAS = st.sampled_from([{}, {"rope_theta": 5e5}, {"rope_theta": 1000000}])
+_ORIGINALS = st.sampled_from([{}, {"original_max_position_embeddings": 64}, {"original_max_position_embeddings": 96.0}])
+_FACTORS = {"factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4.0}
+_DICTS = st.builds(_merged, _TYPES, _THETAS, _ORIGINALS,
+                   st.sampled_from([_FACTORS, _FACTORS, {}, {"partial_rotary_factor": 1.0}]))  # fmt: skip
+_BESIDE = st.builds(_merged, _THETAS, _ORIGINALS,
+                    st.sampled_from([{}, {"max_position_embeddings": 256}]))  # fmt: skip
+
+
+@hypothesis.given(
+    st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "smollm3"]), _BESIDE, _DICTS | st.none(), _DICTS | st.none()
+)
+@hypothesis.settings(max_examples=80, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_every_spelling_gives_the_frequencies_of_the_class(write, kind, beside, old, new):
+    transformers = pytest.importorskip("transformers")
+    config = {"model_type": kind, "head_dim": 16, **SIZES, **beside}
+    config |= {name: one for name, one in {"rope_scaling": old, "rope_parameters": new}.items() if one is not None}
+    folder = write(config)
+    model = getattr(transformers, ARCHITECTURES[kind])
+    rotation = getattr(inspect.getmodule(model), f"{ARCHITECTURES[kind].removesuffix('ForCausalLM')}RotaryEmbedding")
+    try:
+        of_class = rotation(model.config_class.from_pretrained(str(folder))).inv_freq
+    except (KeyError, TypeError):  # a factor that is missing
+        with pytest.raises(ConfigError, match=r"lacks one of factor|say something else"):
+            read_config(folder, 32)
+        return
+    try:
+        shape = read_config(folder, 32)
+    except ConfigError as refused:
+        assert re.search("say something else|lacks one of factor", str(refused)), refused
+        assert old, "two dicts that contradict each other"
+        assert new
+        return
+    torch.testing.assert_close(frequencies(16, shape.rope_theta, shape.rope_scaling), of_class, rtol=1e-6, atol=0)
+    assert unread_keys(folder, 32).count("original_max_position_embeddings") == 0 or shape.rope_scaling is None
+
+
 def test_null_is_what_the_class_makes_of_it(write):
     small = LLAMA | {"head_dim": None, "num_key_value_heads": None, "rope_scaling": None}
     shape = read_config(write(small))
@@ -129,6 +185,9 @@ def test_head_dim_and_layers_without_rotation(write):
         ({"rope_scaling": {"full_attention": LLAMA3}}, "rope_scaling is .*, a rotation for each kind of layer"),
         ({"rope_scaling": LLAMA3 | {"partial_rotary_factor": 0.5}}, "whose partial_rotary_factor is not 1"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}, "say something else"),
+        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8.5}}, "is 8.5, which must be a whole number"),
+        ({"original_max_position_embeddings": 8.5}, "_embeddings is 8.5, which must be a whole number"),
+        ({"rope_scaling": LLAMA3 | {"rope_theta": "1e6"}}, "whose rope_theta is not a number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"hidden_size": "4096"}, 'hidden_size is "4096", which is no whole number'),
         ({"hidden_size": True}, "hidden_size is true, which is no whole number"),
@@ -404,6 +463,29 @@ def test_what_an_export_passes_on_is_that_of_the_folder(name, write):
     assert {key: begun.config[key] for key in ENDS} == {key: getattr(defaults, key) for key in ENDS}, "the class's"
 
 
+PLAIN = ModelShape(32, 4, 4, 64, 16, False, head_dim=8, kv_heads=2, ffn=24, mlp="swiglu", norm="rmsnorm",
+                   positions="rope", bias="none")  # fmt: skip
+# Its width is not a multiple of its heads, which Llama's class refuses.
+ODD = replace(PLAIN, hidden=30)
+CLASSES = [
+    (PLAIN, None, "Llama"), (PLAIN, "Mistral", "Mistral"), (PLAIN, "SmolLM3", "SmolLM3"), (PLAIN, "Qwen2", "Llama"),
+    (ODD, None, "Mistral"), (ODD, "Mistral", "Mistral"), (ODD, "SmolLM3", "SmolLM3"), (ODD, "Llama", "Mistral"),
+    (replace(ODD, bias="qkv"), None, "Qwen2"), (replace(ODD, qk_norm=True), None, "Qwen3"),
+    (replace(ODD, nope_every=2), "Llama", "SmolLM3"), (replace(PLAIN, bias="all"), "Mistral", "Llama"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "begun", "written"), CLASSES)
+def test_an_export_has_the_class_it_began_from_or_one_that_loads(shape, begun, written, write):
+    transformers = pytest.importorskip("transformers")
+    folder = write(config_of(shape, begun=InitConfig(begun and f"{begun}ForCausalLM")))
+    assert read_config(folder, shape.seq) == replace(shape, head_dim=None if shape.hidden == 32 else 8)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    assert type(model).__name__ == f"{written}ForCausalLM"
+    assert {name: tuple(one.shape) for name, one in model.named_parameters()} == stored_sizes(shape)
+
+
 def test_a_window_beyond_the_trained_length_stays(write):
     mistral = as_mistral("mistral-7b")
     shape = replace(preset("mistral-7b"), seq=2048)
@@ -435,7 +517,8 @@ def test_the_experiments_own_keys_are_laid_over_the_file(write):
 def test_shapes_without_a_class():
     llama = preset("llama3.2-1b")
     assert architecture_of(ModelShape(768, 12, 12)) == "GPT2LMHeadModel"
-    for changed in ({"mlp": "gelu"}, {"norm": "layernorm"}, {"qk_norm": True, "bias": "qkv"}):
+    odd = {"hidden": 2047, "bias": "all"}  # Llama's alone has biases everywhere, and refuses the width
+    for changed in ({"mlp": "gelu"}, {"norm": "layernorm"}, {"qk_norm": True, "bias": "qkv"}, odd):
         assert architecture_of(replace(llama, **changed)) is None
 
 

@@ -311,18 +311,27 @@ def _check_rotation(shape: ModelShape) -> None:
             )
 
 
-def architecture_of(shape: ModelShape) -> str | None:
-    """transformers' class of this shape; None if it has none."""
+def architectures_of(shape: ModelShape) -> tuple[str, ...]:
+    """transformers' classes that have this shape, the usual one first; empty if there is none."""
     is_whole = shape.key_heads == shape.heads and shape.query_width == shape.hidden and not shape.qk_norm
     if (shape.mlp, shape.norm, shape.positions) == ("gelu", "layernorm", "learned"):
-        return "GPT2LMHeadModel" if is_whole and shape.bias == "all" and not shape.embedding_norm else None
+        return ("GPT2LMHeadModel",) if is_whole and shape.bias == "all" and not shape.embedding_norm else ()
     if (shape.mlp, shape.norm, shape.positions) != ("swiglu", "rmsnorm", "rope") or shape.embedding_norm:
-        return None
+        return ()
     special = [shape.qk_norm, shape.nope_every is not None, shape.bias != "none"]
     if sum(special) > 1:
-        return None
+        return ()
     if shape.qk_norm:
-        return "Qwen3ForCausalLM"
+        return ("Qwen3ForCausalLM",)
     if shape.nope_every is not None:
-        return "SmolLM3ForCausalLM"
-    return "Qwen2ForCausalLM" if shape.bias == "qkv" else "LlamaForCausalLM"
+        return ("SmolLM3ForCausalLM",)
+    if shape.bias == "qkv":
+        return ("Qwen2ForCausalLM",)
+    # Llama's alone refuses a width that is not a multiple of its heads, whatever head_dim says.
+    llama = ("LlamaForCausalLM",) if shape.hidden % shape.heads == 0 else ()
+    return llama if shape.bias == "all" else (*llama, "MistralForCausalLM", "SmolLM3ForCausalLM")
+
+
+def architecture_of(shape: ModelShape) -> str | None:
+    """transformers' class of this shape; None if it has none."""
+    return next(iter(architectures_of(shape)), None)

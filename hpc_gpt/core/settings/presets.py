@@ -45,8 +45,9 @@ def _llama(
     """Llama's kind: RMSNorm, rotation, SwiGLU, no biases."""
     sizes = {"kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "seq": seq}
     kind: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none", "tied": False}
-    if head_dim == hidden // heads:
-        del sizes["head_dim"]  # it follows
+    for name, follows in (("head_dim", hidden // heads), ("kv_heads", heads)):
+        if sizes[name] == follows:
+            del sizes[name]
     return ModelShape(hidden, layers, heads, **sizes, **kind | more)  # type: ignore[arg-type]
 
 
@@ -59,10 +60,14 @@ _QWEN25: dict[str, Any] = {"norm_eps": 1e-6, "rope_theta": 1e6, "bias": "qkv"}
 _QWEN3: dict[str, Any] = {"norm_eps": 1e-6, "rope_theta": 1e6, "qk_norm": True}
 _SMOLLM3: dict[str, Any] = {"norm_eps": 1e-6, "rope_theta": 5e6, "nope_every": 4}
 # The published configurations (config.json) of each family's base models; the sequence is that of most of its training.
-# Llama: Grattafiori et al. 2024 (arXiv:2407.21783), table 3, and the model cards of 3.2. Qwen2.5: Yang et al. 2024
-# (arXiv:2412.15115), table 1. Qwen3: Yang et al. 2025 (arXiv:2505.09388), table 1. Mistral: Jiang et al. 2023
-# (arXiv:2310.06825), v0.3 without its window and with 32768 tokens. SmolLM2: Allal et al. 2025 (arXiv:2502.02737).
+# Llama 2: Touvron et al. 2023 (arXiv:2307.09288), table 1. Llama 3: Grattafiori et al. 2024 (arXiv:2407.21783), table
+# 3, and the model cards of 3.2. Qwen2.5: Yang et al. 2024 (arXiv:2412.15115), table 1. Qwen3: Yang et al. 2025
+# (arXiv:2505.09388), table 1. Mistral: Jiang et al. 2023 (arXiv:2310.06825), v0.3 without its window and with 32768
+# tokens. SmolLM2: Allal et al. 2025 (arXiv:2502.02737).
 _OTHERS = {
+    "llama2-7b": _llama(4096, 32, 32, 32, 128, 11008, 32000, 4096),
+    "llama2-13b": _llama(5120, 40, 40, 40, 128, 13824, 32000, 4096),
+    "llama2-70b": _llama(8192, 80, 64, 8, 128, 28672, 32000, 4096),
     "llama3.2-1b": _llama(2048, 16, 32, 8, 64, 8192, 128256, 8192, tied=True, **_llama3(32.0)),
     "llama3.2-3b": _llama(3072, 28, 24, 8, 128, 8192, 128256, 8192, tied=True, **_llama3(32.0)),
     "llama3.1-8b": _llama(4096, 32, 32, 8, 128, 14336, 128256, 8192, **_llama3(8.0)),

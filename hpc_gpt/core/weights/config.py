@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment import RopeScaling
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of, check_shape
+from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of, check_shape
 from hpc_gpt.core.weights.config_keys import ARCHITECTURES, Keys, model_type_of, read_config_json
 from hpc_gpt.core.words import and_more
 
@@ -211,52 +211,63 @@ def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int 
 
 
 _FIGURES = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+# The positions of a class if a file does not say (transformers 5.23).
+_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "smollm3": 32768}
 
 
 def _read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
-    """theta and scaling, in the spelling of transformers 4 or of 5; if both are there, they must agree."""
+    """theta and scaling, in the spelling of transformers 4 or of 5. With a dict of each, both must give the same."""
     keys.must_be("partial_rotary_factor", 1, 1.0)
-    found = []
-    old_theta, old = keys.take("rope_theta", float), keys.take("rope_scaling", dict)
-    new = keys.take("rope_parameters", dict)
-    if old_theta is not None or old is not None:
-        found.append(("rope_scaling", old_theta, old or {}))
-    if new is not None:
-        found.append(("rope_parameters", new.get("rope_theta"), new))
-    read = {name: (theta, _read_scaling(keys, name, values)) for name, theta, values in found}
-    if len(read) == 2:
-        (one_theta, one), (other_theta, other) = read.values()
-        if one != other or (one_theta is not None and other_theta is not None and one_theta != other_theta):
-            keys.refuse("rope_parameters", "but rope_theta and rope_scaling say something else", "take one of them out")
-    theta = next((theta for theta, _ in read.values() if theta is not None), 2e6 if kind == "smollm3" else 1e4)
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
-        keys.refuse("rope_parameters", "whose rope_theta is no number")
-    return float(theta), next((scaling for _, scaling in read.values()), None)
+    theta = keys.take("rope_theta", float, 2e6 if kind == "smollm3" else 1e4)
+    dicts = {name: keys.take(name, dict) for name in ("rope_scaling", "rope_parameters")}
+    read = [_read_rotation_in(keys, kind, name, values, theta) for name, values in dicts.items() if values]
+    if len(set(read)) > 1:
+        beside = "rope_theta and " if "rope_theta" in keys.config else ""
+        keys.refuse("rope_parameters", f"but {beside}rope_scaling say something else", "take one of them out")
+    return next(iter(read), (theta, None))
 
 
-def _read_scaling(keys: Keys, name: str, values: Mapping[str, Any]) -> RopeScaling | None:
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ("default", "llama3"):
+def _read_rotation_in(
+    keys: Keys, kind: str, name: str, values: Mapping[str, Any], theta: float
+) -> tuple[float, RopeScaling | None]:
+    """As transformers' `standardize_rope_params`: the dict's own theta goes before the one beside it, and the original
+    positions beside it before its own."""
+    rotation = values.get("rope_type", values.get("type", "default"))
+    if rotation not in ("default", "llama3"):
         keys.refuse(name, "a rotation of another kind than default and llama3")
     if any(isinstance(value, Mapping) for value in values.values()):
         keys.refuse(name, "a rotation for each kind of layer: here all are alike")
     if values.get("partial_rotary_factor", 1) != 1:
         keys.refuse(name, "whose partial_rotary_factor is not 1: here the whole of each head is rotated")
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(_FIGURES if kind == "llama3" else ())}
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(_FIGURES if rotation == "llama3" else ())}
     keys.within += [f"{name}.{key}" for key in values if key not in known]
-    if kind == "default":
-        return None
-    given = {_FIGURES[-1]: keys.config.get("max_position_embeddings"), **values}
-    figures = [given.get(key) for key in _FIGURES]
-    if any(isinstance(figure, bool) or not isinstance(figure, int | float) for figure in figures):
+    own_theta = values.get("rope_theta", theta)
+    if not _is_number(own_theta):
+        keys.refuse(name, "whose rope_theta is not a number")
+    if rotation == "default":
+        return float(own_theta), None
+    *factors, original = (values.get(key) for key in _FIGURES)
+    if original is None:
+        original = keys.take("max_position_embeddings", int, _POSITIONS[kind])
+    original = keys.take(_FIGURES[-1], float, original)
+    if not all(map(_is_number, (*factors, original))):
         keys.refuse(name, f"which lacks one of {', '.join(_FIGURES)}, or has no number there")
-    factor, low, high, original = figures
-    return RopeScaling("llama3", float(factor), float(low), float(high), int(original))  # type: ignore[arg-type]
+    if not float(original).is_integer():
+        keys.refuse(name, f"and {_FIGURES[-1]} is {original:g}, which must be a whole number")
+    factor, low, high = map(float, factors)  # type: ignore[arg-type]
+    return float(own_theta), RopeScaling("llama3", factor, low, high, int(original))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_NOPE_EVERY = 4  # SmolLM3's interval if a file does not say
 
 
 def _read_layers_without_rotation(keys: Keys, layers: int) -> int | None:
     """SmolLM3's: 1 in `no_rope_layers` means that a layer is rotated."""
-    every = keys.take("no_rope_layer_interval", int, 4)
+    every = keys.take("no_rope_layer_interval", int, _NOPE_EVERY)
     listed = keys.take("no_rope_layers", list)
     if listed is None:
         return int(every)
@@ -327,14 +338,13 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
     """The keys of config.json, with `vocab` rows of the embedding (default: the tokenizer's vocabulary).
 
     Our model has no dropout. Learned positions are those of the shape. What the shape does not have is as in the folder
-    that the run began from: its class, if that is of the same shape; the tokens that begin and end a text, which are
+    that the run began from: its class, if that has such a shape; the tokens that begin and end a text, which are
     none otherwise; its positions, if the run has not more. The rotation is written in both spellings.
     """
-    name = architecture_of(shape)
-    assert name is not None, "its callers ask architecture_of"
+    names = architectures_of(shape)
+    assert names, "its callers ask architecture_of"
     begun = begun or InitConfig()
-    if name == "LlamaForCausalLM" and begun.architecture == ARCHITECTURES["mistral"] and shape.bias == "none":
-        name = begun.architecture
+    name = begun.architecture if begun.architecture in names else names[0]
     kind = next(kind for kind, architecture in ARCHITECTURES.items() if architecture == name)
     config: dict[str, Any] = {"architectures": [name], "model_type": kind}
     config["vocab_size"] = shape.vocab if vocab is None else vocab
@@ -374,7 +384,7 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
         config |= {"attention_bias": shape.bias == "all", "mlp_bias": shape.bias == "all"}
     if kind == "smollm3":
         rotated = [int(shape.rotates(layer)) for layer in range(shape.layers)]
-        config |= {"no_rope_layers": rotated, "no_rope_layer_interval": shape.nope_every}
+        config |= {"no_rope_layers": rotated, "no_rope_layer_interval": shape.nope_every or _NOPE_EVERY}
     if kind.startswith("qwen") or kind == "smollm3":
         config |= {"use_sliding_window": False}
     if name == begun.architecture:

@@ -4,8 +4,8 @@ config.json and safetensors in one file or several.
 A file is written for every 5 GB of weights, which is about the memory that an export needs.
 
 The format is that of transformers' class of the shape (`model_shape.architecture_of`): GPT2LMHeadModel,
-LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. Mistral's shape is Llama's, so a run writes
-MistralForCausalLM if it began from one.
+LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM. MistralForCausalLM has the shape of Llama's,
+and SmolLM3's if all its layers are rotated: a run writes the class that it began from.
 """
 
 import json
@@ -42,7 +42,8 @@ class SliceReader:
     def read(self, name: str, target: Tensor, row: int, column: int) -> None:
         """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`.
 
-        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or infinity.
+        Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN, infinity, and a number
+        beyond the target's type.
         """
         rows = size_of(self._shape, name)[0]
         last = min(rows, row + target.shape[0])
@@ -58,11 +59,14 @@ class SliceReader:
             values = self._slice(part.name)[tuple(index)]
             target[begin - row : end - row].copy_(values.t() if part.transposed else values)
             # Without memory for each of the numbers; NaN is the least and the largest of any that it is among.
-            if not all(one.isfinite() for one in values.aminmax()):
-                raise ConfigError(
-                    f"{self._folder.path}: {self._folder.stored[part.name]} has NaN or infinity",
-                    "these weights cannot be trained; name another folder",
-                )
+            for extreme in values.aminmax():
+                if not extreme.to(target.dtype).isfinite():
+                    beyond = f"{extreme:g}, more than {str(target.dtype).removeprefix('torch.')} holds"
+                    raise ConfigError(
+                        f"{self._folder.path}: {self._folder.stored[part.name]} has "
+                        + (beyond if extreme.isfinite() else "NaN or infinity"),
+                        "these weights cannot be trained; name another folder",
+                    )
 
     def close(self) -> None:
         self._files.clear()

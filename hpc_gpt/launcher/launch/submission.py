@@ -269,7 +269,7 @@ def check_inputs(
     (copies or Copies()).work(resolved)
     if begins and resolved.train.init is not None:
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
-    return ensure_data(resolved, make, data_beside)
+    return ensure_data(resolved, make, data_beside, sums=True)
 
 
 def write_run(

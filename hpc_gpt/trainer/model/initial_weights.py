@@ -200,7 +200,7 @@ class GivenWeights(PutLater):
         self._reader = SliceReader(folder, shape)
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN or infinity."""
+        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. ConfigError for NaN, infinity."""
         count = max(1, AT_ONCE // max(1, target[:1].numel()))
         for first in range(0, len(target), count):
             self._reader.read(name, target[first : first + count], row + first, column)

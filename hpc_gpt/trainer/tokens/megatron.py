@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpc_gpt.core.errors import DataError, OsErrorAs
 from hpc_gpt.core.files import aside, give_name, sync
 from hpc_gpt.core.words import counted
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
-from hpc_gpt.trainer.tokens.token_file import TokenFile, parts_looked_at
+from hpc_gpt.trainer.tokens.token_file import TokenFile
 from hpc_gpt.trainer.tokens.tokenizer import Tokenizer
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -36,6 +35,7 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
+_FLOATS = (6, 7)  # of what is not text
 # So many entries of an index are read at once.
 _INDEX_AT_ONCE = 1 << 20
 _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
@@ -66,27 +66,6 @@ def open_megatron(prefix: Path, vocab: int, index: "Index | None" = None) -> Tok
         raise DataError(f"{bin_path} holds no tokens", _REBUILD)
     tokens = np.memmap(bin_path, dtype=index.dtype, mode="r")
     return TokenFile(bin_path, tokens, vocab, "", index.sha)
-
-
-def check_tokens(file: TokenFile) -> None:
-    """Raises DataError for a token outside the vocabulary, with its offset.
-
-    Of a file with more than 2^28 tokens a part is checked here, and the rest as it is read (`check_window`).
-    """
-    for start, tokens in parts_looked_at(file.tokens):
-        check_window(file, start, tokens)
-
-
-def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
-    """Raises DataError for a token outside the vocabulary in the `window` of tokens that begins at `start`."""
-    bad = (window < 0) | (window >= file.vocab)
-    if bad.any():
-        place = int(np.argmax(bad))
-        offset = (start + place) * window.itemsize
-        raise DataError(
-            f"{file.path} has token {window[place]} at byte {offset}, but the model's vocabulary is {file.vocab}",
-            f"set model.vocab to more than {int(window.max())}, or give token files of another tokenizer",
-        )
 
 
 class Index(NamedTuple):
@@ -156,6 +135,11 @@ def _read_head(path: Path) -> tuple[np.dtype[Any], int, int]:
             f"{path} has version {version} at byte 9 and type {code} at byte 17; this reads version {_VERSION}, "
             f"types {min(_DTYPES)} to {max(_DTYPES)}",
             _REBUILD,
+        )
+    if code in _FLOATS:
+        raise DataError(
+            f"{path} has type {code} at byte 17, which is {_DTYPES[code]}, but a token is a whole number",
+            "give a pair of files with whole numbers: hpc-gpt data SOURCE -o PREFIX --format megatron",
         )
     expected = _HEADER.size + 12 * sequences + 8 * entries
     # A multimodal index has one more byte for each sequence.

@@ -22,11 +22,11 @@ from hpc_gpt.trainer.tokens.build import (
     stdlib_path,
 )
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
-from hpc_gpt.trainer.tokens.megatron import check_tokens, open_megatron
+from hpc_gpt.trainer.tokens.megatron import open_megatron
 from hpc_gpt.trainer.tokens.order import mixture_order
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
 from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
-from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens
+from hpc_gpt.trainer.tokens.token_file import TokenFile, check_sum, check_tokens, open_tokens
 from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 
 # What was found in data whose reading takes long, by path: Megatron's index, the list of shards. The first rank of a
@@ -119,24 +119,29 @@ def sources_alone(resolved: Resolved) -> dict[str, Resolved]:
 
 
 def ensure_data(
-    resolved: Resolved, make: bool = True, beside: Path | None = None, looked_up: LookedUp | None = None
+    resolved: Resolved,
+    make: bool = True,
+    beside: Path | None = None,
+    looked_up: LookedUp | None = None,
+    sums: bool = False,
 ) -> Path | None:
     """Checks that the data of a run exist and fit it; returns their path, None for random tokens and for a mixture.
 
     A relative data.path is searched in `beside` first. Data from the standard library's sources are made if they are
-    missing. Without `make` nothing is made, and what would be made is checked. Raises DataError if data are missing,
-    damaged, of a larger vocabulary than the model's or of another tokenizer than data.tokenizer, or too few for one
-    sample or for all readers; of a mixture also if its files have several tokenizers, or are read too often.
+    missing. Without `make` nothing is made, and what would be made is checked. With `sums` a token file's tokens are
+    compared with its header's SHA-256, which takes seconds. Raises DataError if data are missing, damaged, of a larger
+    vocabulary than the model's or of another tokenizer than data.tokenizer, or too few for one sample or for all
+    readers; of a mixture also if its files have several tokenizers, or are read too often.
     """
     if resolved.data.mix is not None:
         resolved = located(resolved, beside)
         _check_one_tokenizer(resolved)
         for alone in sources_alone(resolved).values():
-            ensure_data(alone, make, beside, looked_up)
+            ensure_data(alone, make, beside, looked_up, sums)
         _check_epochs(resolved)
         return None
     try:
-        return _ensure(located(resolved, beside), make, looked_up)
+        return _ensure(located(resolved, beside), make, looked_up, sums)
     except DataError as fault:
         here = _relative_files(resolved.data).get("path")
         if here is None or not (places := places_searched(str(here), beside)):
@@ -160,7 +165,7 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
             )
 
 
-def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None) -> Path | None:
+def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bool) -> Path | None:
     path = data_path(resolved)
     end_token(resolved)
     if path is None:
@@ -194,9 +199,23 @@ def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None) -> Path 
     else:
         file = open_file(resolved, looked_up)
         check_end_token(resolved, file.tokens, file.path)
-        if data.source == "megatron":
-            check_tokens(file)
+        _check_content(file, sums=sums and data.source == "tokens" and not is_stdlib(data))
     return path
+
+
+# The files whose tokens this process has looked at: a sweep has many runs of one.
+_SOUND: set[tuple[Path, int, int, int, int, bool]] = set()
+
+
+def _check_content(file: TokenFile, sums: bool) -> None:
+    state = file.path.stat()
+    looked_at = (file.path, state.st_ino, state.st_size, state.st_mtime_ns, file.vocab, sums)
+    if looked_at in _SOUND:
+        return
+    check_tokens(file)
+    if sums:
+        check_sum(file)
+    _SOUND.add(looked_at)
 
 
 def open_file(resolved: Resolved, looked_up: LookedUp | None = None) -> TokenFile:

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.tokens.megatron import check_window
 from hpc_gpt.trainer.tokens.order import MixtureOrder, mixture_order, sample_position
 from hpc_gpt.trainer.tokens.run_data import LookedUp, open_file, open_shards, sources_alone, split_tokens
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
-from hpc_gpt.trainer.tokens.token_file import TokenFile
+from hpc_gpt.trainer.tokens.token_file import TokenFile, check_window
 
 Sample = NDArray[Any]
 
@@ -80,9 +79,7 @@ class FileSamples:
 
     def _window(self, start: int) -> Sample:
         window = self._tokens[start : start + self._seq + 1]
-        if not self._file.tokenizer:
-            # Megatron's files do not state their vocabulary.
-            check_window(self._file, start, window)
+        check_window(self._file, start, window)
         return window
 
 

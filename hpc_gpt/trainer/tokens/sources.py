@@ -263,17 +263,17 @@ def check_text(path: Path) -> str:
     return ""
 
 
-def _documents(texts: Iterable[str], count: DocumentCount) -> Iterator[bytes]:
-    for text in texts:
+def _documents(texts: Iterable[bytes], count: DocumentCount) -> Iterator[bytes]:
+    for document in texts:
         count.documents += 1
-        if document := text.encode("utf-8", errors="surrogatepass"):
+        if document:
             yield document
             yield DOCUMENT_END
         else:
             count.empty += 1
 
 
-def _jsonl_texts(path: Path, key: str) -> Iterator[str]:
+def _jsonl_texts(path: Path, key: str) -> Iterator[bytes]:
     for number, offset, begin, value in _values(content(path)):
         text = value.get(key) if isinstance(value, dict) else None
         if not isinstance(text, str):
@@ -284,10 +284,18 @@ def _jsonl_texts(path: Path, key: str) -> Iterator[str]:
                 + plain(keys, " "),
                 f'each line must look like {{"{key}": "…"}}',
             )
-        yield text
+        try:
+            yield text.encode("utf-8")
+        except UnicodeEncodeError as fault:
+            half = f"\\u{ord(text[fault.start]):04x}"
+            raise DataError(
+                f'{path}:{number}: "{key}" at byte {offset} of the text has {half}, half of a surrogate pair, which is '
+                "not a character",
+                "write both halves, or U+FFFD in its place",
+            ) from None
 
 
-def _parquet_texts(path: Path, key: str) -> Iterator[str]:
+def _parquet_texts(path: Path, key: str) -> Iterator[bytes]:
     check_package("pyarrow", "parquet", str(path))
     import pyarrow
     from pyarrow import parquet
@@ -301,7 +309,11 @@ def _parquet_texts(path: Path, key: str) -> Iterator[str]:
             for number, text in enumerate((text for batch in batches for text in batch.column(0).to_pylist()), start=1):
                 if not isinstance(text, str | None):
                     raise DataError(f'{path}, row {number:,}: "{key}" is no text', "give another column as --text-key")
-                yield text or ""
+                yield (text or "").encode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise DataError(
+            f'{path} has text under "{key}" that is not UTF-8: {fault.reason}', "write the file again as UTF-8"
+        ) from None
     except pyarrow.ArrowException as fault:
         raise DataError(f"{path} is damaged: {plain(str(fault), ' ')}", "copy it again from a sound copy") from None
 

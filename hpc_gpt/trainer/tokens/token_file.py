@@ -34,6 +34,7 @@ assert HEADER.size % 64 == 0
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 # So many tokens of a file are searched before a run, so many at once.
 LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
+MOST_SUMMED_BYTES = 10**9
 _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
 
 
@@ -59,6 +60,47 @@ def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     for number in range(looks):
         start = number * LOOK_AT_ONCE if count <= LOOK_TOKENS else number * (count - LOOK_AT_ONCE) // (looks - 1)
         yield start, tokens[start : start + LOOK_AT_ONCE]
+
+
+def check_tokens(file: TokenFile) -> None:
+    """Raises DataError for a token outside the vocabulary, with its offset.
+
+    Of a file with more than 2^28 tokens a part is checked here, and the rest as it is read (`check_window`).
+    """
+    for start, tokens in parts_looked_at(file.tokens):
+        check_window(file, start, tokens)
+
+
+def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
+    """Raises DataError for a token outside the vocabulary in the `window` of tokens that begins at `start`."""
+    if not window.size or (window.max() < file.vocab and window.min() >= 0):
+        return
+    place = int(np.argmax((window < 0) | (window >= file.vocab)))
+    token, at = window[place], (start + place) * window.itemsize
+    if file.tokenizer:
+        raise DataError(
+            f"{file.path} has token {token} at byte {HEADER.size + at}, but a vocabulary of {file.vocab}, as its "
+            "header says",
+            _REBUILD,
+        )
+    # Megatron's files do not state their vocabulary.
+    raise DataError(
+        f"{file.path} has token {token} at byte {at}, but the model's vocabulary is {file.vocab}",
+        f"set model.vocab to more than {int(window.max())}, or give token files of another tokenizer",
+    )
+
+
+def check_sum(file: TokenFile) -> None:
+    """Raises DataError if a token file has other tokens than its header's SHA-256 is of. One of more than 1 GB is
+    believed."""
+    if file.tokens.nbytes > MOST_SUMMED_BYTES:
+        return
+    found = hashlib.sha256(file.tokens.data).hexdigest()
+    if found != file.sha:
+        raise DataError(
+            f"{file.path} is damaged: its tokens have SHA-256 {found[:12]}…, but its header says {file.sha[:12]}…",
+            f"copy it again from a sound copy, or {_REBUILD}",
+        )
 
 
 def token_dtype(vocab: int) -> np.dtype[Any]:

@@ -74,11 +74,12 @@ class DeepspeedFacts(EngineFacts):
         16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 8, and master weights
         from ZeRO-1 on, 4 more.
 
-        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer). With offload the host
-        has master weights, moments and fp32 gradients, 16; under ZeRO-1 and -2 also a copy of the weights that is sent
-        back and the sums of a step, under ZeRO-3 in fp16 the sums twice (stage_1_and_2.py, stage3.py; for bf16 and fp32
-        train/engines/zero_step.py). With an `offload_ratio` below 1, the ZeRO-3 groups that stay on the GPU have master
-        weights, moments and the optimizer's fp32 gradients there (stage3.py, subgroup_to_device).
+        ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies fp16 ones to
+        fp32 a group of 10^9 at a time. With offload the host has master weights, moments and fp32 gradients, 16; under
+        ZeRO-1 and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 in fp16 the sums
+        twice (stage_1_and_2.py, stage3.py; for bf16 and fp32 train/engines/zero_step.py). With an `offload_ratio` below
+        1, the ZeRO-3 groups that stay on the GPU have master weights, moments and the optimizer's fp32 gradients there
+        (stage3.py, subgroup_to_device).
         """
         stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
         if self._takes_bf16_optimizer(training):
@@ -94,7 +95,10 @@ class DeepspeedFacts(EngineFacts):
             sums = gradient if gradient == 2 else 0
             return replace(states, host=states.host + sums / dp - stays, optimizer=states.optimizer + stays)
         if stage == 3:
-            return replace(states, renewed=states.renewed - states.gradients)
+            # A group's fp32 copies at a time (stage3.py, _prepare_fp32_grad_for_sub_group).
+            groups = training.shape.params / training.tp / dp / SUB_GROUP_ELEMENTS
+            copy = (states.step_gradients - states.gradients) / max(1.0, groups)
+            return replace(states, step_gradients=states.gradients + copy, renewed=copy)
         return states
 
     def _takes_bf16_optimizer(self, training: Training) -> bool:

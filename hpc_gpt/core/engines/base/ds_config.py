@@ -57,8 +57,8 @@ def shards_in_bf16_optimizer(resolved: Resolved) -> bool:
 
 
 def longest_bucket(dp: int, params: int) -> int:
-    """Elements of a bucket, at most the model's `params`: DeepSpeed allocates all of it."""
-    return min(BUCKET_ELEMENTS_ALONE if dp == 1 else BUCKET_ELEMENTS, params)
+    """Elements of a bucket, at most the model's `params`: DeepSpeed allocates all of it. Even, as ZeRO 1 and 2 want."""
+    return min(BUCKET_ELEMENTS_ALONE if dp == 1 else BUCKET_ELEMENTS, params + params % 2)
 
 
 def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
