@@ -20,7 +20,7 @@ from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import can_resume, check_products
-from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
+from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
     cut_warmup,
@@ -28,6 +28,7 @@ from hpc_gpt.core.settings.experiment_file import (
     keys_given,
     load_experiment,
 )
+from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
@@ -150,8 +151,10 @@ def prepare_row(
     notes = [line for line in (defaults or _taken_note(request, row, resolved), *notes) if line]
     if small is not None:
         notes += _smoke_lines(experiment.name if measured is None else None, small, sized, resolved)
-    cautions = _cautions(resolved, request.smoke, given) if measured is None else ()
-    notes += [f"note: {line}" for line in (*cautions, *unread)]
+    cautions = [*_cautions(resolved, request.smoke, given)] if measured is None else []
+    cautions += idle_keys(resolved, given) if measured is None and not request.smoke else ()
+    followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
+    notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
     return replace(
         prepared,
         notes=(*notes, *prepared.notes),
@@ -194,6 +197,13 @@ def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
         facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
     if until != Until():
         facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
+
+
+def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
+    """The note on a source that no key states, as it follows from data.path."""
+    stated = tables.get("data", {}).get("source") or Data.source
+    if data.mix is None and data.path is not None and data.source != stated:
+        yield f'data.source is "{data.source}", as data.path is {data.path}'
 
 
 def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterator[str]:
