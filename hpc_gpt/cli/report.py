@@ -19,6 +19,7 @@ from hpc_gpt.core.terminal import say, shows_life, width
 from hpc_gpt.core.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 from hpc_gpt.reader.report.tables import (
     COLUMNS,
+    all_columns,
     choose_columns,
     predictions_of,
     predictions_text,
@@ -175,6 +176,8 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
         return [text]
     if lines is not None:
         return [sweep_text(lines, form)]
+    if columns == "all" and form in ("table", "md"):
+        return record_pieces(gathered.records, form, width(), all_columns(gathered.records))
     chosen = COLUMNS if columns in ("auto", "usual", "all") else choose_columns(_keys(columns))
     return record_pieces(gathered.records, form, width(), chosen)
 

@@ -25,6 +25,8 @@ from hpc_gpt.core.words import NOTHING, Grid, counted, plain, show_digits, show_
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")
+# Where a record has what its sweep varies.
+_VARIED = "settings.sweep.varied"
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
 
@@ -91,6 +93,16 @@ def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
     return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in found)
 
 
+def all_columns(records: Sequence[Record]) -> list[Column]:
+    """Every column that has a value of a record: the run, what sweeps vary, the usual ones and the MFU."""
+    varied = dict.fromkeys(
+        key for record in records for key in (record.settings.get("sweep") or {}).get("varied") or ()
+    )
+    run = next(each for each in COLUMNS if "run" in each.keys)
+    others = [each for each in COLUMNS if each is not run]
+    return filled([run, *choose_columns(list(varied)), *others, replace(FIGURES["mfu"], optional=True)], records)
+
+
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
     """The order of the records' indexes by the keys, the first one leading; `-key` is from high to low.
 
@@ -107,14 +119,17 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
 
 
 def full_key(key: str) -> str:
-    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. ConfigError
-    for one that is unknown."""
+    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. One of
+    [command] or [job], such as command.values.lr, is in a record if its sweep varies it. ConfigError for one that is
+    unknown."""
     name, dot, _ = key.partition(".")
     if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
         return key
     for table, _, own in (each.partition(".") for each in names_of(Experiment)):
         if table in _KEPT and key in (own, f"{table}.{own}"):
             return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    if key.startswith("command.values.") or (name in ("command", "job") and key in names_of(Experiment)):
+        return f"{_VARIED}.{key}"
     unknown = key if name in RECORD_KEYS else name
     raise ConfigError(f"a record has no key {unknown!r}", close_matches(unknown, RECORD_KEYS) or _HINT)
 
