@@ -148,7 +148,7 @@ def prepare_row(
     # 5. What its user is to know of it.
     resolved, unread = prepared.resolved, unread_of(experiment, sized.model.seq)
     defaults = defaults_note(request, meant_for, experiment.train, resolved, batch) if file.path is DEFAULTS else ""
-    notes = [line for line in (defaults or _taken_note(request, row, resolved), *notes) if line]
+    notes = [line for line in (defaults or _taken_note(request, file, row, resolved), *notes) if line]
     if small is not None:
         notes += _smoke_lines(experiment.name if measured is None else None, small, sized, resolved)
     cautions = [*_cautions(resolved, request.smoke, given)] if measured is None else []
@@ -181,10 +181,15 @@ def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolve
     return [f"smoke: {' '.join(sizes[1].split())}, {steps}: its figures show that it runs, no speed", *small.notes]
 
 
-def _taken_note(request: Request, row: str | None, resolved: Resolved) -> str:
-    """The line on the file that is taken without an EXPERIMENT; empty with one."""
+def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Resolved) -> str:
+    """The line on the file or the row that is taken although nothing names it; empty without one."""
     if request.names_experiment:
-        return ""
+        path = f"{file.path}" if Path(request.experiment).is_dir() else ""
+        named = request.row is not None or request.sweep or request.grid or request.measured is not None
+        if row is None or named:
+            return f"takes {path}" if path and row is None else ""
+        others = f"the first of {counted(len(file.possible), 'row')} that can run; --row NAME takes another, --sweep all"
+        return f"takes row {row}{f' of {path}' if path else ''}, {others}"
     name = request.experiment if row is None else f"{request.experiment} --row {row}"
     where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
     return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
