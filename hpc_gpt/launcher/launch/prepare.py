@@ -188,8 +188,8 @@ def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolve
         named = request.row is not None or request.sweep or request.grid or request.measured is not None
         if row is None or named:
             return f"takes {path}" if path and row is None else ""
-        others = f"the first of {counted(len(file.possible), 'row')} that can run; --row NAME takes another, --sweep all"
-        return f"takes row {row}{f' of {path}' if path else ''}, {others}"
+        first = f"the first of {counted(len(file.possible), 'row')} that can run"
+        return f"takes row {row}{f' of {path}' if path else ''}, {first}; --row NAME takes another, --sweep all"
     name = request.experiment if row is None else f"{request.experiment} --row {row}"
     where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
     return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"

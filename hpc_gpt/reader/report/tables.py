@@ -21,7 +21,18 @@ from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.core.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole, wrapped
+from hpc_gpt.core.words import (
+    NOTHING,
+    Grid,
+    counted,
+    plain,
+    show_digits,
+    show_params,
+    show_share,
+    show_value,
+    show_whole,
+    wrapped,
+)
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")
@@ -94,13 +105,15 @@ def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
 
 
 def all_columns(records: Sequence[Record]) -> list[Column]:
-    """Every column that has a value of a record: the run, what sweeps vary, the usual ones and the MFU."""
-    varied = dict.fromkeys(
-        key for record in records for key in (record.settings.get("sweep") or {}).get("varied") or ()
-    )
-    run = next(each for each in COLUMNS if "run" in each.keys)
-    others = [each for each in COLUMNS if each is not run]
-    return filled([run, *choose_columns(list(varied)), *others, replace(FIGURES["mfu"], optional=True)], records)
+    """Every column that has a value of a record: what sweeps vary, the usual ones and the MFU."""
+    varied = dict.fromkeys(key for record in records for key in varied_of(record))
+    mfu = replace(FIGURES["mfu"], optional=True)
+    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], mfu, *COLUMNS[-2:]], records)
+
+
+def varied_of(record: Record) -> dict[str, Any]:
+    """What its sweep varies, by dotted key."""
+    return (record.settings.get("sweep") or {}).get("varied") or {}
 
 
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
@@ -264,6 +277,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
         ("begins from", show_begin(record) or NOTHING),
+        ("varied", ", ".join(f"{key} {show_value(value)}" for key, value in varied_of(record).items()) or NOTHING),
         ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),
