@@ -188,8 +188,9 @@ def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolve
         named = request.row is not None or request.sweep or request.grid or request.measured is not None
         if row is None or named:
             return f"takes {path}" if path and row is None else ""
-        first = f"the first of {counted(len(file.possible), 'row')} that can run"
-        return f"takes row {row}{f' of {path}' if path else ''}, {first}; --row NAME takes another, --sweep all"
+        first = f"the first of {len(file.possible)} rows that can run; --row NAME takes another, --sweep all"
+        first = first if len(file.possible) > 1 else "the only one that can run"
+        return f"takes row {row}{f' of {path}' if path else ''}, {first}"
     name = request.experiment if row is None else f"{request.experiment} --row {row}"
     where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
     return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
