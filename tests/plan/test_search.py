@@ -282,6 +282,19 @@ def test_the_best_is_the_fastest_but_for_near_and_tight_ones():
     assert all(each.is_tight == (each.need_gib > TIGHT * BIG.memory_gib) for each in found.candidates)
 
 
+@pytest.mark.parametrize("gib", [40.0, 12.0])
+def test_the_first_of_a_layout_is_of_the_simplest_engine_as_fast(gib):
+    found = search(question_of(experiment(), PROFILE, engines=ENGINES), machine(gib), keep=10**6)
+    for first in found.best_of_layouts:
+        alike = [each for each in found.candidates if each.layout == first.layout and each.equals(first)]
+        alike = [each for each in alike if each.training.offload == first.training.offload]
+        orders = [engine_named(each.training.engine).plan_order for each in alike]
+        fastest = max(each.tokens_per_s for each in alike)
+        assert orders[0] == min(
+            order for each, order in zip(alike, orders, strict=True) if each.tokens_per_s * EQUAL > fastest
+        )
+
+
 def test_what_leaves_less_than_two_percent_is_last_however_fast():
     fast = search(question_of(experiment(), PROFILE, engines=ENGINES), machine()).candidates[0]
     card = machine(fast.need_gib / 0.985)

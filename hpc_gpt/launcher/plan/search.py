@@ -191,10 +191,29 @@ class Searched:
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, best first: by `rank`, but layouts that equal the best by room and by exposed communication, in
-    percent."""
-    found = sorted(candidates, key=lambda candidate: candidate.rank)
+    percent, and first of a layout the simplest of the engines that equal its fastest."""
+    found = _simplest_first(sorted(candidates, key=lambda candidate: candidate.rank))
     equal = {id(each) for each in _firsts(found) if each.equals(found[0])}
     return sorted(found, key=lambda each: round(each.share + each.exposed_share, 2) if id(each) in equal else math.inf)
+
+
+def _simplest_first(found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates in their order, but at the place of each layout's first that of the simplest engine as fast."""
+    first = {each.layout: each for each in reversed(found)}
+    simplest = dict(first)
+    for each in found:
+        best, simple = first[each.layout], simplest[each.layout]
+        orders = (engine_of(one.training).plan_order for one in (each, simple))
+        if each.equals(best) and each.training.offload == best.training.offload and next(orders) < next(orders):
+            simplest[each.layout] = each
+    moved = {id(each) for layout, each in simplest.items() if each is not first[layout]}
+    ordered: list[Candidate] = []
+    for each in found:
+        if each is first[each.layout] and simplest[each.layout] is not each:
+            ordered.append(simplest[each.layout])
+        if id(each) not in moved:
+            ordered.append(each)
+    return ordered
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
