@@ -33,7 +33,7 @@ def test_columns_stand_in_the_order_asked_for():
     assert lines[2].split() == ["2.00", "64", "-", "3.00,", "21.6"]
 
 
-def test_what_a_sweep_varies_is_a_column_by_its_key_and_among_all():
+def test_what_a_sweep_varies_is_a_column_and_among_all():
     rows = [
         Record(run=f"r{lr:g}", gpus=8, mfu=0.4, settings={"sweep": {"varied": {"command.values.lr": lr}}})
         for lr in (3e-4, 1e-4)
