@@ -160,7 +160,8 @@ _SHARED = (
 def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise ConfigError(
-            "-n, --ntasks is sbatch's number of tasks; hpc-gpt starts one task for each GPU", f"use -G {value} for {value} GPUs"
+            "-n, --ntasks is sbatch's number of tasks; hpc-gpt starts one task for each GPU",
+            f"use -G {value} for {value} GPUs",
         )
 
 

@@ -28,7 +28,9 @@ def _saves_nothing(sized: Sized) -> str:
 
 
 def _is_of_program(sized: Sized, then: str) -> str:
-    return f"engine {sized.engine.name} is another program{then}" if engine_named(sized.engine.name).is_program else ""
+    """That none of our code trains, with what follows `then`; empty if it does."""
+    ours = engine_named(sized.engine.name).writes_metrics
+    return "" if ours else f"engine {sized.engine.name} is another program{then}"
 
 
 def _is(key: str, value: Any, then: str = "") -> Callable[[Sized], str]:
