@@ -81,7 +81,7 @@ def experiment_options(function: F) -> F:
     more = (
         click.option("--exclusive", "job__exclusive", is_flag=True, default=None, help="Take whole nodes."),
         _ACROSS_NODES,
-        click.option("-n", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
+        click.option("-n", "--ntasks", "ntasks", hidden=True, callback=_refuse_ntasks, expose_value=False),
         _SET,
         click.option("--checkpoints", "command__checkpoints", metavar="PATTERN",
                      help="Of a program of your own: its checkpoints, by which its job chain sees progress."),
@@ -160,7 +160,8 @@ _SHARED = (
 def _refuse_ntasks(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise ConfigError(
-            "-n is sbatch's number of tasks; hpc-gpt starts one task for each GPU", f"use -G {value} for {value} GPUs"
+            "-n, --ntasks is sbatch's number of tasks; hpc-gpt starts one task for each GPU",
+            f"use -G {value} for {value} GPUs",
         )
 
 

@@ -29,7 +29,8 @@ def submit_race(
     """Submits a race. `sizes`: what --rounds, --steps and --top give; `others`: options that a race cannot have."""
     given = [name for name, size in sizes.items() if size is not None]
     if not race:
-        raise ConfigError(f"{given[0]} is of a race", "add --race, or leave it out")
+        to_train = f"to train so many steps: --until steps={sizes['--steps']}; " if given[0] == "--steps" else ""
+        raise ConfigError(f"{given[0]} is of a race", f"{to_train}add --race, or leave it out")
     others = [
         *others,
         *(["--sweep"] if request.sweep else []),

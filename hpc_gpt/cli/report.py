@@ -6,12 +6,14 @@ import itertools
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.core.columns import grid
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.find_runs import no_runs
@@ -19,6 +21,8 @@ from hpc_gpt.core.terminal import say, shows_life, width
 from hpc_gpt.core.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 from hpc_gpt.reader.report.tables import (
     COLUMNS,
+    all_columns,
+    as_block,
     choose_columns,
     predictions_of,
     predictions_text,
@@ -175,6 +179,11 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
         return [text]
     if lines is not None:
         return [sweep_text(lines, form)]
+    if columns == "all" and form in ("table", "md") and gathered.records:
+        every, room = all_columns(gathered.records), width()
+        if form == "md" or room is None or grid(every, gathered.records).width <= room:
+            return record_pieces(gathered.records, form, room, every)
+        return ["\n".join(as_block(replace(record, flags=[]), room) for record in gathered.records)]
     chosen = COLUMNS if columns in ("auto", "usual", "all") else choose_columns(_keys(columns))
     return record_pieces(gathered.records, form, width(), chosen)
 

@@ -1,9 +1,9 @@
 """The command line of a verb that takes a job script: what of it is the verb's, sbatch's, and the script's.
 
 `[OPTIONS] FILE [ARGS]…`: FILE is the first word that is no option, and a job script if it begins with `#!`. Before it
-stand the verb's options and sbatch's; after it the script's arguments. Those of `_OF_THE_VERB` are refused there: taken
-for the script's, they would queue what was not to be queued. One that is before FILE, too, is the script's after it.
-After a first `--`, which is dropped, all is the script's.
+stand the verb's options and sbatch's; after it the script's arguments. An option that the verb takes with a script is
+refused there: taken for the script's, it would queue what was not to be queued, or end the script. One that is before
+FILE, too, is the script's after it. After a first `--`, which is dropped, all is the script's.
 """
 
 import shlex
@@ -26,9 +26,6 @@ _TAKEN = {
 }  # fmt: skip
 # sbatch has these, too, but a verb's own mean more here.
 _OURS = {"--wait", "-W"}
-# Refused after the script, if they are options of the verb; by verb those that only it refuses.
-_OF_THE_VERB = {"--dry-run", "--cluster", "--script", "--here", "--max-gpu-hours"}
-_OF_ONE_VERB = {"doctor": {"--json"}}
 
 
 class ScriptCommand(GroupedCommand):
@@ -39,10 +36,9 @@ class ScriptCommand(GroupedCommand):
         if found is None:
             return super().parse_args(ctx, args)
         ours, for_sbatch, path, after_file = found
-        refused = _OF_THE_VERB | _OF_ONE_VERB.get(str(self.name), set())
         given = {word.partition("=")[0] for word in ours}
         left = [each for each in self.params if given.isdisjoint(each.opts)]
-        of_verb = {name: each for each in left for name in each.opts if name in refused}
+        of_verb = {name: each for each in left for name in each.opts if name in _TAKEN - {"--help"}}
         ctx.meta[META] = (path, tuple(_of_script(ctx.command_path, args, after_file, of_verb)), tuple(for_sbatch))
         return super().parse_args(ctx, ours)
 

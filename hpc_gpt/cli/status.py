@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.core.columns import Column, column, fitting, grid
-from hpc_gpt.core.ends.failures import colour_of
+from hpc_gpt.core.ends.failures import ENDED, FAILED, colour_of
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.runs.disk_space import free_bytes
@@ -21,7 +22,7 @@ from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, single
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
-from hpc_gpt.core.words import clock, plain, show_bytes, show_duration, show_value, some, wrapped
+from hpc_gpt.core.words import clock, counted, plain, show_bytes, show_duration, show_value, some, wrapped
 from hpc_gpt.launcher.watch.clean import room_of
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, silence_note
 from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold
@@ -63,21 +64,37 @@ _LEFT_OUT = ("attempts", "layout", "gpu_hours", "age_s", "tokens_per_s", "job_id
 )
 @click.option("--open", "opened", is_flag=True, help="A line for every run of a sweep, as its id or job id gives.")
 @click.option("--sizes", is_flag=True, help="What each run takes on the disk, by kind, and what is free.")
+@click.option("--state", "states", multiple=True, type=click.Choice([*ENDED]), metavar="STATE",
+              help="Only runs of that state (hpc-gpt help causes); may be repeated.")  # fmt: skip
+@click.option("--failed", is_flag=True, help="Only runs that ended by a failure, or nobody knows how.")
 @click.option("--all", "show_all", is_flag=True, help="Every run; the newest 20 unless given.")
 def status(
-    names: tuple[str, ...], as_json: bool, watch: bool, interval: float, opened: bool, sizes: bool, show_all: bool
+    names: tuple[str, ...],
+    as_json: bool,
+    watch: bool,
+    interval: float,
+    opened: bool,
+    sizes: bool,
+    states: tuple[str, ...],
+    failed: bool,
+    show_all: bool,
 ) -> None:
     """Show the state of runs.
 
     Prints state, job, attempts, last step, loss, tokens/s, the time since the submission, the expected end of a run
     that trains, and the GPU hours of all attempts; and why a run waits. RUN is an id, its begin or its end, a job id, a
     folder, or the name of an experiment, a sweep or a bench, for all its runs; without RUN the newest 20 under logs/. A
-    sweep is one line; if it is named, or with --open, each of its runs has one. Slurm is asked once for all runs;
-    accounting is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches of report; clean
-    lists what may go. Exit 1 if a run's folder may not be read.
+    sweep is one line; if it is named, or with --open, --state or --failed, each of its runs has one. Slurm is asked
+    once for all runs; accounting is not needed. --sizes shows bytes instead, of checkpoints, logs, code and the caches
+    of report; clean lists what may go. Exit 1 if a run's folder may not be read.
     """
     logs = logs_folder()
-    opened = opened or any(singles_out(name) for name in names)
+    opened = opened or any(singles_out(name) for name in names) or bool(states or failed)
+    wanted = {*states, *(FAILED if failed else ())} or {*ENDED}
+    if (states or failed) and (sizes or watch):
+        given, other = "--state" if states else "--failed", "--sizes" if sizes else "--watch"
+        raise ConfigError(f"{given} is of the table of runs, not of {other}", "leave one of them out")
+    show_all = show_all or bool(states or failed)
 
     def chosen() -> list[RunFolder]:
         runs = find_runs(names, logs) + ([] if names else [RunFolder(path) for path in sorted(removed_runs(logs))])
@@ -86,10 +103,11 @@ def status(
     runs = chosen()
     if as_json:
         rows, silence = ask_status(runs, limit_s=0)  # whoever reads JSON sees nothing meanwhile
-        found: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for row in rows]}
+        pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.state in wanted]
+        found: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
         if sizes:
             found["free_bytes"] = free_bytes(logs)
-            for row, each in zip(found["runs"], map(room_of, runs), strict=True):
+            for row, each in zip(found["runs"], (room_of(run) for run, _ in pairs), strict=True):
                 row["sizes"] = each
         click.echo(json.dumps(found, indent=1))
     elif not runs:
@@ -102,7 +120,9 @@ def status(
         _watch(chosen, interval, opened)
         return
     else:
-        rows, silence = _print_rows(runs, opened)
+        rows, silence = _print_rows(runs, opened, wanted)
+        if not any(row.state in wanted for row in rows):
+            say(f"none of {counted(len(runs), 'run')} is {'failed' if failed else ' or '.join(states)}", err=True)
     # Where there is no Slurm, an ended run needs no answer of it.
     if silence and (has_sbatch() or not all(row.is_known_over for row in rows)):
         say(silence_note(silence), err=True)
@@ -110,12 +130,14 @@ def status(
         sys.exit(1)
 
 
-def _print_rows(runs: list[RunFolder], opened: bool) -> tuple[list[RunStatus], str]:
-    """Prints the table, and returns what `ask_status` does. If Slurm is slow, the runs that have ended come first."""
+def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) -> tuple[list[RunStatus], str]:
+    """Prints the table of the runs of the `wanted` states, and returns what `ask_status` does. If Slurm is slow, the
+    runs that have ended come first."""
     shown: list[RunStatus] = []
 
     def show(groups: Iterable[list[RunStatus]]) -> None:
         before = [_facts(row) for row in shown]
+        groups = filter(None, ([row for row in group if row.state in wanted] for group in groups))
         rows = [
             row for group in groups if not before or any(_facts(row) not in before for row in group) for row in group
         ]

@@ -56,10 +56,13 @@ def column(heading: str, key: str, digits: Callable[[Any], str] = show_value, **
 
 
 def look_up(row: Any, key: str) -> Any:
-    """The value of a key, such as settings.engine.optimizer; None if there is none."""
+    """The value of a key, such as settings.engine.optimizer; None if there is none. What a sweep varies is a table of
+    dotted keys."""
     name, *inner = key.split(".")
     value = row[name] if isinstance(row, dict) else getattr(row, name)
-    for step in inner:
+    for place, step in enumerate(inner):
+        if isinstance(value, dict) and (rest := ".".join(inner[place:])) in value:
+            return value[rest]
         value = value.get(step) if isinstance(value, dict) else None
     return value
 

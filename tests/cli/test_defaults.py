@@ -104,6 +104,24 @@ def test_without_a_model_it_is_the_default_experiment():
 
 
 @pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        (("one",), "takes one/own.toml"),
+        (("rows.toml",), "takes row a, the first of 2 rows that can run; --row NAME takes another, --sweep all"),
+        (("rows.toml", "--row", "b"), ""),
+        (("one/own.toml",), ""),
+    ],
+)
+def test_a_file_and_a_row_that_nothing_names_are_named(words, taken, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/own.toml").write_text('extends = "demo"\n')
+    rows = '"a" = { train.lr = 1e-3 }\n"b" = { train.lr = 2e-3 }\n"c" = { impossible = "no such node" }\n'
+    (tmp_path / "rows.toml").write_text(f'extends = "demo"\n[rows]\n{rows}')
+    done = in_process("render", *words, "--cluster", "local", cwd=tmp_path, code=0)
+    assert [line for line in done.stderr.splitlines() if line.startswith("takes")] == [taken] * bool(taken)
+
+
+@pytest.mark.parametrize(
     ("arguments", "dtype"),
     [
         (("--model", "48b", "--gpus", "64", *JEAN_ZAY), "fp16"),

@@ -27,6 +27,15 @@ def test_rows_that_cannot_run_and_too_many_are_refused(experiment, tmp_path):
     assert (more.code, error_of(more)[1]) == (2, "--max-rows 6")
 
 
+def test_another_batch_of_some_rows_is_named(tmp_path):
+    """`docs/experiments.md` has the line."""
+    tools = without_slurm(tmp_path)
+    asked = ("submit", "demo", "--grid", "layout.tp=1,2", "--cluster", "local", "--dry-run")
+    words = "note: the rows differ in the samples of a step, too: 64 in tp1; 32 in tp2; --gbs 64 makes them equal"
+    assert words in in_process(*asked, environment=tools, code=0).stderr.splitlines()
+    assert "differ" not in in_process(*asked, "--gbs", "64", environment=tools, code=0).stderr
+
+
 def test_its_runs_are_a_sweep_whose_table_has_what_varies(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (table := tmp_path / "table.toml").write_text(TABLE)

@@ -171,6 +171,10 @@ def test_a_mistake_in_the_program_stops_at_once() -> None:
 
 def test_no_progress_says_what_it_saw() -> None:
     assert "no checkpoint; the last end was cause 2" in judge(past(("error", 0), ("hang", 0)), RULES).why
+    logged = [replace(each, logged=True) for each in past(("error", 10), *[("error", 10)] * 2)]
+    assert "step further, the last step is still 10; the last end was cause 3" in judge(logged, RULES).why
+    silent = [replace(each, logged=True) for each in past(("error", 0), ("hang", 0))]
+    assert "step further, its log shows no step; the last end" in judge(silent, RULES).why
     assert "that of step 10; the last end was cause 3" in judge(past(("walltime", 10), *[("error", 10)] * 2), RULES).why
 
 

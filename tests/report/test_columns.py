@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.reader.report.tables import choose_columns, json_lines, json_text, look_up, records_text, sort_records
+from hpc_gpt.reader.report.tables import (
+    all_columns,
+    choose_columns,
+    json_lines,
+    json_text,
+    look_up,
+    records_text,
+    sort_records,
+)
 
 FAST = Record(run="fast", gpus=8, step_s=0.5, params=124_000_000, settings={"engine": {"compile": "blocks"}})
 SLOW = Record(run="slow", gpus=64, step_s=2.0, memory_allocated_gib=[3.0, 21.586], flags=["odd"])
@@ -23,6 +31,23 @@ def test_columns_stand_in_the_order_asked_for():
     assert lines[0].split() == ["Step", "s", "GPUs", "settings.engine.compile", "memory_allocated_gib"]
     assert lines[1].split() == ["0.500", "8", "blocks", "-"]
     assert lines[2].split() == ["2.00", "64", "-", "3.00,", "21.6"]
+
+
+def test_what_a_sweep_varies_is_a_column_and_among_all():
+    rows = [
+        Record(run=f"r{lr:g}", gpus=8, mfu=0.4, settings={"sweep": {"varied": {"command.values.lr": lr}}})
+        for lr in (3e-4, 1e-4)
+    ]
+    lines = records_text(rows, columns=choose_columns(["run", "command.values.lr"])).splitlines()
+    assert [line.split() for line in lines] == [
+        ["run", "command.values.lr"],
+        ["r0.0003", "0.000300"],
+        ["r0.0001", "0.000100"],
+    ]
+    assert sort_records(rows, ["command.values.lr"]) == [1, 0]
+    heading = records_text(rows, columns=all_columns(rows)).splitlines()[0]
+    assert "command.values.lr" in heading
+    assert "MFU" in heading
 
 
 @pytest.mark.parametrize("key", ["stepp_s", "", "settngs.engine", "-gpus"])

@@ -49,6 +49,15 @@ def test_percent_have_the_digits_that_the_interval_carries(interval, shown):
     assert percent_text(interval) == shown
 
 
+def test_of_long_values_the_part_that_differs_is_shown():
+    line = "python train.py --data /data/corpus/of/many/texts --seed 3 --batch 64"
+    runs = [made(1, settings={"command": {"run": f"{line} --lr {lr} --wd 0.1"}}) for lr in ("1e-4", "3e-4")]
+    text = comparison_text(compare_runs(*runs), "A", "B")
+    assert "… --lr 1e-4 --wd 0.1 -> … --lr 3e-4 --wd 0.1" in text
+    runs = [made(1, settings={"command": {"run": "x" * 90 + end}}) for end in "ab"]
+    assert "xxa -> …" in comparison_text(compare_runs(*runs), "A", "B")
+
+
 def test_nothing_known_makes_no_claim():
     empty = RunRead(Record(run="x"))
     for a, b in ((empty, made(1)), (made(1), empty), (empty, RunRead(Record(run="y")))):

@@ -35,8 +35,8 @@ def test_a_terminal_gets_a_table_with_the_run_first(logs):
     piped = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout
     assert piped.startswith("GPUs  Size  TP  PP  DP")
     heading, row, *notes = written(60, *words, NO_COLOR="1").splitlines()
-    assert heading.split() == ["Run", "Layout", "TFLOPs", "model", "Ended"]
-    assert (row.startswith("demo/"), max(map(len, (heading, row, *notes))) <= 60) == (True, True)
+    assert heading.split() == ["Run", "Layout", "Loss", "Ended"]
+    assert (row.startswith("2026"), max(map(len, (heading, row, *notes))) <= 60) == (True, True)
     assert written(250, *words, "--columns", "all", NO_COLOR="1") == piped
     assert "tflops_hardware" in written(60, *words, "--columns", "all")
 

@@ -68,6 +68,7 @@ def test_a_rank_without_a_heartbeat_is_the_slowest_until_the_end():
     beat(attempt, 3, time=1.0)
     assert "silent" in shown(run)
     assert "silent" not in shown(run, state="stopped")
+    assert ("training" in shown(run), "training" in shown(run, state="stopped")) == (True, False)
     assert "no GPU figures in the heartbeats: no GPU, no driver, or a run of an earlier version" in shown(run)
 
 

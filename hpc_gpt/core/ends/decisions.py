@@ -246,6 +246,7 @@ def read_history(
                 quick=_is_quick(attempt),
                 complete=complete,
                 stopped=verdict.get("go_on") is False and ended != "refused",
+                logged=command is not None and command.checkpoints is None,
             )
         )
     return past

@@ -160,6 +160,7 @@ STARTED = ("suspended", "running")
 VAGUE = tuple(ended for ended, row in CLASSES.items() if row.vague)
 RETRY_WORDS = {True: "yes", False: "no", None: "perhaps"}
 GOOD = tuple(ended for ended, row in CLASSES.items() if row.good)
+FAILED = tuple(ended for ended in ENDED if not (ended in (*GOOD, *LIVE) or ended == "cancelled"))
 # What is too large for the machine ends so.
 OUT_OF_MEMORY = ("gpu_memory", "host_memory")
 

@@ -16,7 +16,8 @@ class EndedAttempt:
     script exited with an error within seconds, before a step. `complete`: the last planned step of a program that is
     not ours, if it made that one last and --checkpoints shows no older one as the newest; else 0. It had its GPUs for
     `gpu_seconds` together, and ended at `over` (epoch seconds). `stopped`: its verdict ended the run, so that what came
-    after it was started by hand: attempts and failures are counted anew.
+    after it was started by hand: attempts and failures are counted anew. `logged`: no checkpoint is known, and
+    `saved` is the last step of its log.
     """
 
     number: int
@@ -32,6 +33,15 @@ class EndedAttempt:
     quick: bool = False
     complete: int = 0
     stopped: bool = False
+    logged: bool = False
+
+    @property
+    def where(self) -> str:
+        """How far it came, for a run that comes no further."""
+        if not self.saved:
+            return "its log shows no step" if self.logged else "there is no checkpoint"
+        what = "last step is still" if self.logged else "newest checkpoint is still that of step"
+        return f"the {what} {self.saved}"
 
     @property
     def progressed(self) -> bool:
@@ -134,16 +144,15 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
         return stop("budget", f"{spent:.3g} GPU-hours of {rules.max_gpu_hours:g} are spent; the last end was {cause}")
     counted = [each for each in row if each.most][-2:]
     if len(counted) == 2 and all(ends_by_itself(each.cause) for each in counted) and not last.progressed:
-        return stop("no_progress", f"{cause}, as the attempt before, which left no older checkpoint")
+        older = "which came as far" if last.logged else "which left no older checkpoint"
+        return stop("no_progress", f"{cause}, as the attempt before, {older}")
     idle = without_progress(row)
     if is_too_much(idle):
         if last.unseen:
             why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
             return stop("no_progress", f"{why}; the last end was {cause}")
-        where = f"the newest checkpoint is still that of step {last.saved}" if last.saved else "there is no checkpoint"
-        return stop(
-            "no_progress", f"{len(idle)} attempts in a row trained no step further, {where}; the last end was {cause}"
-        )
+        far = f"{len(idle)} attempts in a row trained no step further, {last.where}"
+        return stop("no_progress", f"{far}; the last end was {cause}")
     failures = failures_in_row(row) if last.fails else 0
     return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
 

@@ -15,7 +15,8 @@ from typing import Any, get_type_hints
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.files import experiments_dir, read_start
+from hpc_gpt.core.files import data_dir, experiments_dir, read_start
+from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
 from hpc_gpt.core.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
 from hpc_gpt.core.settings.program_text import without_secret_comments
@@ -156,7 +157,25 @@ def load_experiment(
     _drop_withdrawn(tables.get("engine"), str(file.path), given)
     faults = schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
     experiment = check_tables(tables, Experiment, str(file.path), given, faults)
+    experiment = replace(experiment, data=_with_source(experiment.data, file, row, overrides or {}))
     return _with_paths_found(experiment, file, row, given, keys_given(file, overrides, row))
+
+
+def _with_source(data: Data, file: ExperimentFile, row: str | None, overrides: Mapping[str, Any]) -> Data:
+    """[data] whose source follows from data.path, if that is stated later than a source that reads none; without the
+    path if it is stated before. ConfigError for both in one place."""
+    layers = [_table_at(tables, "data") for _, tables in file.stated]
+    layers += [_table_at(chosen.overrides, "data")] if (chosen := file.row(row)) is not None else []
+    layers.append({key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")})
+    later, path = stated_source(data.source, layers), data.path
+    if data.mix is not None or path is None or later is None:
+        return data
+    if later == "both":
+        raise refuse_both(path, data.source)
+    if later == "source":
+        return replace(data, path=None)
+    folder = _folder_of(["data.path"], file, row, overrides)
+    return replace(data, source=source_at(path, (folder, Path.cwd(), data_dir())))
 
 
 def _drop_withdrawn(engine: Any, where: str, given: Collection[str]) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, RunFolderError
+from hpc_gpt.core.files import data_dir
 from hpc_gpt.core.runs.branches import CheckpointHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, read_marker
 from hpc_gpt.core.runs.lineage import branch_of, check_resumable, checkpoint_sources, descend, reads_other_data
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.data_source import STDLIB, WITHOUT_PATH, refuse_both, source_at
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import describe_schedule, learning_rate
 from hpc_gpt.core.words import counted
@@ -49,7 +51,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     check_resumable(settings)
     parent, point = branch_of(run, step)
     length = changed_length(settings, until, request.given)
-    given = {**_kept_tokenizer(run, settings, request.given), **request.given}
+    given = {**_kept_tokenizer(run, settings, request.given), **_source_of(settings, request.given), **request.given}
     resolved = descend(settings, given, profile or settings.cluster, point.step, length, branch=True)
     check_resumable(resolved)
     check_stream(run, resolved, point.step)
@@ -81,6 +83,16 @@ def _kept_tokenizer(run: RunFolder, settings: Resolved, given: Mapping[str, Any]
 
     path = located(settings, run.data_beside).data.tokenizer
     return {} if path == settings.data.tokenizer else {"data.tokenizer": path}
+
+
+def _source_of(settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The source that follows from a data.path that is `given` alone, over one of the run that reads no path."""
+    path, mixed = given.get("data.path"), any(key.startswith("data.mix") for key in given)
+    if path in (None, STDLIB) or mixed or given.get("data.source", settings.data.source) not in WITHOUT_PATH:
+        return {}
+    if "data.source" in given:
+        raise refuse_both(path, given["data.source"])
+    return {"data.source": source_at(path, (Path.cwd(), data_dir()))}
 
 
 def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import can_resume, check_products
-from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Experiment, with_keys
+from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
     cut_warmup,
@@ -28,6 +28,7 @@ from hpc_gpt.core.settings.experiment_file import (
     keys_given,
     load_experiment,
 )
+from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
@@ -147,11 +148,13 @@ def prepare_row(
     # 5. What its user is to know of it.
     resolved, unread = prepared.resolved, unread_of(experiment, sized.model.seq)
     defaults = defaults_note(request, meant_for, experiment.train, resolved, batch) if file.path is DEFAULTS else ""
-    notes = [line for line in (defaults or _taken_note(request, row, resolved), *notes) if line]
+    notes = [line for line in (defaults or _taken_note(request, file, row, resolved), *notes) if line]
     if small is not None:
         notes += _smoke_lines(experiment.name if measured is None else None, small, sized, resolved)
-    cautions = _cautions(resolved, request.smoke, given) if measured is None else ()
-    notes += [f"note: {line}" for line in (*cautions, *unread)]
+    cautions = [*_cautions(resolved, request.smoke, given)] if measured is None else []
+    cautions += idle_keys(resolved, given) if measured is None and not request.smoke else ()
+    followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
+    notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
     return replace(
         prepared,
         notes=(*notes, *prepared.notes),
@@ -178,10 +181,16 @@ def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolve
     return [f"smoke: {' '.join(sizes[1].split())}, {steps}: its figures show that it runs, no speed", *small.notes]
 
 
-def _taken_note(request: Request, row: str | None, resolved: Resolved) -> str:
-    """The line on the file that is taken without an EXPERIMENT; empty with one."""
+def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Resolved) -> str:
+    """The line on the file or the row that is taken although nothing names it; empty without one."""
     if request.names_experiment:
-        return ""
+        path = f"{file.path}" if Path(request.experiment).is_dir() else ""
+        named = request.row is not None or request.sweep or request.grid or request.measured is not None
+        if row is None or named:
+            return f"takes {path}" if path and row is None else ""
+        first = f"the first of {len(file.possible)} rows that can run; --row NAME takes another, --sweep all"
+        first = first if len(file.possible) > 1 else "the only one that can run"
+        return f"takes row {row}{f' of {path}' if path else ''}, {first}"
     name = request.experiment if row is None else f"{request.experiment} --row {row}"
     where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
     return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
@@ -194,6 +203,13 @@ def _check_asked(request: Request, facts: EngineFacts, until: Until) -> None:
         facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
     if until != Until():
         facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
+
+
+def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
+    """The note on a source that no key states, as it follows from data.path."""
+    stated = tables.get("data", {}).get("source") or Data.source
+    if data.mix is None and data.path is not None and data.source != stated:
+        yield f'data.source is "{data.source}", as data.path is {data.path}'
 
 
 def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterator[str]:

@@ -27,12 +27,14 @@ from hpc_gpt.core.slurm.directives import directives_but_name
 from hpc_gpt.core.slurm.sbatch_words import array_variables
 from hpc_gpt.core.slurm.start_check import NeverStarts
 from hpc_gpt.core.tables import flat
-from hpc_gpt.core.words import counted
+from hpc_gpt.core.words import counted, some
 from hpc_gpt.launcher.launch.prepare import earlier_runs, prepare_row
 from hpc_gpt.launcher.launch.prepared import PreparedRun
 from hpc_gpt.launcher.launch.render import array_script
 from hpc_gpt.launcher.launch.request import Request, choose_profile, requested_file
 from hpc_gpt.launcher.launch.submission import SubmittedRun, check_start, check_submission, start_run, write_run
+
+_BATCH = ("micro_batch", "micro_batches", "global_batch")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class PreparedSweep:
                 lines.append(str(row.prediction.line))
             if row.forecast:
                 lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
+        lines += self._batches()
         hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]
         if not hours:
             lines += self._predicted()
@@ -75,6 +78,18 @@ class PreparedSweep:
             unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
             lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {counted(len(self.rows), 'row')}{unknown}")
         return lines
+
+    def _batches(self) -> list[str]:
+        """The note on rows whose steps have other numbers of samples, although what varies is not the batch."""
+        if any(key.removeprefix("layout.") in _BATCH for own in self.varied.values() for key in own):
+            return []
+        rows: dict[int, list[str]] = {}
+        for row in self.rows:
+            rows.setdefault(row.resolved.batch.global_batch, []).append(str(row.resolved.row))
+        if len(rows) < 2:
+            return []
+        batches = "; ".join(f"{size:,} in {some(names, 3)}" for size, names in rows.items())
+        return [f"note: the rows differ in the samples of a step, too: {batches}; --gbs {max(rows)} makes them equal"]
 
     def _predicted(self) -> list[str]:
         """The line on what all rows take if each trains its steps at the predicted pace; none if no pace is known."""

@@ -154,6 +154,7 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
     for last in ranks[: _MOST - len(rows)]:
         said = ("silent" * (last.rank in silent), last.collective, last.place)
         rows.append({**vars(last), "age_s": ages.get(last.rank), "remark": "; ".join(filter(None, said))})
+        rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s"))  # those of its last heartbeat
     by_node: dict[str, list[RankHeartbeat]] = {}
     for last in ranks:
         by_node.setdefault(last.host, []).append(last)

@@ -1,5 +1,6 @@
 """A comparison as text and as JSON."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,7 +76,7 @@ def comparison_text(comparison: Comparison, a: str, b: str, width: int | None = 
     stated = [apart for apart in comparison.apart if apart.is_stated]
     text = wrapped(f"{b} against {a}: {verdict_text(comparison, a, b)}", width) + _columns(lines, "  ", width)
     if stated:
-        values = [(apart.key, f"{_value(apart.a)} -> {_value(apart.b)}") for apart in stated[:SHOWN]]
+        values = [(apart.key, " -> ".join(_values(apart.a, apart.b))) for apart in stated[:SHOWN]]
         text += ["  settings that differ:", *_columns(values, "    ", width)]
     for note in _notes(comparison, stated, a, b):
         text += wrapped(f"  note: {plain(note)}", width)
@@ -142,9 +143,17 @@ def _ended(run: RunRead) -> str:
     return hide_secrets(f"{record.ended or 'unknown'}{f' ({cut(record.cause, 120)})' if record.cause else ''}")
 
 
-def _value(value: Any) -> str:
-    """The value with all its digits, as settings may differ in the seventh."""
-    return cut(f"{value:.10g}" if isinstance(value, float) else show_value(value), _LONGEST)
+def _values(*values: Any) -> list[str]:
+    """The values with all their digits, as settings may differ in the seventh; of longer texts the part where they
+    differ, from the word before it."""
+    texts = [f"{value:.10g}" if isinstance(value, float) else show_value(value) for value in values]
+    if any(len(text) > _LONGEST for text in texts):
+        alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
+        apart = sum(itertools.takewhile(bool, alike))
+        word = texts[0].rfind(" ", 0, max(0, texts[0].rfind(" ", 0, apart)))
+        begin = word if apart - word < _LONGEST // 2 else apart - _LONGEST // 4
+        texts = [f"…{text[begin:]}" if begin > 0 else text for text in texts]
+    return [cut(text, _LONGEST) for text in texts]
 
 
 def _notes(comparison: Comparison, stated: Sequence[SettingDifference], a: str, b: str) -> list[str]:

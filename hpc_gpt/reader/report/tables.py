@@ -17,14 +17,27 @@ from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up,
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.keys import names_of
-from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.core.words import NOTHING, Grid, counted, plain, show_digits, show_params, show_share, show_whole, wrapped
+from hpc_gpt.core.words import (
+    NOTHING,
+    Grid,
+    counted,
+    plain,
+    show_digits,
+    show_params,
+    show_share,
+    show_value,
+    show_whole,
+    wrapped,
+)
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")
+# Where a record has what its sweep varies.
+_VARIED = "settings.sweep.varied"
 _HINT = "hpc-gpt help record lists the keys of a record; a dot reaches into one, as in settings.engine.optimizer"
 
 
@@ -91,6 +104,18 @@ def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
     return tuple(usual.get(full) or column(key, full, right=_is_figure(full)) for key, full in found)
 
 
+def all_columns(records: Sequence[Record]) -> list[Column]:
+    """Every column that has a value of a record: what sweeps vary, the usual ones and the MFU."""
+    varied = dict.fromkeys(key for record in records for key in varied_of(record))
+    mfu = replace(FIGURES["mfu"], optional=True)
+    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], mfu, *COLUMNS[-2:]], records)
+
+
+def varied_of(record: Record) -> dict[str, Any]:
+    """What its sweep varies, by dotted key."""
+    return (record.settings.get("sweep") or {}).get("varied") or {}
+
+
 def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
     """The order of the records' indexes by the keys, the first one leading; `-key` is from high to low.
 
@@ -107,14 +132,17 @@ def sort_records(records: Sequence[Record], keys: Sequence[str]) -> list[int]:
 
 
 def full_key(key: str) -> str:
-    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. ConfigError
-    for one that is unknown."""
+    """The key of a record that is meant: `lr` and `train.lr`, keys of an experiment, are settings.train.lr. One of
+    [command] or [job], such as command.values.lr, is in a record if its sweep varies it. ConfigError for one that is
+    unknown."""
     name, dot, _ = key.partition(".")
     if name in RECORD_KEYS and (not dot or "dict" in Record.__annotations__[name]):
         return key
     for table, _, own in (each.partition(".") for each in names_of(Experiment)):
         if table in _KEPT and key in (own, f"{table}.{own}"):
             return own if table in ("model", "layout") and own in RECORD_KEYS else f"settings.{table}.{own}"
+    if key.startswith("command.values.") or (name in ("command", "job") and key in names_of(Experiment)):
+        return f"{_VARIED}.{key}"
     unknown = key if name in RECORD_KEYS else name
     raise ConfigError(f"a record has no key {unknown!r}", close_matches(unknown, RECORD_KEYS) or _HINT)
 
@@ -249,6 +277,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("ended", ended),
         ("model", f"{show_params(record.params)} parameters" if record.params else NOTHING),
         ("begins from", show_begin(record) or NOTHING),
+        ("varied", ", ".join(f"{key} {show_value(value)}" for key, value in varied_of(record).items()) or NOTHING),
         ("layout", f"{layout}{where}{program}" if layout != NOTHING else NOTHING),
         ("batch", batch),
         ("loss", show_losses(record)),
@@ -267,7 +296,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
-        ("GPU hours", show_digits(record.gpu_hours)),
+        ("GPU hours", NOTHING if ON_CPU in str(record.sources.get("device")) else show_digits(record.gpu_hours)),
     ]
 
 

@@ -10,6 +10,7 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 from hpc_gpt.core.tables import flat, undotted
+from hpc_gpt.core.words import NOTHING
 from hpc_gpt.reader.report.published_tables import PUBLISHED, PUBLISHED_TABLES, SweepLine, SweepLines, sweep_columns
 from hpc_gpt.reader.report.tables import COLUMNS, show_layout, show_name
 
@@ -21,9 +22,10 @@ _FIGURES = (
     replace(FIGURES["mfu"], optional=True),
     *(_BY_KEY[key] for key in ("memory_allocated_gib", "loss_first")),
 )
-# On a narrow terminal the first of these go, one after the other, until the others fit; no key that a sweep varies.
-_LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocated_gib", "step_s", "run", "loss_first",
-          "tokens_per_s", "mfu", "tflops_model", "tp", "ended")  # fmt: skip
+# On a narrow terminal the columns without a value go, then the experiment's name before the run's id, then the first of
+# these, one after the other, until the others fit; no key that a sweep varies.
+_LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocated_gib", "step_s", "run",
+          "tokens_per_s", "mfu", "tflops_model", "tp", "loss_first", "ended")  # fmt: skip
 
 
 def lines_of(records: Sequence[Record]) -> SweepLines:
@@ -51,6 +53,15 @@ def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[str]]:
         if last[short := each.heading.rpartition(".")[2]] == 1 and each.heading in swept:
             columns[place] = replace(each, heading=short)
     columns = [each for each in columns if each.keys != ("notes",)]
+    if lines.sweep not in PUBLISHED_TABLES and grid(columns, lines.lines).width > room:
+        columns = [
+            columns[0],
+            *(each for each in columns[1:] if any(each.show(line) != NOTHING for line in lines.lines)),
+        ]
+        ids = [(line.record and line.record.run) or line.row.name for line in lines.lines]
+        if not lines.sweep and len(set(ids)) == len(ids) and grid(columns, lines.lines).width > room:
+            by_line = dict(zip(map(id, lines.lines), ids, strict=True))
+            columns[0] = replace(columns[0], value=lambda line: by_line[id(line)])
     kept = fitting(columns, lines.lines, room, least)
     without = ", ".join(each.heading for each in columns if each not in kept and each.heading != PUBLISHED)
     notes = [f"{line.row.name}: {line.notes}" for line in lines.lines if line.notes]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.files import aside, data_dir, give_name, try_folder
+from hpc_gpt.core.settings.data_source import STDLIB as STDLIB
 from hpc_gpt.trainer.tokens import megatron
 from hpc_gpt.trainer.tokens.sources import TEXT_KEY, DocumentCount, file_pieces, pieces
 from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens, write_tokens
@@ -26,7 +27,6 @@ from hpc_gpt.trainer.tokens.tokenizer import (
     table_path,
 )
 
-STDLIB = "stdlib"
 # Not every machine has the tests, and installed packages do not belong to the standard library.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 STDLIB_SHARDS = 40

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.files import aside, give_name, sync
+from hpc_gpt.core.settings.data_source import TOKEN_FILE_MAGIC
 
-MAGIC = b"HPCGPTTK"
+MAGIC = TOKEN_FILE_MAGIC
 VERSION = 1
 HEADER = struct.Struct("<8sIII4xQ32s32s32x")
 assert HEADER.size % 64 == 0

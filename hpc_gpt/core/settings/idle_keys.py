@@ -1,0 +1,106 @@
+"""Keys of an experiment that have no effect beside the others given: what contradicts them is refused elsewhere, these
+are a note."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.settings.experiment import Data, Engine, Job, Train
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.tables import toml_value
+
+_DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job()}
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """`keys` have no effect if `why` says so of the settings; it is empty if they have one."""
+
+    keys: tuple[str, ...]
+    why: Callable[[Sized], str]
+
+
+def _saves_nothing(sized: Sized) -> str:
+    train = sized.train
+    saves = train.save_every or train.save_minutes or train.save_at or train.save_last
+    return "" if saves else "train.save_last is false and no other key saves"
+
+
+def _is_of_program(sized: Sized, then: str) -> str:
+    """That none of our code trains, with what follows `then`; empty if it does."""
+    ours = engine_named(sized.engine.name).writes_metrics
+    return "" if ours else f"engine {sized.engine.name} is another program{then}"
+
+
+def _is(key: str, value: Any, then: str = "") -> Callable[[Sized], str]:
+    """The reason that another key has a value, with what follows `then`."""
+    table, _, name = key.partition(".")
+
+    def why(sized: Sized) -> str:
+        return f"{key} is {toml_value(value)}{then}" if getattr(getattr(sized, table), name) == value else ""
+
+    return why
+
+
+def _is_not(key: str, value: Any, then: str) -> Callable[[Sized], str]:
+    table, _, name = key.partition(".")
+
+    def why(sized: Sized) -> str:
+        other = getattr(getattr(sized, table), name)
+        return "" if other == value else f"{key} is {toml_value(other)}{then}"
+
+    return why
+
+
+_RULES = (
+    _Rule(
+        tuple(f"train.{name}" for name in (
+            "tf32", "optimizer_mode", "save_in_background", "max_failed_saves", "max_bad_steps", "matmul_rate",
+        )),
+        lambda sized: _is_of_program(sized, ", which is not told of it"),
+    ),
+    _Rule(("engine.cp_exchange",), lambda sized: "" if sized.layout.cp > 1 else "cp is 1: nothing is exchanged"),
+    _Rule(("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", ", and only a stream has it")),
+    _Rule(("data.tokenizer", "data.eval_fraction", "data.max_epochs"), _is("data.source", "random", ": no text")),
+    _Rule(("train.eval_batches",), _is("train.eval_every", 0, ": nothing is evaluated")),
+    _Rule(("train.min_lr",), _is("train.decay", "constant")),
+    _Rule(("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", ", and these are of wsd")),
+    _Rule(
+        ("train.weight_decay", "train.beta1", "train.beta2", "train.eps"),
+        _is("train.optimizer", "sgd", ", which has none of them"),
+    ),
+    _Rule(("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
+    _Rule(("train.keep_last", "train.save_in_background", "train.max_failed_saves"), _saves_nothing),
+    _Rule(("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),
+    _Rule(("train.tf32",), _is_not("train.dtype", "fp32", ", and so are its products")),
+    _Rule(
+        ("engine.compile_backend",),
+        lambda sized: "" if sized.train.optimizer_mode == "compiled" else _is("engine.compile", "none")(sized),
+    ),
+    _Rule(
+        ("engine.prefetch", "engine.reshard"),
+        lambda sized: "" if sized.layout.data_ranks > 1 else "the weights are not sharded: dp is 1",
+    ),
+    _Rule(
+        ("job.retry_after_exit_0",),
+        lambda sized: "" if _is_of_program(sized, "") else f"engine {sized.engine.name} exits with 0 once it is done",
+    ),
+)  # fmt: skip
+
+
+def idle_keys(sized: Sized, given: Collection[str]) -> Iterator[str]:
+    """A line for each reason, with the `given` keys of another value than the default that have no effect because of
+    it."""
+    left = [key for rule in _RULES for key in rule.keys if key in given and _is_changed(sized, key)]
+    for rule in _RULES:
+        keys = [key for key in rule.keys if key in left]
+        if keys and (why := rule.why(sized)):
+            left = [key for key in left if key not in keys]
+            yield f"{' and '.join(keys)} {'have' if keys[1:] else 'has'} no effect: {why}"
+
+
+def _is_changed(sized: Sized, key: str) -> bool:
+    table, _, name = key.partition(".")
+    value = getattr(getattr(sized, table), name)
+    return bool(value != getattr(_DEFAULTS[table], name))

@@ -1,0 +1,153 @@
+"""Keys that have no effect beside the others given: each key of [data], [engine] and [train] has one in each engine,
+is refused, or is named in a note. And the source that follows from data.path."""
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.engines.base.megatron_program import megatron_arguments
+from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.experiment import Data, Engine, Train
+from hpc_gpt.core.settings.experiment_file import load_experiment, read_experiment
+from hpc_gpt.core.settings.idle_keys import idle_keys
+from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolved import Resolved
+from tests.conftest import REPOSITORY
+
+TABLES = {"data": Data, "engine": Engine, "train": Train}
+# Another value than the default of each key whose type does not say one.
+OTHERS: dict[str, Any] = {
+    "data.path": "corpus.tokens", "data.source": "random", "data.tokenizer": "char", "data.eval_fraction": 0.1,
+    "data.on_bad_shard": "skip", "data.mix": {"web": {"path": "web.tokens", "weight": 1.0}}, "data.phases": [1e6],
+    "engine.recompute": "full", "engine.attention": "math", "engine.compile": "block", "engine.offload": "optimizer",
+    "engine.compile_backend": "aot_eager", "engine.partition": "parameters", "engine.offload_path": "/local",
+    "engine.offload_ratio": 0.5, "engine.cp_exchange": "keys", "engine.megatron_args": ["--x"], "engine.zero_stage": 1,
+    "train.dtype": "bf16", "train.matmul": "fp8-tensor", "train.init": "weights", "train.optimizer": "sgd",
+    "train.optimizer_mode": "foreach", "train.decay": "constant", "train.decay_shape": "1-sqrt", "train.clip": 0.5,
+    "train.profile_steps": [2, 3], "train.save_at": [5], "train.eval_every": 10, "train.beta1": 0.8, "train.beta2": 0.9,
+}  # fmt: skip
+# What reads these of a program's run beside its arguments: our job chain, our data and the record.
+OUTSIDE = {"steps", "minutes", "hang_multiple", "hang_floor_s", "keep_last", "keep_every", "max_epochs", "tokenizer"}
+
+
+def other_value(key: str) -> Any:
+    """A value of the key that is not its default."""
+    table, _, name = key.partition(".")
+    default = getattr(TABLES[table](), name)
+    if key in OTHERS:
+        return OTHERS[key]
+    return not default if isinstance(default, bool) else (default or 0) + 3
+
+
+@functools.cache
+def keys_read() -> frozenset[str]:
+    """The names of the attributes that any code reads outside of the settings themselves."""
+    files = [file for file in (REPOSITORY / "hpc_gpt").rglob("*.py") if "settings" not in file.parts]
+    trees = (ast.walk(ast.parse(file.read_text(encoding="utf-8"))) for file in files)
+    return frozenset(node.attr for tree in trees for node in tree if isinstance(node, ast.Attribute))
+
+
+def has_effect(engine: str, key: str, before: Resolved, after: Resolved) -> bool:
+    """Whether the run of a program is started otherwise, or anything reads the key of a run of our trainer."""
+    name = key.partition(".")[2]
+    if not engine_named(engine).is_program:
+        return name in keys_read() or key == "engine.name"
+    words = [megatron_arguments(run, "checkpoints", "prefix") for run in (before, after)]
+    return words[0] != words[1] or name in OUTSIDE or before.data.source != after.data.source
+
+
+def all_keys() -> Iterator[str]:
+    for table, kind in TABLES.items():
+        yield from (f"{table}.{entry.name}" for entry in fields(kind) if (table, entry.name) != ("engine", "name"))
+
+
+def sized(engine: str, more: dict[str, Any]) -> Resolved:
+    own = {"engine.name": engine, "layout.tp": 1, "layout.pp": 1, "layout.gpus": 2, **more}
+    run = resolve(load_experiment("demo", own), load_profile("generic-slurm"))
+    check_products(run)
+    return run
+
+
+@pytest.mark.parametrize("engine", sorted({*trainers(), "megatron-lm"}))
+def test_each_key_has_an_effect_or_is_refused_or_named(engine: str) -> None:
+    before, silent = sized(engine, {}), []
+    for key in all_keys():
+        value = other_value(key)
+        try:
+            after = sized(engine, {key: value})
+        except UserError:
+            continue
+        if not (list(idle_keys(after, {key})) or has_effect(engine, key, before, after)):
+            silent.append(key)
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "note"),
+    [
+        ({"data.workers": 2}, 'data.workers has no effect: data.source is "stdlib", and only a stream has it'),
+        ({"train.decay": "constant", "train.min_lr": 1e-4}, 'train.min_lr has no effect: train.decay is "constant"'),
+        (
+            {"train.optimizer": "sgd", "train.beta1": 0.8, "train.weight_decay": 0.0},
+            'train.weight_decay and train.beta1 have no effect: train.optimizer is "sgd", which has none of them',
+        ),
+        ({"train.keep_every": 5}, "train.keep_every has no effect: train.keep_last is 0: every checkpoint stays"),
+        ({"train.keep_every": 5, "train.keep_last": 2}, ""),
+        (
+            {"train.eval_every": 0, "train.eval_batches": 9},
+            "train.eval_batches has no effect: train.eval_every is 0: nothing is evaluated",
+        ),
+        ({"engine.compile_backend": "aot_eager"}, 'engine.compile_backend has no effect: engine.compile is "none"'),
+    ],
+)  # fmt: skip
+def test_a_key_without_an_effect_is_named(keys: dict[str, Any], note: str) -> None:
+    assert list(idle_keys(sized("ddp", keys), set(keys))) == [note] * bool(note)
+
+
+def test_our_experiments_have_none() -> None:
+    for path in sorted((REPOSITORY / "experiments").glob("*.toml")):
+        file = read_experiment(str(path))
+        given = {f"{table}.{key}" for table, own in file.tables.items() if isinstance(own, dict) for key in own}
+        profile = load_profile("local" if path.stem == "demo" else "generic-slurm")
+        assert not list(idle_keys(resolve(load_experiment(file), profile), given)), path
+
+
+@pytest.mark.parametrize(
+    ("base", "own", "options", "source", "path"),
+    [
+        ("", 'path = "t.tokens"', {}, "tokens", "t.tokens"),
+        ("", "", {"data.path": "t.tokens"}, "tokens", "t.tokens"),
+        ('source = "stdlib"', 'path = "t.tokens"', {}, "tokens", "t.tokens"),
+        ('source = "random"', "", {"data.path": "texts"}, "stream", "texts"),
+        ('source = "stdlib"', "", {"data.path": "texts/a.txt"}, "stream", "texts/a.txt"),
+        ("", "", {"data.path": "pair"}, "megatron", "pair"),
+        ('source = "tokens"\npath = "t.tokens"', "", {"data.source": "random"}, "random", None),
+        ('source = "tokens"\npath = "t.tokens"', "", {"data.path": "u.tokens"}, "tokens", "u.tokens"),
+        ("", 'source = "stdlib"\npath = "t.tokens"', {}, 'data.path is t.tokens, but data.source is "stdlib"', None),
+        ("", "", {"data.path": "none"}, "data.path is none, but nothing is there", None),
+    ],
+)
+def test_the_source_follows_from_the_path(
+    base: str, own: str, options: dict[str, Any], source: str, path: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for name, text in (("t.tokens", "HPCGPTTK…"), ("pair.bin", "x"), ("pair.idx", "x"), ("texts/a.txt", "a text")):
+        (tmp_path / name).write_text(text)
+    model = "[model]\nhidden = 32\nlayers = 2\nheads = 2\n"
+    (tmp_path / "base.toml").write_text(f"{model}[data]\n{base}\n")
+    (tmp_path / "own.toml").write_text(f'extends = "base"\n[data]\n{own}\n')
+    if " " in source:
+        with pytest.raises(UserError, match=source):
+            load_experiment("own.toml", options)
+        return
+    data = load_experiment("own.toml", options).data
+    assert (data.source, data.path) == (source, path)
