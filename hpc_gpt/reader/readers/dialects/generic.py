@@ -7,6 +7,8 @@ Read are the step, the loss, the learning rate, the gradient norm, a time whose 
 and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
 """
 
+import re
+
 from hpc_gpt.reader.readers.pattern import INT, NUMBER, START, Dialect, Pattern, later
 
 TESTS = "test_runner"  # a fact of the output of tests, which print lines of steps, too
@@ -80,6 +82,10 @@ def _fields(seconds: str) -> str:
     )
 
 
+# Words between two trainings, and not about a part of one.
+_OF_ONE = "epoch|eval|valid|test|sav(?:e|ing)|checkpoint|sampl|generat|metric|result|summary"
+_BANNER = rf"(?i:(?![^\n]{{0,200}}(?:{_OF_ONE}))[^\n]{{0,40}}[a-z])"
+
 DIALECT = Dialect(
     name="generic",
     last_resort=True,
@@ -114,6 +120,16 @@ DIALECT = Dialect(
             literal="amples/s",
         ),
         Pattern("step", rf"(?i){LOSS}[^\n]{{0,100}}?{_WORD}[gsi]{_OF}(?P<step>{INT}){_END}", literal="oss"),
+        # A banner between trainings, framed as scripts print them: `==== run 2: lr=1e-3 ====`.
+        *(
+            Pattern(
+                "start",
+                rf"^ {{0,8}}{re.escape(mark)}[{mark[-1]}]{{0,200}} {{0,8}}(?={_BANNER})",
+                literal=mark,
+                weak=True,
+            )
+            for mark in ("===", "***", "###", "---", "## ")
+        ),
         *(
             Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (

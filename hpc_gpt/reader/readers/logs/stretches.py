@@ -89,6 +89,9 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
         back = np.diff(block.step[rows], prepend=_before(rows_so_far.last_step)) < 0
         lacks = np.isnan(block.step[rows])
         back |= np.diff(lacks, prepend=rows_so_far.last_step is None)
+        if reader.has_ended(name):
+            epochs = block.column("epoch", block.steps[rows])
+            back |= lacks & (np.diff(epochs, prepend=rows_so_far.open_row.get("epoch", np.nan)) < 0)
         if back.any():
             first = min(first, int(rows[np.argmax(back)]))
     return first
