@@ -284,7 +284,8 @@ class LineReader(GrowingParts):
                         self.own_line = line
                     return self.leave_out(OTHER_RANKS)
             last = rows.last_step
-            if step is not None and last is not None and step == last:
+            again = self.banner > rows.open_line  # after a banner another training may print the same step
+            if step is not None and last is not None and step == last and not again:
                 self.saw_again(line, self.own_line)
                 return self.leave_out(PRINTED_BEFORE)
             if (
@@ -296,7 +297,7 @@ class LineReader(GrowingParts):
             epochs = rows.open_row.get("epoch", math.nan), row.get("epoch", math.nan)
             if step is None and epochs[1] < epochs[0] and self.has_ended(rule.dialect.name):
                 self.begin_again(number)
-            if step is not None and last is not None and step < last:
+            if step is not None and last is not None and (step < last or (step == last and again)):
                 self.begin_again(number)
         if self.full:
             return self.leave_out(TOO_MANY_PARTS)

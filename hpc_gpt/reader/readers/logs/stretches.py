@@ -79,7 +79,7 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
         if rows_so_far is None:
             first = min(first, int(rows[0]))
             continue
-        if rows_so_far.count == 1 and reader.parts[-1].step_rank:
+        if (rows_so_far.count == 1 and reader.parts[-1].step_rank) or reader.banner > rows_so_far.open_line:
             first = min(first, int(rows[0]))
         own = _own(reader, block, rows)
         if not own.all() and rows_so_far.lacks_loss:

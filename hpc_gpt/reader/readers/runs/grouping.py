@@ -3,18 +3,19 @@
 Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
 
 1. The parts of one file are attempts of one run, unless the earlier one had finished, or the later one counts other
-   parameters, or begins again with another plan of steps or after a banner (`=== run 2 ===`). If a program restarts its step count in each epoch, the
-   epochs are one attempt (`is_next_epoch`).
+   parameters, or begins again with another plan of steps, or after a framed line (`=== run 2 ===`) although nothing
+   failed. If a program restarts its step count in each epoch, the epochs are one attempt (`is_next_epoch`).
 2. Files whose names differ only in a labelled rank or node (`rank_0`, `node3/`, torchrun's `attempt_0/3/stdout.log`) or
    in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are if at most one has steps,
    or both have the same steps.
 3. Files whose names differ in one bare number, from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`), are ranks
    of one run if only one has steps and at most one other dumped arguments, or if all have the same steps with the same
-   losses but different times. A number after `run`, `exp`, `seed` and the like, or of an array task, is of a run.
+   losses but different times. A number after `run`, `job`, `exp`, `seed` and the like, or of an array task, is of a run.
 4. Files of one folder whose names differ only in numbers (job ids, rotations) are attempts of one run if the later one
    continues the steps of the earlier one, or if the earlier one has no step and both were asked for the same,
    including the checkpoint folder.
-5. A log without steps joins the run of its job id, else the only run of its folder.
+5. A log without steps joins the run of its job id, else the only run of its folder, unless it says itself what it
+   trains, or its name differs in numbers only.
 """
 
 import re
