@@ -40,7 +40,9 @@ def only_mentions(line: str, literal: str, start: int) -> bool:
         return True
     if reported <= place:
         return False
-    return bool(_BEFORE.search(line, max(0, place - _LONGEST_BEFORE), place) or _AFTER.match(line, place + len(literal)))
+    return bool(
+        _BEFORE.search(line, max(0, place - _LONGEST_BEFORE), place) or _AFTER.match(line, place + len(literal))
+    )
 
 
 @lru_cache(maxsize=4)
