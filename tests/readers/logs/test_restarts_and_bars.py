@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.reader.readers.logs.read_log import read_log
 from hpc_gpt.reader.readers.runs.foreign_run import read_foreign
 from hpc_gpt.reader.readers.runs.grouping import group_logs
-from tests.readers.reading import read_lines
+from tests.readers.reading import read_lines, read_log_plainly
 
 # The first line of each is whole. Lightning's issue 4225, NeMo's bar, Lightning's issue 12720 (rich), a loop's.
 CUT = {
@@ -79,3 +80,80 @@ def test_runs_one_after_the_other_in_a_file_are_no_epochs_of_one():
     assert [(each.ended, each.attempts[-1]["last_step"], each.step_s) for each in records] == [
         ("done", 500, pytest.approx(0.15))
     ] * 3
+
+
+def hf(count: int, planned: int, *, banner: bool = True, total: bool = True) -> list[str]:
+    """One training of the HF Trainer, a bar and a line of metrics a step."""
+    header = ["***** Running training *****", f"  Total optimization steps = {planned}"] if banner else []
+    steps = [
+        f"\r{100 * n // planned:3d}%|###   | {n}/{planned} [00:{n * 2:02}<00:40,  2.00s/it]\r\n"
+        f"{{'loss': {3 - n / 100:.2f}, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {n / planned:.2f}}}"
+        for n in range(1, count + 1)
+    ]
+    end = ["{'train_runtime': 40.5, 'train_samples_per_second': 2.0, 'train_loss': 2.9, 'epoch': 1.0}"]
+    return "\n".join([*header, *steps, *(end if total else [])]).split("\n")
+
+
+FAILED = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 'x'"]
+BANNER = "==== run 2: wd=0.1 ===="
+
+
+def loop(count: int, *, loss: float = 9.0) -> list[str]:
+    return [f"step {n} loss {loss - n / 5:.4f} lr 0.0003" for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "runs"),
+    [
+        # HF trainings one after the other, with the banner or without it.
+        (hf(20, 20) + hf(15, 15), [[(1, 20, "done")], [(1, 15, "done")]]),
+        (hf(20, 20, banner=False) + hf(15, 15, banner=False), [[(1, 20, "done")], [(2, 15, "done")]]),
+        (hf(9, 20, total=False) + hf(20, 20), [[(1, 9, "unknown"), (1, 20, "done")]]),
+        # The first start's error is not the end of the second one.
+        (hf(0, 20, total=False) + FAILED + hf(0, 20, total=False), [[(None, None, "error"), (None, None, "unknown")]]),
+        (hf(8, 20, total=False) + FAILED + hf(3, 20, total=False), [[(1, 8, "error"), (1, 3, "unknown")]]),
+        # Two nodes print the banner of one training.
+        (hf(0, 20, total=False) + hf(20, 20), [[(1, 20, "done")]]),
+        # A framed line of words is between two trainings; one about an epoch is not.
+        ([*loop(10), BANNER, *loop(7, loss=7.6)], [[(1, 10, "unknown")], [(1, 7, "unknown")]]),
+        ([*loop(10), "==== epoch 2 ====", *loop(7, loss=7.6)], [[(1, 17, "unknown")]]),
+        ([*loop(10), *FAILED, BANNER, *loop(7, loss=7.6)], [[(1, 10, "error"), (1, 7, "unknown")]]),
+        # Notes: one line of each.
+        (
+            [f"## wd {n}\nstep:1750/1750 val_loss:3.2{n} train_time:18000ms step_avg:102.00ms" for n in range(3)],
+            [[(1750, 1750, "done")]] * 3,
+        ),
+        # Step 0 alone trained nothing.
+        (["iter 0: loss 10.9886, time 49166.94ms", *FAILED], [[(None, None, "error")]]),
+    ],
+)
+def test_trainings_one_after_the_other_are_told_apart(tmp_path, lines, runs):
+    log = tmp_path / "a.log"
+    log.write_text("\n".join(lines) + "\n", newline="")
+    for parts in (read_log(log).parts, read_log_plainly(log).parts):
+        found = [read_foreign(run, str(n)).record for n, run in enumerate(group_logs([(log, parts)]))]
+        keys = ("first_step", "last_step", "ended")
+        assert [[tuple(each[key] for key in keys) for each in record.attempts] for record in found] == runs
+
+
+def test_runs_of_a_file_stay_in_its_order(tmp_path):
+    """The second one has no time of day."""
+    line = "iteration {n:8d}/{of:8d} | elapsed time per iteration (ms): 1000.0 | lm loss: {loss:.6E} |"
+    counts = (5, 6, 7)
+    clocks = ("[2026-03-01 10:00:00] ", "", "[2026-03-01 12:00:00] ")
+    lines = [
+        clock + line.format(n=n, of=of, loss=9 - n / 10)
+        for of, clock in zip(counts, clocks, strict=True)
+        for n in range(1, of + 1)
+    ]
+    log = tmp_path / "a.log"
+    log.write_text("\n".join(lines) + "\n")
+    assert [run.number for run in group_logs([(log, read_log(log).parts)])] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("failed", ["job-2.out", "train-b.out"])
+def test_a_failed_run_without_steps_stays_beside_another_of_its_program(tmp_path, failed):
+    (tmp_path / "job-1.out").write_text("\n".join(hf(20, 20)), newline="")
+    (tmp_path / failed).write_text("\n".join([*hf(0, 20, total=False), *FAILED]))
+    logs = [(path, read_log(path).parts) for path in sorted(tmp_path.iterdir())]
+    assert [read_foreign(run, "").record.ended for run in group_logs(logs)] == ["done", "error"]

@@ -7,6 +7,8 @@ Read are the step, the loss, the learning rate, the gradient norm, a time whose 
 and tokens or samples a second, which are taken as the job's unless their name says of a GPU.
 """
 
+import re
+
 from hpc_gpt.reader.readers.pattern import END, INT, NUMBER, SHORT, START, Dialect, Pattern, later
 
 DIFFUSION = "diffusion"  # a fact of a log that trains a model of images
@@ -82,6 +84,10 @@ def _fields(seconds: str) -> str:
     )
 
 
+# Words between two trainings, and not about a part of one.
+_OF_ONE = "epoch|eval|valid|test|sav(?:e|ing)|checkpoint|sampl|generat|metric|result|summary"
+_BANNER = rf"(?i:(?![^\n]{{0,200}}(?:{_OF_ONE}))[^\n]{{0,40}}[a-z])"
+
 DIALECT = Dialect(
     name="generic",
     last_resort=True,
@@ -139,6 +145,16 @@ DIALECT = Dialect(
             for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
         ),
         Pattern("fact", START + rf"Model [pP]aram(?:eter)?s: (?P<params>{SHORT})" + END, literal="Model ", weak=True),
+        # A banner between trainings, framed as scripts print them: `==== run 2: lr=1e-3 ====`.
+        *(
+            Pattern(
+                "start",
+                rf"^ {{0,8}}{re.escape(mark)}[{mark[-1]}]{{0,200}} {{0,8}}(?={_BANNER})",
+                literal=mark,
+                weak=True,
+            )
+            for mark in ("===", "***", "###", "---", "## ")
+        ),
         *(
             Pattern("fact", START + regex, literal=literal, facts={TESTS: 1}, weak=True)
             for literal, regex in (

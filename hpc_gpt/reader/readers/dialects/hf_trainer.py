@@ -184,6 +184,7 @@ DIALECT = Dialect(
         Pattern("fact", rf"\btrain_samples {{1,40}}= {{0,40}}(?P<samples_per_epoch>{INT})" + END),
         Pattern("eval", rf"\beval_loss {{1,40}}= {{0,40}}(?P<loss_eval>{NUMBER})" + END),
         # The header.
+        line("start", "***** Running training *****", weak=True),
         *settings("NAME = FIELD", _HEADER, r"(?<!\| )(?<!\|    )\b"),
         line("fact", "Total train batch size (w. parallel, distributed & accumulation) = {global_batch}"),
         Pattern("fact", rf"(?<!-\"     )\bNumber of trainable parameters = (?P<params_trainable>{INT})" + END),

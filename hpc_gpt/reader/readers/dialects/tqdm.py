@@ -11,7 +11,7 @@ from hpc_gpt.reader.readers.pattern import CLOCK, LINE_START, NUMBER, Dialect, P
 
 # A bar named after training counts steps. So may one without a name.
 BAR_OF_TRAINING = "bar_of_training"
-_BEGIN = r"(?![^|\n]{0,160}\b[Ee]poch)" + LINE_START
+_BEGIN = r"^(?![^|\n]{0,160}\b[Ee]poch)" + LINE_START
 _NAME = r"(?:Train|Training|Steps?|Iterations?)\b(?![^|\n]{0,80}[Ee]poch)[^|%]{0,40}"
 _EPOCH = (
     LINE_START + r"(?:Train(?:ing)? )?[Ee]poch:? {0,2}(?P<epoch>\d{1,6})(?![^|\n]{0,80} completed \(loss)[^|%]{0,40}"

@@ -67,6 +67,7 @@ class Part:
     """One stretch of a log: from one start of a program to the next, or the whole log of one rank.
 
     `started`: it begins with a line that a program prints at its start; otherwise the part before it says what ran.
+    `banner`: a framed line of words is between the steps before it and its own.
     `starts`: how many lines of each dialect said that a program starts.
     `facts`: the first eight distinct values of each field, in order. `arguments`: the program's own dump.
     `rank_params`: parameters of a rank by its name in the log, such as "2, 1" or "3". `timers_s`: (sum, count) by name;
@@ -80,6 +81,7 @@ class Part:
     first_line: int = 1
     last_line: int = 1
     started: bool = False
+    banner: bool = False
     starts: dict[str, int] = field(default_factory=dict)
     dialects: dict[str, int] = field(default_factory=dict)  # name -> its number of lines
     facts: dict[str, list[Fact]] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from its first line only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -33,6 +33,7 @@ from hpc_gpt.reader.readers.steps import Mask, Places, StepColumn, no_places
 UNKNOWN, NOTHING = 0, 1  # a line to look at; a line without any match
 _FIRST = 2  # of the kinds below
 _MOST_KINDS = 20_000
+_OFTEN = 3  # so many lines are read one by one before their kind is made
 _LONGEST = 4_000  # bytes of a line that is remembered
 RANK, TIME = "rank", "time of day"  # columns beside the fields of a pattern
 
@@ -112,6 +113,7 @@ class LineKinds:
         self.table = _Table({b"": NOTHING})
         self.kinds: list[LineKind] = []
         self._timers: dict[object, int] = {}
+        self._met: dict[int, int] = {}  # by the hash of a line without a kind, how often it was met
         self._which: dict[Callable[[LineKind], object], Mask] = {}
         self._layouts: dict[str, FieldLayout] = {}
 
@@ -157,6 +159,23 @@ class LineKinds:
             if made is not None:
                 return self._remember(zeros, self._number(made)), text, found
         return UNKNOWN, text, found
+
+    def are_worth_a_kind(self, lines: Mapping[bytes, int]) -> set[bytes]:
+        """The lines, every digit made a 0, that can have a kind and were met often enough; `lines`: how often now.
+
+        A kind takes as long to make as some lines to read one by one, and the figures of many digits that Python prints
+        differ in their widths.
+        """
+        if len(self._met) + len(lines) > _MOST_KINDS:
+            self._met.clear()
+        often = set()
+        for zeros, count in lines.items():
+            if self._has_room(zeros):
+                form = hash(zeros)
+                self._met[form] = met = self._met.get(form, 0) + count
+                if met >= _OFTEN:
+                    often.add(zeros)
+        return often
 
     def remember_nothing(self, lines: Iterable[bytes]) -> None:
         """Remembers lines without a match, every digit made a 0, as many as there is room for."""
@@ -261,7 +280,7 @@ def _kind(line: bytes, text: str, match: re.Match[str], rule: DialectPattern, di
 def _is_readable(rule: DialectPattern, spans: Iterable[str], columns: dict[str, DigitColumn | TimeColumn]) -> bool:
     """Whether lines with these columns can be read many at once: a step is a whole number, and a bar has one."""
     step = columns.get("step")
-    if rule.pattern.kind == "progress" and (step is None or rule.pattern.own or rule.pattern.facts):
+    if rule.pattern.kind == "progress" and (step is None or rule.pattern.own):
         return False
     if step is None:
         return "step" not in spans

@@ -94,7 +94,9 @@ class LineReader(GrowingParts):
         values = values_of(line, match, pattern)
         if pattern.kind in ("fact", "argument") and self._is_of_next_job(rule, values):
             self.next_part(number)
-        if pattern.kind == "start":
+        if pattern.kind == "start" and pattern.weak:
+            self._begin(number, rule)
+        elif pattern.kind == "start":
             self._start(number)
             starts, name = self.parts[-1].starts, rule.dialect.name
             starts[name] = starts.get(name, 0) + 1
@@ -223,6 +225,18 @@ class LineReader(GrowingParts):
             self.next_part(number)
         self.parts[-1].started = True
 
+    def _begin(self, number: int, rule: DialectPattern) -> None:
+        """A banner in a program's lines, after those about what it trains: of each node's, or of another training."""
+        if rule.dialect.last_resort:
+            self.banner = number
+            return
+        part = self.parts[-1]
+        trained = self.rows[-1] or part.totals or any(step for step, _, _ in part.progress[-1:])
+        if self.begun and (trained or any(each.place.line > self.begun for each in part.failures)):
+            self.begin_again(number)
+            self.parts[-1].started = self.parts[-1] is not part
+        self.begun = number
+
     def _is_of_next_job(self, rule: DialectPattern, values: Mapping[str, float | str]) -> bool:
         """Whether a fact or an argument is of the next job in a file to which several were appended.
 
@@ -275,7 +289,8 @@ class LineReader(GrowingParts):
                         self.own_line = line
                     return self.leave_out(OTHER_RANKS)
             last = rows.last_step
-            if step is not None and last is not None and step == last:
+            again = self.banner > rows.open_line  # after a banner another training may print the same step
+            if step is not None and last is not None and step == last and not again:
                 self.saw_again(line, self.own_line)
                 return self.leave_out(PRINTED_BEFORE)
             if (
@@ -284,7 +299,10 @@ class LineReader(GrowingParts):
                 and all(rows.open_row.get(key) == row[key] for key in row if key != "at")
             ):
                 return self.leave_out(PRINTED_BEFORE)
-            if step is not None and last is not None and step < last:
+            epochs = rows.open_row.get("epoch", math.nan), row.get("epoch", math.nan)
+            if step is None and epochs[1] < epochs[0] and self.has_ended(rule.dialect.name):
+                self.begin_again(number)
+            if step is not None and last is not None and (step < last or (step == last and again)):
                 self.begin_again(number)
         if self.full:
             return self.leave_out(TOO_MANY_PARTS)

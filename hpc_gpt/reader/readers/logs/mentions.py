@@ -1,6 +1,8 @@
 """Lines that name a failure or an end and report none: environment dumps, printed source code, and advice."""
 
+import math
 import re
+from functools import lru_cache
 
 # A variable with its value, as `env`, `export -p` and `declare -x` print it. A logger's `key=value` line has a level.
 _VARIABLE = re.compile(r"^\s{0,8}(?:export |declare -x )?[A-Za-z_]\w{0,80}=(?!.{0,400}\blevel=)")
@@ -14,6 +16,7 @@ _BEFORE = re.compile(
     r"|if you (?:see|get|hit|face|run into|encounter))"
     r" (?:[\w-]{1,20} ){0,4}$"
 )
+_LONGEST_BEFORE = 200  # characters of it
 _AFTER = re.compile(r"(?i)[^.:;\n]{0,60}?\b(?:is|are|was|were|be) (?:avoided|prevented|unlikely|handled|ignored)\b")
 
 
@@ -32,8 +35,18 @@ def only_mentions(line: str, literal: str, start: int) -> bool:
     place = line.find(literal, start)
     if (variable := _VARIABLE.match(line)) and place >= variable.end():
         return True
-    if any(text.start() < place < text.end() for text in _TEMPLATE.finditer(line)):
+    templates, reported = _of_line(line)
+    if any(begin < place < end for begin, end in templates):
         return True
-    if _REPORTS.search(line, 0, place):
+    if reported <= place:
         return False
-    return bool(_BEFORE.search(line, 0, place) or _AFTER.match(line, place + len(literal)))
+    return bool(
+        _BEFORE.search(line, max(0, place - _LONGEST_BEFORE), place) or _AFTER.match(line, place + len(literal))
+    )
+
+
+@lru_cache(maxsize=4)
+def _of_line(line: str) -> tuple[list[tuple[int, int]], float]:
+    """(the spans of templates, where the first words end that report): a long line may have very many matches."""
+    reports = _REPORTS.search(line)
+    return [each.span() for each in _TEMPLATE.finditer(line)], reports.end() if reports else math.inf

@@ -60,6 +60,8 @@ class GrowingParts:
         # What a program said after the last line of a step, `after`: of the next part if its steps begin again.
         self.header: list[tuple[bool, str, Fact]] = []  # whether an argument, its name, the text or value
         self.after = 0
+        self.banner = 0  # the last line by which a program may begin anew: what follows is no epoch
+        self.begun = 0  # the line by which a program began to train in this part
         self.own_line = ""  # the last line of a step with the label of the rank that is read
 
     def saw(self, at: float | None) -> None:
@@ -78,14 +80,18 @@ class GrowingParts:
         self.parts.append(Part(self.file, number, number))
         self.parts[-1].facts.update({name: part.facts[name] for name in (TESTS,) if name in part.facts})
         self.rows.append({})
-        self.timer_lines = {}
+        self.timer_lines, self.begun = {}, 0
 
     def begin_again(self, number: int) -> None:
         """Opens a part as the steps go back. What was said since the last step is of the part that begins."""
-        before, header = self.parts[-1], self.header if self.after == self._last_step_line() else []
+        before, last = self.parts[-1], self._last_step_line()
+        header = self.header if self.after == last else []
         self.next_part(min([number, *(fact.place.line for _, _, fact in header)]))
         part = self.parts[-1]
-        for is_argument, name, fact in header if part is not before else ():
+        if part is before:
+            return
+        part.started = part.banner = self.banner > last > 0
+        for is_argument, name, fact in header:
             part.dialects[fact.dialect] = part.dialects.get(fact.dialect, 0) + 1
             if is_argument:
                 part.arguments.setdefault(name, (fact.value, fact.place))
@@ -102,11 +108,15 @@ class GrowingParts:
 
     def add_to_header(self, is_argument: bool, name: str, fact: Fact) -> None:
         last = self._last_step_line()
-        if last and fact.place.line > last:
+        if last and fact.place.line > last and fact.dialect != BARS:  # a bar is drawn again when it is closed
             self.header = self.header if self.after == last else []
             self.after = last
             if len(self.header) < _MOST_OF_HEADER:
                 self.header.append((is_argument, name, fact))
+
+    def has_ended(self, dialect: str) -> bool:
+        """Whether a program printed its totals in this part: what it trains then is another training."""
+        return any(fact.dialect == dialect for fact in self.parts[-1].totals.values())
 
     def _last_step_line(self) -> int:
         return max((rows.open_line for rows in self.rows[-1].values()), default=0)

@@ -16,7 +16,7 @@ from hpc_gpt.reader.readers.logs import Part
 from hpc_gpt.reader.readers.logs.kept import kept_file
 from hpc_gpt.reader.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
 from hpc_gpt.reader.readers.logs.lines import LineReader
-from hpc_gpt.reader.readers.logs.matches import ANSI, Found, literal_scan
+from hpc_gpt.reader.readers.logs.matches import ANSI, Found, find, literal_scan
 from hpc_gpt.reader.readers.logs.parts import LONGEST_LINE
 from hpc_gpt.reader.readers.logs.source import Source
 from hpc_gpt.reader.readers.logs.stretches import Between, is_between, take_known
@@ -208,6 +208,7 @@ class BlockReader:
         nothing[wanted] = False
         block.kinds[unknown[nothing]] = NOTHING
         self._kinds.remember_nothing(texts[place] for place in np.flatnonzero(nothing).tolist())
+        often = self._kinds.are_worth_a_kind(collections.Counter(texts[place] for place in wanted))
         for place in wanted:
             index, zeros = int(unknown[place]), texts[place]
             tried = candidates.get(zeros, [])
@@ -217,7 +218,12 @@ class BlockReader:
                 if len(line) > LONGEST_LINE:
                     apart.append(_SingleLine(index, block.text(index), None))
                     continue
-                number, text, found = self._kinds.learn(zeros, line, tried)
+                if zeros in often:
+                    number, text, found = self._kinds.learn(zeros, line, tried)
+                else:
+                    text = block.text(index)
+                    found = find(text, tried)
+                    number = UNKNOWN if found else NOTHING
                 if number == UNKNOWN:
                     apart.append(_SingleLine(index, text, found))
             block.kinds[index] = number

@@ -27,7 +27,7 @@ from hpc_gpt.reader.readers.logs.step_rows import SUMMED
 from hpc_gpt.reader.readers.pattern import MEMORY_FIELDS, STEP_FACTS, STEP_FIELDS
 from hpc_gpt.reader.readers.steps import NOT_FINITE, Mask, Places, StepColumn, no_places
 
-_FEW = 3  # so few lines are read one by one
+_FEW = 16  # so few lines are read one by one
 _MOST_VALUES = 16  # distinct values of a fact that are looked at in a stretch
 # Lines among those of known kinds whose order does not matter, by index: (text, what is found in it).
 Between = dict[int, tuple[str, list[Found]]]
@@ -79,7 +79,7 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
         if rows_so_far is None:
             first = min(first, int(rows[0]))
             continue
-        if rows_so_far.count == 1 and reader.parts[-1].step_rank:
+        if (rows_so_far.count == 1 and reader.parts[-1].step_rank) or reader.banner > rows_so_far.open_line:
             first = min(first, int(rows[0]))
         own = _own(reader, block, rows)
         if not own.all() and rows_so_far.lacks_loss:
@@ -89,6 +89,9 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
         back = np.diff(block.step[rows], prepend=_before(rows_so_far.last_step)) < 0
         lacks = np.isnan(block.step[rows])
         back |= np.diff(lacks, prepend=rows_so_far.last_step is None)
+        if reader.has_ended(name):
+            epochs = block.column("epoch", block.steps[rows])
+            back |= lacks & (np.diff(epochs, prepend=rows_so_far.open_row.get("epoch", np.nan)) < 0)
         if back.any():
             first = min(first, int(rows[np.argmax(back)]))
     return first
@@ -116,7 +119,7 @@ def _own(reader: LineReader, block: LineBlock, rows: Places) -> Mask:
 def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places, between: Between) -> None:
     """Adds lines that all go into the last part; of their order only the first and the last line matter."""
     timers, bars = block.those(is_timers, beside), block.those(is_bar, beside)
-    if len(bars) and not _bars_stand_alone(block, block.steps[rows], bars):
+    if len(bars) and not _bars_stand_alone(reader, block, block.steps[rows], bars):
         between = between | {index: block.found(index) for index in bars.tolist()}
         bars = no_places()
     last_at = _saw(reader, block, np.concatenate((block.steps[rows], timers, bars)), between)
@@ -277,12 +280,19 @@ def _facts(reader: LineReader, block: LineBlock, name: str, lines: Places, later
         later.append((index, partial(reader.fact, name, value, place, rule)))
 
 
-def _bars_stand_alone(block: LineBlock, steps: Places, bars: Places) -> bool:
+def _bars_stand_alone(reader: LineReader, block: LineBlock, steps: Places, bars: Places) -> bool:
     """Whether all bars count the same, whatever the lines of steps between them say."""
-    dialects = {kind.rule.dialect.name for kind in block.kinds_of(bars)}
+    kinds = block.kinds_of(bars)
+    dialects = {kind.rule.dialect.name for kind in kinds}
     stated = any("steps_planned" in kind.rule.pattern.facts for kind in block.kinds_of(steps))
-    if stated or block.has("steps_planned", steps) or len(dialects) > 1:
+    if stated or len(dialects) > 1:
         return False
+    if block.has("steps_planned", steps):
+        # Lines of steps that name the one goal that is known say nothing new to a bar.
+        goals = set(reader.planned(kinds[0].rule))
+        named = block.column("steps_planned", steps)
+        if len(goals) != 1 or not (np.isnan(named) | (named == goals.pop())).all():
+            return False
     return dialects == {BARS} or not block.has("steps_planned", bars)
 
 

@@ -151,6 +151,8 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     first, last = min(firsts, default=None), max(lasts, default=None)
     if first == last and any(failure.at == last for part in parts for failure in part.failures):
         first = None  # the only time of day is that of a failure
+    if last_step is not None and last_step < 1:  # of step 0 alone, which no program counts as trained
+        first_step = last_step = None
     seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
     trained_s = float(seconds.sum()) * steps.interval * steps.stride
     took_s, how, end = trained_s or None, "the sum of the steps' times", None

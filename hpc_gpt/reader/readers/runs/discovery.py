@@ -269,7 +269,7 @@ _ATTEMPT_FOLDER = re.compile(r"attempt_\d{1,6}$")
 WANDB_RUN = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-[\w-]{1,64}$")
 # A number after these words is of a run, never of a rank.
 _RUN_WORD = re.compile(
-    r"(?:^|[._-])(?:run|exp|experiment|trial|seed|test|bench|config|cfg|rep|try|v|lr|bs|n|tp|pp|dp|mbs|gbs)[_-]?$",
+    r"(?:^|[._-])(?:run|job|exp|experiment|trial|seed|test|bench|config|cfg|rep|try|v|lr|bs|n|tp|pp|dp|mbs|gbs)[_-]?$",
     re.IGNORECASE,
 )
 

@@ -3,18 +3,19 @@
 Two parts that differ in layout, shape or batch are never of one run. Otherwise, in this order:
 
 1. The parts of one file are attempts of one run, unless the earlier one had finished, or the later one counts other
-   parameters, or begins again with another plan of steps. If a program restarts its step count in each epoch, the
-   epochs are one attempt (`is_next_epoch`).
+   parameters, or begins again with another plan of steps, or after a framed line (`=== run 2 ===`) although nothing
+   failed. If a program restarts its step count in each epoch, the epochs are one attempt (`is_next_epoch`).
 2. Files whose names differ only in a labelled rank or node (`rank_0`, `node3/`, torchrun's `attempt_0/3/stdout.log`) or
    in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are if at most one has steps,
    or both have the same steps.
 3. Files whose names differ in one bare number, from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`), are ranks
    of one run if only one has steps and at most one other dumped arguments, or if all have the same steps with the same
-   losses but different times. A number after `run`, `exp`, `seed` and the like, or of an array task, is of a run.
+   losses but different times. A number after `run`, `job`, `exp`, `seed` and the like, or of an array task, is of a run.
 4. Files of one folder whose names differ only in numbers (job ids, rotations) are attempts of one run if the later one
    continues the steps of the earlier one, or if the earlier one has no step and both were asked for the same,
    including the checkpoint folder.
-5. A log without steps joins the run of its job id, else the only run of its folder.
+5. A log without steps joins the run of its job id, else the only run of its folder, unless it says itself what it
+   trains, or its name differs in numbers only.
 """
 
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from hpc_gpt.reader.readers.logs import Part
+from hpc_gpt.reader.readers.logs.parts import BARS
 from hpc_gpt.reader.readers.runs.discovery import LogName, is_rank_number, log_name, without_number
 from hpc_gpt.reader.readers.runs.draft import Marks, contradict, marks, united
 from hpc_gpt.reader.readers.runs.epochs import is_next_epoch, join_epochs
@@ -46,6 +48,7 @@ _OF_AN_ATTEMPT = re.compile(
     re.IGNORECASE,
 )
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
+_PLANS = ("steps_planned", "global_batch", "samples_per_epoch", "params")
 _LOOK_BACK = 50  # files with similar names among which an earlier attempt is searched
 
 
@@ -139,9 +142,12 @@ def _other_program(one: Part, other: Part) -> bool:
 
 
 def _of_another_training(one: Part, other: Part) -> bool:
-    """Whether a program counts other parameters than before, or begins again with another plan of steps."""
+    """Whether a program counts other parameters than before, or begins again with another plan of steps, or after a
+    banner although nothing failed."""
     before, after = step_span(one), step_span(other)
     again = before is not None and after is not None and after[0] <= before[0]
+    if again and other.banner and not one.failures and not one.ends:
+        return True
     for name in ("params", *(["steps_planned"] if again else [])):
         counts = [{fact.value for fact in part.facts.get(name, ())} for part in (one, other)]
         by = [{fact.dialect for fact in part.facts.get(name, ())} for part in (one, other)]
@@ -172,7 +178,7 @@ def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     kept: list[RunParts] = []
     # Each of very many similar logs is compared with some before it, so the spans are computed once.
     spans = {id(part): step_span(part) for run in bucket for part in (run.attempts[0][0], run.attempts[-1][0])}
-    for run in sorted(bucket, key=_order):
+    for run in _in_order(bucket):
         earlier = next((each for each in reversed(kept[-_LOOK_BACK:]) if _continues(each, run, spans)), None)
         if earlier is None:
             kept.append(run)
@@ -183,13 +189,27 @@ def _join_attempts(bucket: list[RunParts]) -> list[RunParts]:
     return kept
 
 
+def _in_order(bucket: Sequence[RunParts]) -> list[RunParts]:
+    """The runs by time; those of one file stay in its order, at the time of the first that has one."""
+    files: dict[Path, list[RunParts]] = defaultdict(list)
+    for run in bucket:
+        files[run.names[0].path].append(run)
+    first = {path: next((run for run in runs if _begun(run) is not None), runs[0]) for path, runs in files.items()}
+    return [run for path in sorted(files, key=lambda path: _order(first[path])) for run in files[path]]
+
+
 def _order(run: RunParts) -> tuple[float, float, tuple[int, ...], str]:
-    at = next((part.first_at for part in run.attempts[0] if part.first_at is not None), None)
+    at = _begun(run)
     name = run.names[0]
     # The higher the number of a rotated log, the older it is.
     older = -(name.rotation or 0)
     numbers = tuple(int(number) for number in re.findall(r"\d{1,18}", str(name.path)))
     return at if at is not None else 0.0, older, numbers, str(name.path)
+
+
+def _begun(run: RunParts) -> float | None:
+    """The first time of day of a run."""
+    return next((part.first_at for part in run.attempts[0] if part.first_at is not None), None)
 
 
 def _continues(earlier: RunParts, later: RunParts, spans: Mapping[int, tuple[float, float] | None]) -> bool:
@@ -242,7 +262,8 @@ def _join_wrappers(runs: list[RunParts]) -> list[RunParts]:
         of_job = [each for job_id in ids for each in by_job.get(job_id, ())]
         beside = by_folder.get(run.names[0].path.parent, [])
         # A run whose logs name no job may be of any job.
-        wanted = of_job if of_job else [] if _begins(run) else [each for each in beside if not (ids and each.job_ids)]
+        beside = [each for each in beside if not (ids and each.job_ids) and not _is_another(run, each)]
+        wanted = of_job if of_job else [] if _begins(run) else beside
         if len(wanted) == 1 and not contradict(run.marks, wanted[0].marks):
             _add_rank(wanted[0], run)
             joined.add(id(run))
@@ -378,6 +399,19 @@ def _differ_at(one: LogName, other: LogName, position: int) -> bool:
 def _begins(run: RunParts) -> bool:
     """Whether a program printed how it was started."""
     return any(part.arguments or part.started for part in run.parts)
+
+
+def _is_another(run: RunParts, main: RunParts) -> bool:
+    """Whether a log without steps is of another run of the same program: their names differ in numbers only, or it says
+    itself what it trains."""
+    one, other = run.names[0], main.names[0]
+    if one.shape == other.shape and one.numbers != other.numbers:
+        return True
+    said = [
+        {(name, fact.dialect) for part in parts for name in _PLANS for fact in part.facts.get(name, ())}
+        for parts in (run.parts, main.attempts[-1][:1])
+    ]
+    return any(dialect != BARS for _, dialect in said[0] & said[1])
 
 
 def _ranks_of_one(runs: Sequence[RunParts]) -> RunParts | None:
