@@ -110,7 +110,10 @@ def loop(count: int, *, loss: float = 9.0) -> list[str]:
         (hf(20, 20, banner=False) + hf(15, 15, banner=False), [[(1, 20, "done")], [(2, 15, "done")]]),
         (hf(9, 20, total=False) + hf(20, 20), [[(1, 9, "unknown"), (1, 20, "done")]]),
         # The first start's error is not the end of the second one.
-        (hf(0, 20, total=False) + FAILED + hf(0, 20, total=False), [[(None, None, "error"), (None, None, "unknown")]]),
+        (
+            hf(0, 20, total=False) + FAILED + hf(0, 20, total=False),
+            [[(None, None, "user_error"), (None, None, "unknown")]],
+        ),
         (hf(8, 20, total=False) + FAILED + hf(3, 20, total=False), [[(1, 8, "error"), (1, 3, "unknown")]]),
         # Two nodes print the banner of one training.
         (hf(0, 20, total=False) + hf(20, 20), [[(1, 20, "done")]]),
@@ -152,8 +155,8 @@ def test_runs_of_a_file_stay_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize("failed", ["job-2.out", "train-b.out"])
-def test_a_failed_run_without_steps_stays_beside_another_of_its_program(tmp_path, failed):
+def test_a_failed_run_without_steps_stays_beside_another(tmp_path, failed):
     (tmp_path / "job-1.out").write_text("\n".join(hf(20, 20)), newline="")
     (tmp_path / failed).write_text("\n".join([*hf(0, 20, total=False), *FAILED]))
     logs = [(path, read_log(path).parts) for path in sorted(tmp_path.iterdir())]
-    assert [read_foreign(run, "").record.ended for run in group_logs(logs)] == ["done", "error"]
+    assert [read_foreign(run, "").record.ended for run in group_logs(logs)] == ["done", "user_error"]
