@@ -3,8 +3,8 @@
     python tests/benchmarks/read_logs.py [--gb GB] [--folders COUNT]
 
 Writes logs of that size into a temporary folder, with the lines that programs print today: Megatron-LM with the
-throughput of a GPU, torchtitan in colours, the HF Trainer without and with its bars, NeMo, DeepSpeed's pipeline; and
-Megatron-LM's of 2021 with a line of timers. Each is read by `hpc-gpt report LOG`, the whole command, and by
+throughput of a GPU, torchtitan in colours, the HF Trainer without and with its bars, ms-swift, NeMo, DeepSpeed's
+pipeline; and Megatron-LM's of 2021 with timers. Each is read by `hpc-gpt report LOG`, the whole command, and by
 `re.finditer` with one pattern of seven groups or more over the mapped file, in turn and on one core. The CPU seconds'
 ratio is what counts; a machine's speed is in neither. Then peak memory at two sizes, a second report after an append,
 and reports
@@ -85,6 +85,33 @@ def _hf_with_bars(dice: random.Random, step: int) -> str:
     return f"{bar}\r{' ' * 70}\r{_hf_trainer(dice, step)}{bar}"
 
 
+def _swift(dice: random.Random, step: int, bars: int = 5) -> str:
+    """Named bars that carriage returns join, and a line of metrics with figures of eight decimals."""
+    passed = [
+        f"\rTrain: {100 * each // _STEPS:3d}%|{'█' * (10 * each // _STEPS):10}| {each}/{_STEPS}"
+        f" [{_duration(4 * each)}<{_duration(4 * (_STEPS - each))},  {dice.gauss(4, 0.1):.2f}s/it]"
+        for each in range(bars * (step - 1) + 1, bars * step + 1)
+    ]
+    took = f"{step // 180}h {step // 3 % 60}m {20 * step % 60}s"
+    told = {
+        "loss": round(dice.uniform(0.3, 2), 8),
+        "grad_norm": round(dice.uniform(0.1, 3), 8),
+        "learning_rate": float(f"{2e-5 * dice.random():.2e}"),
+        "token_acc": round(dice.random(), 8),
+        "epoch": round(step / 1e4, 2),
+        "global_step/max_steps": f"{bars * step}/{_STEPS}",
+        "elapsed_time": took,
+        "memory(GiB)": 58.02,
+        "train_speed(s/it)": round(dice.uniform(4, 5), 6),
+    }
+    return f"{''.join(passed)}\r{told}\n"
+
+
+def _swift_long(dice: random.Random, step: int) -> str:
+    """Lines of 16 kB: metrics every 130 steps."""
+    return _swift(dice, step, bars=130)
+
+
 def _nemo(dice: random.Random, step: int) -> str:
     lr, loss, step_s = (
         float(f"{each:.4g}") for each in (dice.random() * 1e-4, dice.uniform(1, 12), dice.gauss(6, 0.2))
@@ -118,6 +145,8 @@ PROGRAMS: dict[str, tuple[Callable[[random.Random, int], str], str]] = {
     ),
     "HF Trainer": (_hf_trainer, _HF),
     "HF Trainer with bars": (_hf_with_bars, rf"{_HF}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
+    "ms-swift": (_swift, rf"'loss': {_N}, 'grad_norm': {_N}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
+    "ms-swift, lines of 16 kB": (_swift_long, rf"'loss': {_N}|%\|[^|\n]*\| (\d+)/(\d+) \[([\d:]+)<"),
     "NeMo": (
         _nemo,
         rf"Training epoch (\d+), iteration (\d+)/(\d+) \| lr: {_N} \| global_batch_size: (\d+) \|"
