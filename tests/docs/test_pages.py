@@ -118,7 +118,7 @@ def test_the_pictures_have_their_size_and_the_plans_its_rows():
     plan = text_of("docs/plan.svg")
     assert plan.startswith('<svg width="1280" height="640" ')
     assert len(set(re.findall(r"tp\d+-pp\d+-dp\d+", plan))) == 10
-    assert {"best", "fit:"} <= set(re.split(r"[\s<>]|&#160;", plan))
+    assert {"best", "tight:", "fit:"} <= set(re.split(r"[\s<>]|&#160;", plan))
 
 
 def test_the_reports_picture_is_of_published_figures():

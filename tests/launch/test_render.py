@@ -63,7 +63,9 @@ def test_the_signal_comes_before_the_walltime():
 
 
 def test_the_scripts_here_document_is_the_resolved_experiment():
-    resolved = resolved_demo({"job.comment": "HPC_GPT_RESOLVED", "data.path": "/a b/'c'\n$(reboot)"}, "local")
+    resolved = resolved_demo(
+        {"job.comment": "HPC_GPT_RESOLVED", "data.source": "tokens", "data.path": "/a b/'c'\n$(reboot)"}, "local"
+    )
     text = render_script(resolved)
     carried = text.split("<<'HPC_GPT_RESOLVED'", 1)[1].split("\n", 1)[1].split("\nHPC_GPT_RESOLVED\n", 1)[0]
     assert Resolved.from_json(carried) == resolved

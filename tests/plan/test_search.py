@@ -282,30 +282,6 @@ def test_the_best_is_the_fastest_but_for_near_and_tight_ones():
     assert all(each.is_tight == (each.need_gib > TIGHT * BIG.memory_gib) for each in found.candidates)
 
 
-@pytest.mark.parametrize("gib", [40.0, 12.0])
-def test_the_first_of_a_layout_is_of_the_simplest_engine_as_fast(gib):
-    found = search(question_of(experiment(), PROFILE, engines=ENGINES), machine(gib), keep=10**6)
-    for first in found.best_of_layouts:
-        alike = [each for each in found.candidates if each.layout == first.layout and each.equals(first)]
-        alike = [each for each in alike if each.training.offload == first.training.offload]
-        orders = [engine_named(each.training.engine).plan_order for each in alike]
-        fastest = max(each.tokens_per_s for each in alike)
-        assert orders[0] == min(
-            order for each, order in zip(alike, orders, strict=True) if each.tokens_per_s * EQUAL > fastest
-        )
-
-
-def test_what_leaves_less_than_two_percent_is_last_however_fast():
-    fast = search(question_of(experiment(), PROFILE, engines=ENGINES), machine()).candidates[0]
-    card = machine(fast.need_gib / 0.985)
-    found = search(question_of(experiment(), PROFILE, engines=ENGINES), card, keep=10**6).candidates
-    found = [each for each in found if not each.needs_unknown_host]
-    filled = [each.is_filled for each in found]
-    assert filled == sorted(filled)
-    assert [filled[0], filled[-1]] == [False, True]
-    assert any(each.tokens_per_s > found[0].tokens_per_s for each in found if each.is_filled)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

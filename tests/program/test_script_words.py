@@ -21,7 +21,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "got"),
     [
-        ("--lr 1 --seed 2 --force --json --wait", "--lr,1,--seed,2,--force,--json,--wait,"),
+        ("--lr 1 --seed 2 --amp -x", "--lr,1,--seed,2,--amp,-x,"),
         ("-- --dry-run --cluster local", "--dry-run,--cluster,local,"),
         ("--lr 1 -- --here -- x", "--lr,1,--here,--,x,"),
         ("--", ","),
@@ -42,7 +42,7 @@ def test_other_words_and_all_after_dashes_are_the_scripts(place: Path, words: st
     [
         ("--dry-run", "--dry-run"),
         ("--dry-run", "--lr 1 --dry-run --dry-run x"),
-        ("--cluster local --dry-run", "--cluster other --dry-run --set a=1"),
+        ("--cluster local --dry-run", "--cluster other --dry-run --lr a=1"),
         ("--dry-run --cluster=local", "--cluster=other"),
     ],
 )

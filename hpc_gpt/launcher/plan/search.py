@@ -34,8 +34,6 @@ EQUAL = 1.03
 # must be faster by the second figure than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
-# Above this share nothing is worth the risk: such a candidate comes after all others, however fast it is.
-FILLED = 0.98
 # Offload that makes training slower by more than this is named.
 SLOW_LAYOUT = 20
 _DAY_S = 86400.0
@@ -95,11 +93,6 @@ class Candidate:
         return self.share > TIGHT
 
     @property
-    def is_filled(self) -> bool:
-        """Whether it leaves less than a prediction of memory errs by at the best."""
-        return self.share > FILLED
-
-    @property
     def exposed_share(self) -> float:
         """The share of the step that is communication which nothing hides."""
         assert self.step is not None
@@ -107,8 +100,7 @@ class Candidate:
 
     def equals(self, best: "Candidate") -> bool:
         """Whether its speed is that of the best, as far as a prediction can say."""
-        own, other = ((each.needs_unknown_host, each.is_tight, each.is_filled) for each in (self, best))
-        alike = own == other
+        alike = (self.needs_unknown_host, self.is_tight) == (best.needs_unknown_host, best.is_tight)
         return alike and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
     @cached_property
@@ -118,8 +110,8 @@ class Candidate:
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """The key to sort by, best first: what is known to fit, and leaves memory, speed in steps of NEAR (less for a
-        tight candidate), plainness."""
+        """The key to sort by, best first: what is known to fit, speed in steps of NEAR (less for a tight candidate),
+        plainness."""
         run = self.training
         plainness = (
             OFFLOADS.index(run.offload),
@@ -139,7 +131,7 @@ class Candidate:
         )
         speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
         steps = -math.floor(math.log(speed) / math.log(NEAR))
-        return (self.needs_unknown_host, self.is_filled, steps, self.is_tight, *plainness, -speed)
+        return (self.needs_unknown_host, steps, self.is_tight, *plainness, -speed)
 
 
 @dataclass
@@ -191,29 +183,10 @@ class Searched:
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, best first: by `rank`, but layouts that equal the best by room and by exposed communication, in
-    percent, and first of a layout the simplest of the engines that equal its fastest."""
-    found = _simplest_first(sorted(candidates, key=lambda candidate: candidate.rank))
+    percent."""
+    found = sorted(candidates, key=lambda candidate: candidate.rank)
     equal = {id(each) for each in _firsts(found) if each.equals(found[0])}
     return sorted(found, key=lambda each: round(each.share + each.exposed_share, 2) if id(each) in equal else math.inf)
-
-
-def _simplest_first(found: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates in their order, but at the place of each layout's first that of the simplest engine as fast."""
-    first = {each.layout: each for each in reversed(found)}
-    simplest = dict(first)
-    for each in found:
-        best, simple = first[each.layout], simplest[each.layout]
-        orders = (engine_of(one.training).plan_order for one in (each, simple))
-        if each.equals(best) and each.training.offload == best.training.offload and next(orders) < next(orders):
-            simplest[each.layout] = each
-    moved = {id(each) for layout, each in simplest.items() if each is not first[layout]}
-    ordered: list[Candidate] = []
-    for each in found:
-        if each is first[each.layout] and simplest[each.layout] is not each:
-            ordered.append(simplest[each.layout])
-        if id(each) not in moved:
-            ordered.append(each)
-    return ordered
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -361,7 +361,7 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
         moved_from=str(run_state.moved_from) if run_state.moved_from else None,
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s and state == "running" else None,
-        gpu_hours=gpu_hours(past) if past and resolved.asked_gpus is not None and not _on_cpus(run) else None,
+        gpu_hours=gpu_hours(past) if past and resolved.asked_gpus is not None else None,
         after=after_table(run.path, of_after) or None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
         suspended=state == "suspended",
@@ -370,13 +370,6 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
     )
     kept.note(run, run_state, vars(row), jobs)
     return row
-
-
-def _on_cpus(run: RunFolder) -> bool:
-    """Whether it ran on this machine without a GPU: what submits a job of Slurm's says nothing of its nodes."""
-    stored = read_stored(run.path / "provenance.json")
-    alone = newest_submission(run).get("scheduler") == "local"
-    return alone and stored.get("gpus") == [] and not stored.get("gpus_fault")
 
 
 def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str | None:

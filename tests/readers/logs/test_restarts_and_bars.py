@@ -155,11 +155,7 @@ def test_runs_of_a_file_stay_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize("failed", ["job-2.out", "train-b.out"])
-<<<<<<< HEAD
-def test_a_failed_run_without_steps_stays_beside_another(tmp_path, failed):
-=======
 def test_a_failed_run_stays_beside_another_of_its_program(tmp_path, failed):
->>>>>>> many
     (tmp_path / "job-1.out").write_text("\n".join(hf(20, 20)), newline="")
     (tmp_path / failed).write_text("\n".join([*hf(0, 20, total=False), *FAILED]))
     logs = [(path, read_log(path).parts) for path in sorted(tmp_path.iterdir())]

@@ -9,15 +9,9 @@ Two parts that differ in layout, shape or batch are never of one run. Otherwise,
    in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are if at most one has steps,
    or both have the same steps.
 3. Files whose names differ in one bare number, from 0 or 1 up without a gap (`log.7.out`, `name-4711-3.out`), are ranks
-<<<<<<< HEAD
-   of one run if only one has steps and at most one other dumped arguments, or if all have the same steps with the
-   same losses but different times. A number after `run`, `job`, `exp`, `seed` and the like, or of an array
-   task, is of a run.
-=======
    of one run if only one has steps and at most one other dumped arguments, or if all have the same steps with the same
    losses but different times. A number after `run`, `job`, `exp`, `seed` and the like, or of an array task, is of a
    run.
->>>>>>> many
 4. Files of one folder whose names differ only in numbers (job ids, rotations) are attempts of one run if the later one
    continues the steps of the earlier one, or if the earlier one has no step and both were asked for the same,
    including the checkpoint folder.
