@@ -191,6 +191,7 @@ PYTHON = f"{sys.executable} -c 'print(1, flush=True); import time; time.sleep(60
         ("echo 1; while read -r -t 600 line; do :; done < <(sleep 600)", False),
         ("awk 'BEGIN { print 1; fflush(); system(\"exec sleep 600\") }'; true", False),
         ("echo 1; while :; do :; done", True),  # the shell alone
+        ("echo 1; sleep 600 & kill -STOP $$; wait", True),  # stopped it waits for nothing
     ],
 )
 def test_which_processes_count(start, text: str, lives: bool) -> None:

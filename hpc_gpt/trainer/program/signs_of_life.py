@@ -110,9 +110,12 @@ class Processes:
         self._started_s = tuple(
             int(stats[pid][19]) / each_s
             for pid in tree
-            if stats[pid][0] not in "ZX"
-            and (pid, stats[pid][19]) not in self._above
-            and _program_of(pid) not in _BESIDE
+            if stats[pid][0] == "T"  # somebody has stopped it: also a shell, which then waits for nothing
+            or (
+                stats[pid][0] not in "ZX"
+                and (pid, stats[pid][19]) not in self._above
+                and _program_of(pid) not in _BESIDE
+            )
         )
         ticks = {pid: int(stats[pid][11]) + int(stats[pid][12]) for pid in tree}
         worked = sum(now - self._ticks.get(pid, 0 if self._looked else now) for pid, now in ticks.items())
@@ -127,8 +130,8 @@ class Processes:
         self._since = time.monotonic()
 
     def any_since(self, moment_s: float) -> bool:
-        """Whether one lives that ran `moment_s` after the boot: not a shell that started the others, nor what only
-        passes on their output."""
+        """Whether one lives that ran `moment_s` after the boot: not a shell that started the others, unless a signal
+        has stopped it, nor what only passes on their output."""
         return not self._was_seen or any(started_s <= moment_s - _OLDER_S for started_s in self._started_s)
 
     def _tree(self, stats: Mapping[int, list[str]], children: Mapping[int, list[int]]) -> set[int]:
