@@ -37,7 +37,7 @@ class EndedAttempt:
 
     @property
     def where(self) -> str:
-        """How far it came, for a run that comes no further."""
+        """The phrase that says how far the attempt came, for the message on a run without progress."""
         if not self.saved:
             return "its log shows no step" if self.logged else "there is no checkpoint"
         what = "last step is still" if self.logged else "newest checkpoint is still that of step"

@@ -14,7 +14,7 @@ WITHOUT_PATH = (STDLIB, "random")
 
 
 def stated_source(source: str, layers: Sequence[Mapping[str, Any]]) -> Literal["path", "source", "both"] | None:
-    """Which of data.path and `source`, which reads no path, is stated later in the layers of [data], the oldest first;
+    """The later stated of data.path and `source`, which reads no path, in the layers of [data], the oldest first;
     "both" if one layer states them. None if they do not contradict each other."""
     newest = {key: _newest(key, layers) for key in ("path", "source")}
     path = next((layer["path"] for layer in reversed(layers) if layer.get("path") is not None), None)

@@ -28,7 +28,7 @@ def _saves_nothing(sized: Sized) -> str:
 
 
 def _is_of_program(sized: Sized, then: str) -> str:
-    """That none of our code trains, with what follows `then`; empty if it does."""
+    """The reason that another program trains, followed by `then`; empty if our code trains."""
     ours = engine_named(sized.engine.name).writes_metrics
     return "" if ours else f"engine {sized.engine.name} is another program{then}"
 

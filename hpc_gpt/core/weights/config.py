@@ -230,8 +230,8 @@ def _read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
 def _read_rotation_in(
     keys: Keys, kind: str, name: str, values: Mapping[str, Any], theta: float
 ) -> tuple[float, RopeScaling | None]:
-    """As transformers' `standardize_rope_params`: the dict's own theta goes before the one beside it, and the original
-    positions beside it before its own."""
+    """theta and scaling by transformers' `standardize_rope_params`: the dict's own theta before the one beside it, the
+    original positions beside it before the dict's own."""
     rotation = values.get("rope_type", values.get("type", "default"))
     if rotation not in ("default", "llama3"):
         keys.refuse(name, "a rotation of another kind than default and llama3")

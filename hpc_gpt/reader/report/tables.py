@@ -112,7 +112,7 @@ def all_columns(records: Sequence[Record]) -> list[Column]:
 
 
 def varied_of(record: Record) -> dict[str, Any]:
-    """What its sweep varies, by dotted key."""
+    """The values that its sweep varies, by dotted key."""
     return (record.settings.get("sweep") or {}).get("varied") or {}
 
 

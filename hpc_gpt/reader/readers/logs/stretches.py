@@ -218,7 +218,7 @@ def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[
 
 
 def _as_before(column: StepColumn, first: float) -> Mask:
-    """Which figures are the one before them; infinite ones may be, too."""
+    """Mask of the figures that equal the one before them; infinite figures may, too."""
     return np.asarray(column == np.concatenate(([first], column[:-1])))
 
 

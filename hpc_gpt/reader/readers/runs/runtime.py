@@ -18,7 +18,7 @@ from hpc_gpt.reader.readers.runs.log_steps import LogSteps
 from hpc_gpt.reader.readers.steps import Mask, StepColumn, StepTable
 
 _LEAST_S = 20.0  # whole seconds over so many are exact to 5 %
-_MOST_S = 120.0  # a longer window holds more saves that nothing tells
+_MOST_S = 120.0  # a longer window includes more saves, which the log does not show
 _WINDOWS = 6.0  # so many fit into a run that is long enough
 _TRAINERS = "hf_trainer"
 _MOST = 10**18  # seconds, steps and samples of a run
@@ -87,7 +87,7 @@ def _counts_steps(part: Part) -> bool:
 
 
 def _pauses(part: Part, bars: StepTable) -> Mask:
-    """Which bars follow an evaluation or a save, so that their seconds have it in them."""
+    """Mask of the bars that follow an evaluation or a save: their seconds include it."""
     marks = np.zeros(len(bars), np.bool_)
     lines = [line for _, _, line in (*part.evals, *part.saves)]
     following = np.searchsorted(bars.line, np.array(lines, np.int64), side="right")
