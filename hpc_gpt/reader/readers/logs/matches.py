@@ -225,7 +225,7 @@ def time_of(line: str) -> float | None:
 
 
 def time_of_failure(line: str) -> float | None:
-    """The time of day of `time_of`; for glog's clocks, which have no year, seconds since the start of the year.
+    """Epoch seconds as `time_of`; for glog's clocks, which have no year, seconds since the start of the year.
 
     >>> time_of_failure("[rank7]:[E102 00:00:36.5 ProcessGroupNCCL.cpp:1743] x"), time_of_failure("E1399 00:00:00.5 x")
     (86436.5, None)
