@@ -462,7 +462,7 @@ ENDS = {
     "143 after the last step": ("srun python3 trains.py 3 3; kill -TERM $$; sleep 9", "", ["done"]),
     "a code above 0 after the last step": ("srun python3 trains.py 3 3; exit 4", "", ["error"]),
     "less than its steps": ("srun python3 trains.py 2 6", "", ["error"]),
-    "a failure after steps": ("srun python3 trains.py 2 y x; true", "", ["error"]),
+    "a failure after steps": ("srun python3 trains.py 2 9 x; true", "", ["error"]),
 }
 
 
