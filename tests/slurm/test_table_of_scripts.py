@@ -19,7 +19,7 @@ import pytest
 
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import RunFolder
-from tests.processes import pause, started_with
+from tests.processes import command_of, pause, started_with
 from tests.slurm.launcher import LIMIT_S, PYTHON, Launcher, settled_class
 from tests.slurm.test_job_scripts import of_a_user
 
@@ -31,6 +31,7 @@ QUICK = ("exit-143-after-the-last-step", "or-echo")
 UNDER_WAY = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED")
 MOST_STARTS = 4  # of any row; the one that has more is started without end
 ROW_S = 300.0
+GONE_S = 10.0  # a process that was killed, or has ended its work, is soon gone; what is left stays for minutes
 AT_ONCE = 3  # submissions side by side: each is a second of CPU
 
 
@@ -204,6 +205,11 @@ class Table:
                     self.launcher.cluster.run("scancel", job["JobId"])
 
 
+def left_by(ended: Ended) -> dict[int, list[str]]:
+    """{pid: command} of the processes of its runs."""
+    return {pid: command_of(pid) for run in ended.runs for pid in started_with(HPC_GPT_RUN=str(run.path))}
+
+
 DIFFERS = (
     # Slurm's words on the job, which hpc-gpt leaves in the run's own slurm-JOB.out, and srun's on nodes that are busy.
     (r"(?m)^slurmstepd-\S+ error: \*\*\* JOB .*\n|^srun: (?:Job \w+ step creation|Step created) .*\n", ""),
@@ -251,7 +257,10 @@ def test_a_script_does_the_same_by_sbatch_and_by_submit(table: Table, row: Row) 
     for name, lines in by_sbatch.files.items():
         differ = [pair for pair in zip_longest(lines, by_submit.files[name]) if pair[0] != pair[1]]
         assert not differ, f"{name}: {len(differ)} lines differ, {differ[:9]}"
-    assert not [pid for run in by_submit.runs for pid in started_with(HPC_GPT_RUN=str(run.path))], "it left processes"
+    end = time.monotonic() + GONE_S
+    while (left := left_by(by_submit)) and time.monotonic() < end:
+        pause(time.monotonic())
+    assert not left, "it left processes"
     if by_submit.said != "refused":
         ends = [settled_class(attempt) for run in by_submit.runs for attempt in run.attempts()]
         assert " ".join(ends) == row.value("ends", "done"), table.why(row)
