@@ -125,7 +125,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     for words in lines:
         yield _name(words), _object(in_process(*words), words)
     real = [(*grid, "--cluster", "local", "--json")]
-    real += [("bench", tiny, "--steps", "3", "--json"), ("rehearse", tiny, "--quick", "--json")] if long else []
+    real += [("bench", tiny, "--steps", "3", "--json")] if long else []
     for words in real:
         yield _name(words), _object(hpc_gpt(*words, environment={"OMP_NUM_THREADS": "1"}), words)
 

@@ -59,7 +59,6 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["doctor", "demo", "--cluster", "local", "--json"],
         ["init", "--help"],
         ["render", "demo"],
-        ["rehearse", "--help"],
         ["submit", "demo", "--cluster", "local", "--dry-run"],
         ["status"],
         ["logs", name],
