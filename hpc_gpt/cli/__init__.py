@@ -60,6 +60,7 @@ _NEAR = {
     "export, or hpc-gpt init --from": "convert",
     "submit --sweep": "sweep",
     "submit --smoke": "rehearse rehearsal",
+    "submit --resume RUN --dry-run": "verify",
 }
 
 

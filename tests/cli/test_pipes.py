@@ -73,7 +73,6 @@ def test_no_verb_fails_for_lack_of_a_reader(tmp_path):
         ["compare", str(run.path), str(run.path)],
         ["bench", "--help"],
         ["why", name],
-        ["verify", name],
         ["export", "--help"],
         ["data", "--help"],
         ["profile", "show", "a100-80g-8"],

@@ -150,5 +150,4 @@ def test_it_does_what_the_page_says(words, place, tmp_path):
     assert done.stdout or done.stderr
 
 
-# The exit codes of those that are to find something.
-EXPECTED = {"verify RUN": 1}
+EXPECTED = {"submit --resume RUN --dry-run": 2}  # the run here is done

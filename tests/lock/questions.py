@@ -12,7 +12,7 @@ ENGINES = ("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d", "hf-deepspeed", "meg
 MODELS = (("gpt2", 1), ("gpt2", 8), ("gpt2-xl", 8), ("gpt2-xl", 32), ("18b", 64), ("48b", 64), ("48b", 256))
 VERBS = (
     "plan", "doctor", "render", "submit", "status", "logs", "stop", "save", "requeue", "cancel", "report",
-    "compare", "bench", "why", "verify", "export", "data", "profile", "completion", "help",
+    "compare", "bench", "why", "export", "data", "profile", "completion", "help",
 )  # fmt: skip
 TOPICS = ("keys", "record", "engines")
 
