@@ -62,7 +62,6 @@ MAY_IMPORT = {
         "watch",
     },
     "doctor": {"settings", "engines", "runs", "slurm", "ends", "plan", "preflight", "launch"},
-    "rehearsal": {"settings", "engines", "runs", "slurm", "tokens", "program", "watch", "launch", "report"},
     "bench": {
         "terminal",
         "settings",
@@ -94,7 +93,6 @@ MAY_IMPORT = {
         "launch",
         "report",
         "doctor",
-        "rehearsal",
         "bench",
     },
 }

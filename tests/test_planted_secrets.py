@@ -72,7 +72,6 @@ def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     made.run("why", here, "--json")
     made.run("report", "logs", "--json")
     made.run("report", "logs", "--html", "page.html")
-    made.run("verify", here, "--json")
     made.run("doctor", "--json")
     return made
 

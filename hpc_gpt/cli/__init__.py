@@ -59,6 +59,8 @@ _NEAR = {
     "init --from": "import adopt",
     "export, or hpc-gpt init --from": "convert",
     "submit --sweep": "sweep",
+    "submit --smoke": "rehearse rehearsal",
+    "submit --resume RUN --dry-run": "verify",
 }
 
 

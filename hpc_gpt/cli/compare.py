@@ -1,4 +1,4 @@
-"""hpc-gpt compare and verify: how runs differ from each other, and from what was submitted"""
+"""hpc-gpt compare"""
 
 import json
 import string

@@ -89,7 +89,7 @@ def experiment_options(function: F) -> F:
                      help="A template of your own that extends base.sh.j2."),
         _CLUSTER,
         click.option("--smoke", is_flag=True,
-                     help="Shrink it to 5 steps of a tiny model on at most 8 ranks; runs here without --cluster."),
+                     help="A tiny model on at most 8 ranks, 5 steps or --set train.steps; here without --cluster."),
         click.option("--force", is_flag=True, help="Accept what is predicted not to fit in memory."),
         click.option("--sweep", is_flag=True,
                      help="Every row of EXPERIMENT that can run (hpc-gpt help sweeps)."),

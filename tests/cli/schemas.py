@@ -115,7 +115,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     plan = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8", "--json")
     lines: list[tuple[Any, ...]] = [
         ("status", logs, "--json"), ("status", logs, "--sizes", "--json"), ("report", logs, "--json"),
-        ("report", one, "--json"), ("why", one, "--json"), ("why", other, "--json"), ("verify", one, "--json"),
+        ("report", one, "--json"), ("why", one, "--json"), ("why", other, "--json"),
         ("compare", one, other, "--json"), plan, (*plan, "--max-seq"), ("doctor", tiny, "--cluster", "local", "--json"),
         *((verb, logs, "--json") for verb in ("clean",)),
         *((verb, one, "--json") for verb in ("stop", "save", "requeue", "cancel")),
@@ -125,7 +125,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
     for words in lines:
         yield _name(words), _object(in_process(*words), words)
     real = [(*grid, "--cluster", "local", "--json")]
-    real += [("bench", tiny, "--steps", "3", "--json"), ("rehearse", tiny, "--quick", "--json")] if long else []
+    real += [("bench", tiny, "--steps", "3", "--json")] if long else []
     for words in real:
         yield _name(words), _object(hpc_gpt(*words, environment={"OMP_NUM_THREADS": "1"}), words)
 

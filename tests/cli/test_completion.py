@@ -28,7 +28,7 @@ def offered(*words: str) -> list[str]:
 
 
 def test_verbs_and_options():
-    assert offered("re") == ["render", "rehearse", "requeue", "report"]
+    assert offered("re") == ["render", "requeue", "report"]
     assert "--pipeline-model-parallel-size" in offered("submit", "--pi")
 
 

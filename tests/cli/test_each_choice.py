@@ -1,19 +1,13 @@
 """Both sides of a choice that a verb makes in its answer, and of each option: a flag, or one with a value."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.rehearse import _tables
 from hpc_gpt.core.files import config_dir
-from hpc_gpt.launcher.launch.prepared import PreparedRun
-from hpc_gpt.launcher.rehearsal.small_run import NotRehearsed, RehearsalOutcome, SmallRun
-from hpc_gpt.launcher.rehearsal.stages import Stage
 from tests.cli.command import in_process, without_slurm
-from tests.launch.test_render import resolved_demo
 
 
 def options_of(command: click.Command, name: str = "hpc-gpt") -> list[tuple[str, click.Option]]:
@@ -61,14 +55,3 @@ def test_the_plan_of_the_largest_gives_what_no_experiment_has(experiment: list[s
     keys = ("hidden", "layers", "heads", "vocab", "seq")
     given = [key for key in keys if f"model.{key}=" in command or f"--{key} " in command]
     assert given == ["hidden", "layers", "heads", *([] if experiment else ["vocab", "seq"])]
-
-
-def test_the_object_of_a_rehearsal() -> None:
-    run: Any = resolved_demo()
-    small = SmallRun(resolved_demo({"layout.gpus": 8}), (), (), 0)
-    outcome = RehearsalOutcome([Stage("data", "fit", 1.236, False)], [NotRehearsed("a", "b")], "slurm: no")
-    assert _tables(PreparedRun(run, "", ""), small, outcome, "/kept", 7.126) == {
-        "schema": 1, "experiment": "demo", "cluster": "generic-slurm", "layout": str(small.resolved.layout),
-        "ok": False, "cause": "slurm: no", "not_rehearsed": [{"what": "a", "why": "b"}], "folder": "/kept",
-        "stages": [{"name": "data", "ok": False, "evidence": "fit", "at_s": 1.24}], "took_s": 7.13,
-    }  # fmt: skip

@@ -20,7 +20,7 @@ from tests.terminal import on_a_terminal
 # {verb: what it takes of several runs}, for every verb with RUN.
 TAKES = {
     "status": "all", "report": "all", "clean": "all", "compare": "all",
-    "logs": "newest", "why": "newest", "top": "newest", "verify": "newest", "shell": "newest", "export": "newest",
+    "logs": "newest", "why": "newest", "top": "newest", "shell": "newest", "export": "newest",
     "stop": "asks", "save": "asks", "requeue": "asks", "cancel": "asks",
 }  # fmt: skip
 ACTS = [verb for verb, takes in TAKES.items() if takes == "asks"]
@@ -107,7 +107,7 @@ def test_one_live_run_of_several_is_not_asked_for():
     assert sweep.runs[1].cancelled_mark("queue").exists()
 
 
-@pytest.mark.parametrize("verb", [("why",), ("verify",), ("logs", "--path")])
+@pytest.mark.parametrize("verb", [("why",), ("logs", "--path")])
 def test_a_verb_that_looks_takes_the_newest_run(verb):
     unsubmitted_run()
     newest = unsubmitted_run()

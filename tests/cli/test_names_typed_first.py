@@ -26,7 +26,7 @@ def test_a_key_that_is_set_twice_is_said():
     assert '"steps": 4' in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["cancel", "stop", "save", "requeue", "export", "why", "logs", "status", "verify"])
+@pytest.mark.parametrize("verb", ["cancel", "stop", "save", "requeue", "export", "why", "logs", "status"])
 def test_the_empty_name_of_a_shells_unset_variable_is_no_run(verb):
     run = unsubmitted_run()
     done = in_process(verb, "")

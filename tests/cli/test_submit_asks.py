@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli import rehearse
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.launcher.rehearsal import small_run
 from tests.cli.command import in_process, without_slurm
 from tests.terminal import on_a_terminal
 
@@ -138,14 +136,3 @@ def test_the_next_command_of_an_empty_folder_runs_here(tmp_path):
     assert in_process("status", environment=bare).stderr.endswith("\nnext: hpc-gpt submit demo --cluster local\n")
     own = {"HPC_GPT_CLUSTER": "jean-zay-v100-32g"}
     assert in_process("status", environment=bare | own).stderr.endswith("\nnext: hpc-gpt submit demo\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "named"), [(("--quick",), "demo "), (("--gpus", "64"), ""), (("demo",), "")], ids=" ".join
-)
-def test_what_was_rehearsed_is_named_if_submit_would_ask(monkeypatch, words, named):
-    monkeypatch.setattr(sys, "argv", ["hpc-gpt", "rehearse", *words])
-    monkeypatch.setattr(small_run, "with_slurm_profile", lambda request: pytest.fail(rehearse._next_text(request)))
-    with pytest.raises(pytest.fail.Exception) as said:
-        in_process("rehearse", *words)
-    assert str(said.value) == f"hpc-gpt submit {named}{' '.join(word for word in words if word != '--quick')}".rstrip()

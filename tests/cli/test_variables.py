@@ -21,7 +21,7 @@ def options_of(verb):
     return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
 
 
-@pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench", "doctor", "init"])
+@pytest.mark.parametrize("verb", ["plan", "render", "submit", "bench", "doctor", "init"])
 def test_the_name_of_an_option_is_refused_with_what_to_type(verb):
     for option in options_of(verb):
         if option.opts[-1] in ("--checkpoints", "--cluster", "--yes", "-y"):  # of which the variables are read
@@ -59,7 +59,7 @@ def test_variables_that_are_read_are_named_if_an_error_is_theirs():
     assert done.stderr.splitlines()[0] == "from the environment: HPC_GPT_YES=1"
 
 
-@pytest.mark.parametrize("verb", ["plan", "render", "submit", "rehearse", "bench"])
+@pytest.mark.parametrize("verb", ["plan", "render", "submit", "bench"])
 def test_an_unread_variable_is_named_with_the_nearest_one(verb):
     lines = "nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\n"
     unread = {"HPC_GPT_LOG": "1", "HPC_GPT_DRY_RUN": ""}

@@ -45,7 +45,6 @@ TABLES = (
 SENTENCES = (
     "why FAILED",
     "compare GOOD FAILED",
-    "verify GOOD",
     "doctor demo --cluster local",
     "doctor gpt2-meg-ds-3d --row 48b --cluster jean-zay-v100-32g",
     "submit demo --cluster local --dry-run",

@@ -256,7 +256,6 @@ def test_a_run_keeps_its_folders_files_but_those_git_ignores(tmp_path: Path) -> 
     (work / "note").write_text("edited later\n")
     assert ended(run).state == "done"
     log = run.attempt(1).log.read_text()
-    assert "work/note" in hpc_gpt("verify", run.run_id, code=1).stdout
     assert "as submitted" in log
     assert "tool ran" in log
     assert "data in place" in log
@@ -304,7 +303,6 @@ def test_a_sweep_of_commands_has_its_table_and_its_difference(tmp_path: Path) ->
     shown = in_process("report", path, "--json")
     assert [row["loss_last"] for row in json.loads(shown.stdout)["records"]] == [loss_of_loop(3), loss_of_loop(4)]
     assert "command.run  bash loop.sh -> STEPS=4 bash loop.sh" in in_process("compare", three, four).stdout
-    assert "equal to what was submitted" in hpc_gpt("verify", three).stdout
     in_process("doctor", path, "--row", "four", "--cluster", "local", code=0)
 
 

@@ -25,7 +25,6 @@ NOT_RUN = {
     "submit": "queues or trains: tests/slurm and tests/local do; with --dry-run it is run here",
     "export": "needs a trained run: tests/distributed/test_export.py",
     "bench": "measures for minutes: tests/bench runs --smoke, a ladder and a peer",
-    "rehearse": "takes minutes: tests/rehearsal and tests/slurm/test_rehearsal.py",
     "doctor": "asks Slurm: tests/slurm/test_doctor.py and test_first_hour.py",
     "profile detect": "asks Slurm: tests/slurm/test_first_hour.py",
     "save": "asks a run that trains: tests/local and tests/slurm/test_control.py",
@@ -33,6 +32,8 @@ NOT_RUN = {
     "shell": "needs a run that trains: tests/local/test_inside.py and tests/slurm/test_inside.py",
     "requeue": "the same",
     "cancel": "the same",
+    "status demo-smoke": "asks a run on a cluster: tests/slurm/test_first_hour.py",
+    "logs demo-smoke": "the same",
     "clean": "needs a run that has ended: tests/watch/test_clean.py",
     "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/tokens",
     "data corpus.parquet": "needs a file of Parquet: tests/tokens/test_sources.py",
@@ -149,5 +150,4 @@ def test_it_does_what_the_page_says(words, place, tmp_path):
     assert done.stdout or done.stderr
 
 
-# The exit codes of those that are to find something.
-EXPECTED = {"verify RUN": 1}
+EXPECTED = {"submit --resume RUN --dry-run": 2}  # the run here is done

@@ -19,7 +19,7 @@ from hpc_gpt.launcher.launch.request import Request, ScriptRequest
 from hpc_gpt.launcher.launch.until import Until
 
 # Where a request becomes a run.
-SOURCES = [path for name in ("bench", "cli", "launch", "rehearsal")
+SOURCES = [path for name in ("bench", "cli", "launch")
            for path in (Path(preparing.__file__).parents[1] / name).rglob("*.py")]  # fmt: skip
 
 

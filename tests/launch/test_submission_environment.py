@@ -11,7 +11,7 @@ ENCLOSING_JOB = {
     "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "1",
     "SUBMITIT_EXECUTOR": "slurm", "TORCHELASTIC_RUN_ID": "a", "PMI_RANK": "3", "HPC_GPT_RUN": "/logs/other",
     "HPC_GPT_ATTEMPT": "2", "HPC_GPT_ARRAY": "/logs/table", "HPC_GPT_ELEMENT": "6_1", "HPC_GPT_JOB": "7",
-    "HPC_GPT_STOP_AT": "1700000000", "HPC_GPT_HOLD_AFTER": "8",
+    "HPC_GPT_STOP_AT": "1700000000",
 }  # fmt: skip
 
 

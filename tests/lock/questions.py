@@ -11,8 +11,8 @@ PROFILES = ("jean-zay-v100-16g", "jean-zay-v100-32g", "a100-80g-8", "h100-80g-8"
 ENGINES = ("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d", "hf-deepspeed", "megatron-lm")
 MODELS = (("gpt2", 1), ("gpt2", 8), ("gpt2-xl", 8), ("gpt2-xl", 32), ("18b", 64), ("48b", 64), ("48b", 256))
 VERBS = (
-    "plan", "doctor", "render", "rehearse", "submit", "status", "logs", "stop", "save", "requeue", "cancel", "report",
-    "compare", "bench", "why", "verify", "export", "data", "profile", "completion", "help",
+    "plan", "doctor", "render", "submit", "status", "logs", "stop", "save", "requeue", "cancel", "report",
+    "compare", "bench", "why", "export", "data", "profile", "completion", "help",
 )  # fmt: skip
 TOPICS = ("keys", "record", "engines")
 

@@ -33,8 +33,6 @@ from tests.processes import all_pids, command_of, environment_of
 
 # Imported once, and forked for each fault; none of them imports hpc_gpt.
 _WARM = ("torch", "torch._dynamo", "deepspeed", "hypothesis", "click", "rich.console", "jinja2", "numpy", "pytest")
-# Reads the program's text, so that no map has it; it comes last, so that what it alone sees is known by its name.
-_OF_ALL = "tests/test_words.py::test_a_word_of_the_program_stands_in_a_second_place"
 # A test hangs after so many times what it takes without the fault, and so long for whatever else this machine does.
 _USUAL, _START_S = 3.0, 30.0
 _HUNG = -1000
@@ -73,8 +71,6 @@ def choose(fault: Drawn, known: Map | None, limit: float, tree: Path = REPOSITOR
             if not within or sum(within.values()) + known.seconds[test] <= limit:
                 within[test] = known.seconds[test]
         left = len(tests) - len(within)
-        if (tree / _OF_ALL.partition("::")[0]).exists():
-            within[_OF_ALL] = known.seconds.get(_OF_ALL, 3.0)
         return Choice(sorted({test.partition("::")[0] for test in within}), within, left)
     # What its package's tests start in a process of its own names no module.
     own = sorted((tree / package_of(fault.file)).rglob("test_*.py")) if package_of(fault.file) else []

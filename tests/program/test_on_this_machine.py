@@ -122,26 +122,3 @@ def test_an_array_runs_element_after_element_each_a_run(tmp_path: Path, words, e
         assert runs[row].attempt(1).log.read_text() == said
         (link,) = (tmp_path / "logs" / "many").glob(f"*/1/{row}")
         assert link.resolve() == runs[row].path.resolve()
-
-
-REHEARSED = """\
-#!/bin/bash
-#SBATCH -N 1 --ntasks=1 --job-name=many --array=3-7:2 --time=9
-echo "$SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_COUNT" >>elements
-echo "step 1 loss 2.5"
-"""
-
-
-@pytest.mark.long
-def test_an_array_is_rehearsed_element_after_element(tmp_path: Path) -> None:
-    (tmp_path / "train.slurm").write_text(REHEARSED)
-    words = ("rehearse", "--cluster", "generic-slurm", "--json", "--quick", "--array=3,5", "train.slurm")
-    done = hpc_gpt(*words, cwd=tmp_path, code=0)
-    stages = [(each["evidence"].partition(": ")[0], each["name"]) for each in json.loads(done.stdout)["stages"]]
-    elements = [element for element, _ in stages if element.startswith("element")]
-    assert list(dict.fromkeys(elements)) == ["element 3", "element 5"]
-    assert elements == sorted(elements)
-    for number in (3, 5):
-        assert (f"element {number}", "submitted") in stages
-        assert (f"element {number}", "left") in stages
-    assert (tmp_path / "elements").read_text() == "3 2\n5 2\n"

@@ -56,5 +56,5 @@ def test_an_option_before_the_script_too_is_the_scripts(place: Path, before: str
 
 
 def test_usage_shows_the_scripts_words() -> None:
-    for verb in ("submit", "rehearse", "render", "doctor"):
+    for verb in ("submit", "render", "doctor"):
         assert f"Usage: hpc-gpt {verb} [OPTIONS] [EXPERIMENT] [ARGS]…\n" in in_process(verb, "--help").stdout

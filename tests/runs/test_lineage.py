@@ -280,7 +280,7 @@ def test_a_checkpoint_too_large_to_read_is_checked_by_sizes(tmp_path, monkeypatc
     monkeypatch.setattr("hpc_gpt.core.runs.lineage.MOST_READ_BYTES", 699)
     (run.checkpoints / "step-00000002" / "weights").write_bytes(b"Weights" * 100)
     _, point = parent_of(run)
-    assert "only the sizes of its files were checked" in point.notes[0]
+    assert "only the sizes of the files of step-00000002" in point.notes[0]
     (run.checkpoints / "step-00000002" / "weights").write_bytes(b"cut")
     with pytest.raises(ConfigError, match="no sound checkpoint"):
         parent_of(run)

@@ -178,6 +178,18 @@ def test_what_cannot_stay_is_said():
     assert shrink(experiment, resolve(experiment, SITE), has_gpu=True).notes == ()
 
 
+def test_stated_steps_saves_and_time_stay():
+    stated = {"train.steps": 1000, "train.save_every": 50, "job.time": "00:05:00"}
+    experiment = load_experiment("demo", stated)
+    real = resolve(experiment, load_profile("generic-slurm"))
+    small = shrink(experiment, real, has_gpu=False, stated=stated).experiment
+    assert (small.train.steps, small.train.save_every, small.job.time) == (1000, 50, "00:05:00")
+    small = shrink(experiment, real, has_gpu=False, stated=("train.steps",)).experiment
+    assert (small.train.steps, small.train.save_every, small.job.time) == (1000, 1000, "00:10:00")
+    small = shrink(experiment, real, has_gpu=False).experiment
+    assert (small.train.steps, small.train.save_every, small.job.time) == (5, 5, "00:10:00")
+
+
 def test_the_real_layout_stands_beside_the_small_one():
     experiment = load_experiment("gpt2-meg-ds-3d")
     real = resolve(experiment, load_profile("generic-slurm"))

@@ -26,9 +26,9 @@ for step in range(20):
 """
 
 
-def commands_under(heading: str) -> list[list[str]]:
-    """The words of each command in the first sh block under a heading of the README."""
-    block = text_of("README.md").partition(f"\n## {heading}\n")[2].partition("```sh\n")[2].partition("```")[0]
+def commands_under(heading: str, page: str = "README.md") -> list[list[str]]:
+    """The words of each command in the first sh block under a heading of a page."""
+    block = text_of(page).partition(f"\n## {heading}\n")[2].partition("```sh\n")[2].partition("```")[0]
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     return [words[1:] for words in lines if words[:1] == ["hpc-gpt"]]
 
@@ -49,7 +49,6 @@ def newcomer(small: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launch
 def test_with_our_trainer(newcomer: Launcher) -> None:
     profile, _, *looks, _ = commands_under("With your own script")
     commands = [profile, *commands_under("With our trainer"), *looks, ["report"]]
-    commands.remove(["rehearse", "demo", "--cluster", "mine"])  # test_rehearsal.py
     assert [words[0] for words in commands] == ["profile", "doctor", "submit", "submit", "status", "logs", "report"]
     said = {}
     for words in commands:
@@ -76,3 +75,21 @@ def test_with_ones_own_script(newcomer: Launcher) -> None:
             newcomer.job_of(RunFolder(run)).wait_end("COMPLETED")
     assert "done" in said["why"]
     assert re.search(r"\bdone\b", newcomer.run("report")[0])
+
+
+@pytest.mark.long
+def test_a_trial_of_the_whole_chain(newcomer: Launcher) -> None:
+    newcomer.run("profile", "detect", "--name", "mine")
+    submit, *asks = commands_under("A trial of the whole chain", "docs/first-run.md")
+    said = {}
+    job = newcomer.submit(*submit[1:], *SINGLE)
+    assert (job.run.resolved().train.steps, job.run.resolved().train.save_every) == (100000, 500)
+    job.wait("its steps", lambda: len(list((job.run.path / "checkpoints").glob("step-*"))) > 0)
+    assert [words[0] for words in asks] == ["requeue", "status", "logs", "stop"]
+    for words in asks:
+        said[words[0]], _ = newcomer.run(*words)
+        if words[0] == "requeue":
+            job.wait("its next start", lambda: job.run.attempt(2).last_metrics().get("step", 0) > 0)
+    assert re.search(r"\brunning\b", said["status"])
+    assert "resumed after step" in said["logs"]
+    assert [end.get("ended") for end in (attempt.ended() for attempt in job.run.attempts())] == ["requeued", "stopped"]

@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.runs.requests import open_requests, write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.trainer.supervision.signals import Inbox, Signals, show_job
+from hpc_gpt.trainer.supervision.signals import Inbox, show_job
 from tests.programs import put
 from tests.train.filling import fill
 
@@ -66,20 +65,6 @@ while True:
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert (process.wait(300), process.stdout.read()) == (130, "quit interrupted terminated walltime\n")
-
-
-def test_a_rehearsed_run_waits_for_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    signals = Signals()
-    signals.hold(8)
-    monkeypatch.setenv("HPC_GPT_HOLD_AFTER", "8")
-    signals.hold(7)
-    held = threading.Thread(target=signals.hold, args=(8,))
-    held.start()
-    held.join(0.1)
-    assert held.is_alive()
-    signals.receive(signal.SIGUSR2)
-    held.join(240)
-    assert not held.is_alive()
 
 
 def test_a_save_with_a_refused_answer_is_not_asked_for_again(small_disk, monkeypatch):

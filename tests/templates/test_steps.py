@@ -19,7 +19,7 @@ SLURM = {"container": None, "python_here": '"${python[@]}"'}
 LOCAL = {**SLURM, "scheduler": "local", "python_here": '"$HPC_GPT_PYTHON"'}
 INSIDE = {**SLURM, "container": {"kind": "pyxis"}}
 COLON = "PYTHONPATH cannot carry the colon of {}; set HPC_GPT_LOGS to a path without a colon"
-DIFFERS = "submit the experiment again; hpc-gpt verify says what differs"
+DIFFERS = "submit the experiment again"
 # The interpreter: it finds the package, snapshots, and runs what tar has given it.
 PYTHON = """echo "$*" >>"$HPC_GPT_RUN/asked"
 case "$*" in

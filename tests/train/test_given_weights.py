@@ -16,8 +16,8 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.weights.config import InitConfig, architecture_in
+from hpc_gpt.core.weights.folder import Changes, changes_since, read_folder
 from hpc_gpt.launcher.launch.resumption import check_resumption
-from hpc_gpt.launcher.launch.verification import verify_run
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.reader.report.tables import as_block
 from hpc_gpt.trainer.train.export import export_hf
@@ -39,14 +39,20 @@ def run_of(logs: Path, resolved: Resolved) -> RunFolder:
     return create_run(logs, resolved, "#!/bin/sh\n", "", {"provenance.json": {"versions": {}, **weights_of(resolved)}})
 
 
+def changes_of(run: RunFolder, tmp_path: Path) -> Changes:
+    """Changes of the weights since the run was submitted."""
+    then = json.loads((run.path / "provenance.json").read_text())["init"]
+    return changes_since(read_folder(tmp_path / "weights"), then)
+
+
 def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path: Path) -> None:
     write(SHAPE, tmp_path / "weights")
     resolved = begun_from(tmp_path / "weights", tokens)
     run = run_of(tmp_path, resolved)
     (tmp_path / "weights" / "model.safetensors").touch()  # as if it were restored
-    found = verify_run(run)
-    assert not [one for one in found.differences if one.check == "init"]
-    assert "model.safetensors: another modification time or inode than at submission" in "".join(found.notes)
+    found = changes_of(run, tmp_path)
+    assert not found.files
+    assert "model.safetensors: another modification time or inode than at submission" in str(found.note)
     launch = train(run, 1)
     assert launch.ended == ("done", 2, False), launch.log
     assert "note: model.safetensors: another modification time" in launch.log
@@ -56,7 +62,6 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     assert f"\n{what}\n{limits}after 20 steps, at least 300 s\n" in launch.log
     first = json.loads(launch.attempt.metrics.read_text().splitlines()[0])
     assert first["loss"] > 5.7, "random weights give log 256 = 5.55 within 0.02"
-    assert not [one for one in verify_run(run).differences if one.check == "init"]
     assert f"begins from {tmp_path / 'weights'}" in " ".join(as_block(read_run(run), 300).split())
     shutil.rmtree(tmp_path / "weights")
     longer = replace(resolved, train=replace(resolved.train, steps=4))
@@ -64,7 +69,6 @@ def test_it_begins_from_the_folder_and_resumes_without_it(tokens: Path, tmp_path
     launch = train(run, 1)
     assert launch.ended == ("done", 4, False), launch.log
     assert "resumed after step 2 of 4" in launch.log
-    assert "init" in verify_run(run).not_checked
 
 
 def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: Path) -> None:
@@ -74,7 +78,7 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
     write(SHAPE, tmp_path / "weights", larger=2)  # of the same names and shapes
     config = tmp_path / "weights" / "config.json"
     config.write_text(config.read_text().replace('"use_cache": true', '"use_cache": false'))
-    found = {Path(one.name).name: one.words for one in verify_run(run).differences if one.check == "init"}
+    found = changes_of(run, tmp_path).files
     assert list(found) == ["config.json", "model.safetensors"]
     assert found["model.safetensors"].startswith("other numbers in model.")
     with pytest.raises(ConfigError, match="has changed since the run was submitted"):
@@ -143,7 +147,7 @@ def test_a_plain_sbatch_records_the_folder_too(tokens: Path, tmp_path: Path) -> 
         (run.path / name).unlink()  # sbatch job.sh writes job.sh and resolved.json alone
     assert train(run, 1).ended == ("done", 2, False)
     assert json.loads((run.path / "provenance.json").read_text())["init"] == expected
-    assert not [one for one in verify_run(run).differences if one.check == "init"]
+    assert not changes_of(run, tmp_path).files
 
 
 def test_the_folder_gives_the_shape_and_the_tokenizer(tmp_path: Path) -> None:

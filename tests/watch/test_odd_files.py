@@ -86,7 +86,7 @@ def test_no_verb_waits_for_a_file_that_is_none(tmp_path: Path, kind: str) -> Non
         ("status", "--all", "--json", str(logs)),
         ("submit", "demo", "--cluster", "local", "--until", "steps=9", "--dry-run"),
         ("logs", str(runs["attempts/1/log"].path), "--tail", "3"),
-        *(("verify", each) for each in wrong),
+        *(("submit", "--resume", each, "--dry-run") for each in wrong),
         ("why", wrong[-1]),
     )
     shown = {row["run"]: row for row in json.loads(status[1])["runs"]}

@@ -137,7 +137,8 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     """Where a run resumes, as the trainer finds it; None if neither it nor an ancestor has a checkpoint, with `only` of
     that step.
 
-    Files are read as `verify` reads them, but for a very large checkpoint. ConfigError if no checkpoint is sound.
+    Files are compared with their CRC-32, those of a very large checkpoint with their sizes alone. ConfigError if no
+    checkpoint is sound.
     """
     if (command := command_of(run)) is not None:
         if newest_checkpoint(run, command) is None:
@@ -151,10 +152,7 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
         if sound is None:
             continue
         if (size := stored_bytes(sound)) > MOST_READ_BYTES:
-            notes.append(
-                f"of checkpoint {sound.name}, {size / 2**30:.0f} GiB, only the sizes of its files were checked; "
-                f"hpc-gpt verify {run.run_id} reads them"
-            )
+            notes.append(f"only the sizes of the files of {sound.name}, {size / 2**30:.0f} GiB, were checked here")
         return ResumePoint(int(read_marker(sound).get("step") or 0), tuple(notes))
     if not notes:
         return None

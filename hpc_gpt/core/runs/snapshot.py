@@ -34,7 +34,7 @@ OLD_NAMES = {
     "hpc_gpt/runs/unpack.py": "hpc_gpt/core/runs/unpack.py",
     "hpc_gpt/program/start.py": "hpc_gpt/trainer/program/start.py",
 }
-_TOO_LATE = "submit the experiment again, or put the archive back: hpc-gpt verify says what differs"
+_TOO_LATE = "submit the experiment again, or put the archive back"
 
 
 class Archive(SharedFile):

@@ -348,7 +348,7 @@ def _read_with_parents(
         if read_start(path, 2) == b"#!":
             raise ConfigError(
                 f"{path} is a job script, which is no experiment: its model and layout are not known",
-                f"hpc-gpt submit {path} runs it, rehearse and doctor check it; hpc-gpt init --from {path} writes an "
+                f"hpc-gpt submit {path} runs it, doctor checks it; hpc-gpt init --from {path} writes an "
                 "experiment of it",
             ) from None
         if path.suffix != ".toml":

@@ -1,6 +1,7 @@
 """A run made small enough: for any machine, with the same engine and switches; or demo, for a cluster profile."""
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -50,13 +51,14 @@ def fit_small(profile: ClusterProfile, gpus: int | None = None) -> dict[str, int
     return {}
 
 
-def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperiment:
+def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collection[str] = ()) -> SmallExperiment:
     """The experiment made small, `real` being what it resolves to at full size.
 
     Sizes of the layout above 1 become 2, so 8 ranks at most; the model at most 2 layers a stage and hidden 64; it
     trains on bytes of the standard library, from the same kind of source. `has_gpu`: of the machine that is to run it.
+    Of the keys `stated` on the command line train.steps, train.save_every and job.time keep their values.
     """
-    layout = small_layout(real.layout)
+    layout = _small_layout(real.layout)
     tp, pp, cp = layout.tp, layout.pp, layout.cp
     stages = _stages(real.engine.partition, real.model.layers, real.layout.pp, pp)
     seq, parts = min(SEQ, real.model.seq), tp if cp == 1 else 2 * cp * tp
@@ -83,7 +85,7 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperimen
     if not has_gpu and engine.attention in _GPU_ATTENTION:
         notes.append(f"engine.attention {engine.attention} needs a GPU: auto here")
         engine = replace(engine, attention="auto")
-    train = _train(experiment.train, dtype)
+    train = _train(experiment.train, dtype, stated)
     if experiment.train.init is not None:
         notes.append("a small model has no weights of train.init's folder: random ones here")
     notes += cut_notes(experiment.train, train)
@@ -94,12 +96,12 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool) -> SmallExperimen
         engine=engine,
         layout=request,
         train=train,
-        job=replace(experiment.job, time="00:10:00", signal_lead_s=60),
+        job=replace(experiment.job, time=experiment.job.time if "job.time" in stated else "00:10:00", signal_lead_s=60),
     )
     return SmallExperiment(small, tuple(notes))
 
 
-def small_layout(real: Layout) -> Layout:
+def _small_layout(real: Layout) -> Layout:
     """The layout whose sizes above 1 are 2, and of at most 8 ranks: dp is 1 if the others take them."""
     tp, pp, cp, dp = (min(2, getattr(real, axis)) for axis in AXES)
     return Layout(tp, pp, 1 if tp * pp * cp == _MOST_RANKS else dp, cp)
@@ -181,18 +183,20 @@ def _data(data: Data) -> Data:
     return replace(here, source="random" if data.source == "random" else "stdlib", path=None)
 
 
-def _train(train: Train, dtype: Dtype) -> Train:
-    """Five steps, each logged; evaluation and saving once, at the end, if there are any."""
+def _train(train: Train, dtype: Dtype, stated: Collection[str]) -> Train:
+    """Five steps, each logged; evaluation and saving once, at the end, if there are any. `stated` as for `shrink`."""
+    steps = train.steps if "train.steps" in stated else SMOKE_STEPS
+    save_every = train.save_every if "train.save_every" in stated else steps
     small = replace(
         train,
-        steps=SMOKE_STEPS,
+        steps=steps,
         init=None,
         minutes=None,
         dtype=dtype,
         warmup_steps=min(1, train.warmup_steps),
         log_every=1,
-        eval_every=SMOKE_STEPS if train.eval_every else 0,
+        eval_every=steps if train.eval_every else 0,
         eval_batches=min(1, train.eval_batches),
-        save_every=SMOKE_STEPS if train.save_every else 0,
+        save_every=save_every if train.save_every else 0,
     )
     return cut_schedule(small)[0]

@@ -1,1 +1,1 @@
-"""From a request to a script, a run folder and a job; resuming, branching and verifying a run; a shell beside it."""
+"""From a request to a script, a run folder and a job; resuming and branching a run; a shell beside it."""

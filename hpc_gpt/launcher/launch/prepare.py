@@ -1,6 +1,6 @@
 """Prepare a run: load its settings, resolve them, plan what is open, predict, render.
 
-Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor, rehearse
+Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor
 and bench. They share `load_row` and `finish`.
 """
 
@@ -132,7 +132,7 @@ def prepare_row(
     small, inputs, notes, faster = None, None, list[str](), faster and not request.smoke  # nobody waits for five steps
     searched = search_layouts(sized, profile, given) if faster else None
     if request.smoke:
-        small = _shrunk(experiment, sized, profile)
+        small = _shrunk(experiment, sized, profile, request.overrides)
     else:
         keys, planned = plan_open(sized, profile, given, searched) if measured is None else ({}, ())
         experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
@@ -166,10 +166,10 @@ def prepare_row(
     )
 
 
-def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile) -> SmallExperiment:
+def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, stated: Collection[str]) -> SmallExperiment:
     from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
 
-    return shrink(experiment, sized, profile.scheduler != "local" or has_gpus())
+    return shrink(experiment, sized, profile.scheduler != "local" or has_gpus(), stated)
 
 
 def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Resolved) -> list[str]:

@@ -45,6 +45,7 @@ from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, fi
 from hpc_gpt.core.slurm.clients import check_reachable
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.launch.changes import change_notes
 from hpc_gpt.launcher.launch.here import no_script_here
 from hpc_gpt.launcher.launch.prepare import earlier_runs, finish
 from hpc_gpt.launcher.launch.prepared import PreparedRun
@@ -152,7 +153,8 @@ def _same_again(run: RunFolder, until: Until, dry: bool) -> SameRun:
     where = f" after step {point.step}" if point else " at step 0: it has no checkpoint"
     if resolved.race:
         where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
-    notes = [f"note: {note}" for note in (point.notes if point else ())]
+    changes = change_notes(run, resolved) if dry else ()
+    notes = [f"note: {note}" for note in (*(point.notes if point else ()), *changes)]
     lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")
     jobs = forecast.jobs if forecast and requeue_of(resolved.cluster).at_once else 1
     return SameRun(run, resolved, lines, where, jobs)

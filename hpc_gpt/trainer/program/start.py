@@ -76,12 +76,11 @@ def _make_files(run: str, attempt: str, mode: str, environment: Mapping[bytes, b
 def main() -> None:
     pid, run, attempt, mode, script, *arguments = sys.argv[1:]
     environment = environment_of(pid, run, attempt, mode)
-    if "HPC_GPT_REHEARSAL" not in os.environ:  # whose logs go
-        try:
-            _make_files(run, attempt, mode, environment)
-        except Exception as fault:
-            with contextlib.suppress(OSError):
-                print(f"note: no files of --output and --error: {fault!r}", flush=True)
+    try:
+        _make_files(run, attempt, mode, environment)
+    except Exception as fault:
+        with contextlib.suppress(OSError):
+            print(f"note: no files of --output and --error: {fault!r}", flush=True)
     with open(f"/proc/{pid}/status") as file:
         ignored = next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn:"))
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them from its start

@@ -22,7 +22,6 @@ from hpc_gpt.core.runs.run_folder import Attempt
 INTERRUPTED_TWICE = 130
 _SCONTROL_S = 15
 _AGAIN_S = 0.5
-_HOLD_S = 0.01
 _LOOK_S = 1.0
 
 
@@ -71,14 +70,6 @@ class Signals:
                 os._exit(INTERRUPTED_TWICE)
         if reason := SIGNALS.get(signal.Signals(number)):
             self.raised.add(reason)
-
-    def hold(self, steps: int) -> None:
-        """Waits for a signal after HPC_GPT_HOLD_AFTER `steps` of an attempt.
-
-        Rehearsals set it: their small run would end before its signal comes.
-        """
-        while os.environ.get("HPC_GPT_HOLD_AFTER") == str(steps) and not self.raised:
-            time.sleep(_HOLD_S)
 
     def job_at_sigterm(self) -> str:
         """The job as Slurm showed it at the SIGTERM. Asks Slurm once, and keeps the answer."""

@@ -98,7 +98,6 @@ class Loop:
         self._first_step_began = time.time()
         metrics.begin_clock()
         while self.step < train.steps:
-            self._signals.hold(self.step - first)
             self._heart.enter(TRAINING)
             self._profiling.before(self.step + 1)
             result = self._engine.train_step(self._stream.step(self.step))

@@ -127,7 +127,7 @@ use_submitted_code() { # code.tar.gz, which the first attempt unpacks; without o
     "$HPC_GPT_PYTHON" -m hpc_gpt.core.runs.snapshot "$HPC_GPT_RUN" || fail "cannot make $code.tar.gz" "is the disk full or read-only?"
   fi
   said=$(tar -xOzf "$code.tar.gz" hpc_gpt/core/runs/unpack.py | "${python[@]}" -I - "$HPC_GPT_RUN") ||
-    fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again; hpc-gpt verify says what differs'
+    fail "${said:-cannot unpack $code.tar.gz}" 'submit the experiment again'
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 }
 # --- questions to Slurm and to Python -------------------------------------------------------------------------------
