@@ -140,7 +140,8 @@ def loses(candidate: Candidate, best: Candidate) -> str:
         return f"offloads {host_gib(candidate)} a node, and what a host has is not known"
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
-    if candidate.tokens_per_s * NEAR >= best.tokens_per_s and candidate.is_tight and not best.is_tight:
+    tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
+    if candidate.tokens_per_s * NEAR >= best.tokens_per_s and tighter:
         return f"tight: {needs(candidate)}"
     if candidate.equals(best):
         return f"equal{_behind(candidate, best)}"
