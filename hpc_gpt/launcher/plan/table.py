@@ -164,7 +164,8 @@ def _behind(candidate: Candidate, best: Candidate) -> str:
     if candidate.exposed_share - best.exposed_share > 0.01:
         own, other = 100 * candidate.exposed_share, 100 * best.exposed_share
         return f", exposed communication {own:.0f} % against {other:.0f} %"
-    return ", less simple"
+    slower = 100 * (best.tokens_per_s / candidate.tokens_per_s - 1)
+    return f", {show_rate(slower)} % slower" if slower > 0.5 else ", less simple"
 
 
 def can_draw_blocks() -> bool:
