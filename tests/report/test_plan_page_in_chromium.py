@@ -67,9 +67,8 @@ def test_tables_scroll_and_the_page_does_not(browser, page, width):
 def test_the_best_and_its_command_stand_before_the_table(browser, page):
     for width in (390, 1440):
         browser.open(page, width=width)
-        best, command, table = browser.run(
-            "['#best-h', '#best .command', '.plans'].map((one) => document.querySelector(one).getBoundingClientRect().y)"
-        )
+        parts = "['#best-h', '#best .command', '.plans'].map((one) => document.querySelector(one))"
+        best, command, table = browser.run(f"{parts}.map((one) => one.getBoundingClientRect().y)")
         assert best < command < table
         assert command < 844, "on the first screen of a phone"
     first = searched_for()[0].candidates[0]

@@ -11,12 +11,14 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
+from hpc_gpt.core.settings.devices import DEVICES, device_named
 from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.launch.request import (
     DEFAULTS,
@@ -40,6 +42,9 @@ STAND_IN = "a100-80g-8"
 # Of the training whose days and GPU-hours are predicted: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
 _BATCH = ("micro_batches", "global_batch")
+_MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
+# {generation of NVLink: the usual ports between nodes of such GPUs}
+_PORTS = {2: "4x100G", 3: "8x200G"}
 # {kinds of runs that are not predicted: what of a key, its value or an argument of Megatron-LM asks for them}
 _UNPLANNED = {
     "mixtures of experts": r"expert|moe",
@@ -78,6 +83,8 @@ class PlanRequest:
         """The note on the nodes that are planned for if the user has chosen no cluster; else empty."""
         if not self.stands_in:
             return ""
+        if self.request.device is not None:
+            return f"planned for {self.profile.description}; a profile of your cluster, by --cluster, says how its are"
         stand_in = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
         return f"{stand_in}; --cluster plans for another, and hpc-gpt profile list names them"
 
@@ -99,6 +106,11 @@ def read_plan_request(
     _refuse_unplanned(overrides.items())
     if why is not None:
         overrides |= _layout_of(why, overrides)
+    if longest and not request.names_experiment and not _MODELS & {k for k, v in overrides.items() if v is not None}:
+        raise ConfigError(
+            "--max-seq finds the longest sequence of a model, and none is named",
+            "add --model, for example --model llama3.1-8b, or name an EXPERIMENT",
+        )
     profile, stands_in = _planned_nodes(request)
     of_largest = largest and not request.names_experiment
     file = requested_file(request, profile, _start_of_largest(profile, overrides) if of_largest else None)
@@ -205,9 +217,30 @@ def _with_simplest(experiment: Experiment, profile: ClusterProfile, given: Colle
 
 def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
     """(the profile whose nodes are planned for, whether it stands in for one that the user has not chosen)."""
+    if request.device is not None:
+        return _nodes_of(request.device), True
     profile = choose_profile(request, queueing=False)
     stands_in = request.cluster is None and user_default() is None and profile.device is None
     return load_profile(STAND_IN) if stands_in else profile, stands_in
+
+
+def _nodes_of(product: str) -> ClusterProfile:
+    """The usual nodes of a device, by our name or the driver's. ConfigError if it is not in the table."""
+    name = device_named(product)
+    if name is None or DEVICES[name].nominal:
+        known = [device.name for device in DEVICES.values() if not device.nominal]
+        raise ConfigError(
+            f"--device {product!r:.60} is not known; known: {', '.join(known)}",
+            close_matches(product, known) or "its figures go into a profile: hpc-gpt help profile, [machine]",
+        )
+    device = DEVICES[name]
+    per_node = 4 if device.nvlink_gpus or name.startswith("gh200") else 8
+    ports = _PORTS.get(device.nvlink or 0, "8x400G" if device.nvlink or device.node_gb_s else "1x200G")
+    inside = f"NVLink {device.nvlink}" if device.nvlink else "links of its own" if device.node_gb_s else "PCI Express"
+    text = f"nodes of {per_node} {name} with {inside} inside and InfiniBand {ports} between them"
+    return ClusterProfile(
+        name, device=name, gpus_per_node=per_node, fabric=f"infiniband {ports}", description=text, scheduler="slurm"
+    )
 
 
 def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dict[str, Any]:
