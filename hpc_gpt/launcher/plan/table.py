@@ -141,7 +141,7 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
     tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
-    if candidate.tokens_per_s * NEAR >= best.tokens_per_s and tighter:
+    if tighter and (candidate.is_filled or candidate.tokens_per_s * NEAR >= best.tokens_per_s):
         return f"tight: {needs(candidate)}"
     if candidate.equals(best):
         return f"equal{_behind(candidate, best)}"
