@@ -95,7 +95,7 @@ def test_the_shortest_submit_is_plans_best(asked, engine):
         (("gpt2", "--engine", "fsdp"), "fsdp"),
     ],
 )
-def test_without_a_device_it_is_the_simplest_engine_of_the_rules_layout(asked, engine):
+def test_without_a_device_the_simplest_engine_is_taken(asked, engine):
     done = in_process("render", "--cluster", "generic-slurm", "--model", *asked)
     assert resolved_of(done)["engine"]["name"] == engine
     assert "from plan" not in done.stderr
