@@ -69,6 +69,8 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page with charts of memory and time.")  # fmt: skip
+@click.option("--device", metavar="GPU",
+              help="Plan for usual nodes of a GPU, such as h200, without a profile; instead of --cluster.")  # fmt: skip
 @click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS",
               help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
               "--cluster. May be repeated.")  # fmt: skip
@@ -81,6 +83,7 @@ def plan(
     tokens: float,
     as_json: bool,
     html: Path | None,
+    device: str | None,
     calibrate: tuple[Path, ...],
     calibration: str | None,
 ) -> None:
@@ -97,11 +100,16 @@ def plan(
     hpc-gpt plan --calibrate logs/ --cluster mine
     """
     alone = {"--why": why, "--max-model": max_model, "--max-seq": max_seq}
-    for name, given in (*alone.items(), ("--html", html), ("--calibration", calibration)):
+    for name, given in (*alone.items(), ("--html", html), ("--device", device), ("--calibration", calibration)):
         if given and calibrate:
             raise ConfigError(f"{name} does not go with --calibrate", f"use two commands, one without {name}")
     if len(both := [name for name, given in alone.items() if given]) > 1:
         raise ConfigError(f"{' and '.join(both)} do not go together", f"use two commands, one without {both[0]}")
+    if device is not None:
+        if click.get_current_context().get_parameter_source("cluster") is click.core.ParameterSource.COMMANDLINE:
+            given = f"--device {device} plans without a profile, and --cluster {request.cluster} names one"
+            raise ConfigError(given, "give one of the two")
+        request = replace(request, device=device, cluster=None)
     if calibrate:
         cluster = user_default() if request.cluster is None else request.cluster
         if cluster is None:
@@ -192,7 +200,7 @@ def _print(
     elif why is not None:
         others = by_micro_batch(searched, plan.constants)
         one = best or searched.too_large[0]
-        text = explain_plan(one, plan.machine, searched.figures(one, plan.tokens), others)
+        text = explain_plan(one, plan.machine, searched.figures(one, plan.tokens), others, plan.source)
         for line in text.splitlines():
             say(line)
     else:
@@ -239,8 +247,6 @@ def _print_table(
     texts = [f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     texts += [f"  {line}" for line in figures_lines(figures, plan.question.gpus)]
     texts += [
-        f"  constants: {plan.source}; the range of the step time has four of five published steps; machines of one "
-        "device differ, V100 and nodes on EFA most: --calibrate fits yours",
         slow,
         without_offload(searched),
         larger_batch(searched, plan.constants),
@@ -358,6 +364,7 @@ def _plan_command(plan: PlanRequest, given: Mapping[str, Any], calibration: str 
     command = ["hpc-gpt", "plan", *([request.experiment] if request.names_experiment else [])]
     command += ["--row", request.row] if request.row is not None else []
     command += ["--cluster", request.cluster] if request.cluster is not None else []
+    command += ["--device", request.device] if request.device is not None else []
     for key, value in given.items():
         command += _option(key, value, _PLAN_FLAGS) if value is not None else []
     command += ["--calibration", calibration] if calibration is not None else []

@@ -15,6 +15,8 @@ from hpc_gpt.core.tables import close_matches, flat
 
 T = TypeVar("T")
 LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
+# {dotted key: the help that says what each of its values is}
+_EXPLAINED = {"engine.name": "hpc-gpt help engines says what each can do"}
 # {type of a key: what its value should be, in TOML's terms}; any other is a table.
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
@@ -39,7 +41,8 @@ def check_tables(
     lines = {}
     for key, fault in check.faults.items():
         of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
-        lines[f"{'your options' if of_options else where}: {fault}"] = f"hpc-gpt help {topic} lists every key"
+        what = _EXPLAINED.get(key, f"hpc-gpt help {topic} lists every key")
+        lines[f"{'your options' if of_options else where}: {fault}"] = what
     raise_faults(lines | dict(more or {}))
     return cast(T, checked)
 
@@ -148,7 +151,7 @@ def _type_fault(key: str, kind: Any, value: Any) -> str:
         choices = [repr(choice) for choice in get_args(kind)]
         listed = " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
         match = close_matches(str(value), map(str, get_args(kind)))
-        return f"{key}: input should be {listed}" + (f"; {match}" if match else "")
+        return f"{key}: input should be {listed}, not {_kind_of_value(value)}" + (f"; {match}" if match else "")
     if get_origin(kind) is tuple and isinstance(value, str):
         return f"{key}: input should be a list: {key.rpartition('.')[2]} = [{_toml(value)}]"
     return f"{key}: input should be {_TYPES.get(get_origin(kind) or kind, 'a table')}, not {_kind_of_value(value)}"

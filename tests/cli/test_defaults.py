@@ -2,13 +2,12 @@
 
 import json
 import os
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.settings.experiment import Engine, Train
+from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.launcher.launch import submission
 from tests.cli.command import in_process, planned, profile_of, resolved_of
@@ -36,7 +35,7 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
 @pytest.mark.parametrize(
     ("arguments", "sizes", "why"),
     [
-        (("--model", "48b", "--gpus", "64", "--cluster", "a100-80g-8"), (1, 128, 1024), "batch 1024 as in plan, "),
+        (("--model", "48b", "--gpus", "64", "--cluster", "a100-80g-8"), (4, 64, 1024), "batch 1024 as in plan, "),
         (("--model", "gpt2", "--gpus", "4"), (1, 256, 1024), "batch 1024 as in plan, "),
         (("--model", "gpt2", "--gpus", "12", *JEAN_ZAY), None, "batch 1020 as in plan, "),
         (("--model", "gpt2", "--gpus", "2048"), (1, 1, 2048), "batch 2048, one sample for each of dp 2048, "),
@@ -58,20 +57,53 @@ def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, mo
     assert with_gpus == batch or (with_gpus["global_batch"] == 1024 and "local" in arguments)
 
 
-@pytest.mark.parametrize(("model", "gpus", "share"), [("48b", 64, 0.7), ("gpt2", 8, 0.9), ("gpt2-xl", 16, 0.7)])
-def test_the_shortest_submit_is_about_as_fast_as_plans_best(model, gpus, share):
-    asked = ("--model", model, "--gpus", str(gpus), "--cluster", "a100-80g-8")
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [
+        (("48b", "--gpus", "64"), "deepspeed-3d"),
+        (("gpt2", "--gpus", "1"), "ddp"),
+        (("gpt2", "--gpus", "8"), "ddp"),
+        (("gpt2-xl", "--gpus", "16", "--gas", "1"), "ddp"),
+        (("gpt2-xl", "--gpus", "16", "--mbs", "2", "--gbs", "64"), "ddp"),
+        (("gpt2-xl", "--gpus", "16", "--pp", "2"), "deepspeed-3d"),
+        (("gpt2-xl", "--gpus", "16", "--engine", "fsdp"), "fsdp"),
+        (("llama3.1-8b", "--nodes", "2", "--set", "engine.recompute=full"), "fsdp"),
+    ],
+)
+def test_the_shortest_submit_is_plans_best(asked, engine):
+    """One rule chooses engine, layout and settings for both, whatever is given."""
+    asked = ("--cluster", "a100-80g-8", "--model", *asked)
     done = in_process("render", *asked)
-    resolved = resolved_of(done)
-    step_s = float(re.search(r"; ([\d.]+) s a step", done.stderr)[1])
-    tokens_per_s = resolved["batch"]["global_batch"] * resolved["model"]["seq"] / step_s
-    assert tokens_per_s > share * planned(*asked)["candidates"][0]["figures"]["tokens_per_s"]
-    assert ("from plan: micro-batch " in done.stderr) is (resolved["batch"]["micro_batch"] > 1)
+    resolved, best = resolved_of(done), planned(*asked)["candidates"][0]
+    ours = {**resolved["layout"], **resolved["engine"], **resolved["batch"], "engine": resolved["engine"]["name"]}
+    names = ("engine", "tp", "pp", "dp", "recompute", "offload", "sequence_parallel", "sharded_optimizer", "zero_stage")
+    names += () if "--gas" in asked else ("micro_batch", "micro_batches")  # without a batch plan has more than one
+    assert {name: ours[name] for name in names} == {name: best[name] for name in names}
+    assert ours["engine"] == engine
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("from plan: ")]
+    assert (f"engine {engine}" in line) is ("--engine" not in asked)
+    assert (f"micro-batch {best['micro_batch']}" in line) is ("--mbs" not in asked and "--gas" not in asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [
+        (("gpt2",), "ddp"),
+        (("gpt2", "--tp", "2"), "deepspeed-3d"),
+        (("48b", "--gpus", "64"), "deepspeed-3d"),
+        (("gpt2", "--zero-stage", "3"), "deepspeed-zero"),
+        (("gpt2", "--engine", "fsdp"), "fsdp"),
+    ],
+)
+def test_without_a_device_the_simplest_engine_is_taken(asked, engine):
+    done = in_process("render", "--cluster", "generic-slurm", "--model", *asked)
+    assert resolved_of(done)["engine"]["name"] == engine
+    assert "from plan" not in done.stderr
 
 
 def test_sizes_are_a_model_and_gpus_are_no_longer_the_source():
     resolved = resolved_of(in_process("render", *SIZES))
-    assert (resolved["name"], resolved["gpus"], resolved["engine"]["name"]) == ("2x64", 4, Engine().name)
+    assert (resolved["name"], resolved["gpus"], resolved["engine"]["name"]) == ("2x64", 4, "ddp")
     assert resolved_of(in_process("render", "--set", "model.hidden=4096"))["gpus"] == 64
 
 

@@ -4,10 +4,12 @@ import json
 import math
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from hpc_gpt import cli
+from hpc_gpt.core.settings.devices import DEVICES
 from tests.cli.command import error_of, hpc_gpt, in_process, planned, profile_of, resolved_of, without_slurm
 from tests.megatron_lm.checkout import make_checkout
 
@@ -368,3 +370,50 @@ def test_the_largest_model_has_days_for_20_tokens_a_parameter():
         r"20 tokens a parameter at global batch 1024 on \S+: ([\d.,]+)e9 tokens: ([\d.,]+) days on 16 GPUs", said
     )
     assert float(tokens[1].replace(",", "")) == pytest.approx(20 * params, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "nodes"),
+    [
+        ("h200", "h200", "nodes of 8 h200 with NVLink 4 inside and InfiniBand 8x400G between them"),
+        ("NVIDIA L40S", "l40s", "nodes of 8 l40s with PCI Express inside and InfiniBand 1x200G between them"),
+        ("gb200", "gb200", "nodes of 4 gb200 with NVLink 5 inside and InfiniBand 8x400G between them"),
+    ],
+)
+def test_a_plan_for_a_gpu_needs_no_profile(device, name, nodes, monkeypatch):
+    monkeypatch.setenv("HPC_GPT_CLUSTER", "a100-80g-8")  # the option counts
+    done = in_process("plan", "--model", "llama3.1-8b", "--gpus", "16", "--device", device, code=0)
+    assert done.stderr.splitlines()[0].startswith(f"planned for {nodes}; ")
+    assert f" on 16 {name} (" in done.stdout
+    assert done.stderr.splitlines()[-1] == "next: hpc-gpt profile list"
+    again = in_process("plan", "--max-seq", "--model", "gpt2", "--gpus", "8", "--device", device, code=0)
+    words = shlex.split(again.stderr.splitlines()[-1].removeprefix("next: "))
+    assert words[:4] == ["hpc-gpt", "plan", "--device", device]
+    assert f" on 8 {name} (" in in_process(*words[1:], code=0).stdout
+
+
+def test_every_gpu_of_the_table_can_be_planned_for():
+    for device in DEVICES.values():
+        if not device.nominal:
+            assert planned("--model", "gpt2", "--gpus", "16", "--device", device.name, "--mbs", "1")["candidates"]
+
+
+def test_constants_are_told_by_why_alone():
+    asked = ("plan", "--model", "gpt2", "--gpus", "8", "--cluster", "a100-80g-8")
+    assert "constants" not in in_process(*asked, code=0).stdout
+    why = in_process(*asked, "--why", "tp1-pp1-dp8", code=0).stdout
+    assert "\nconstants, from data sheets; " in why
+    assert why.count("--calibrate") == 1
+
+
+def test_the_two_lines_for_an_unknown_cluster_are_a_profile(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPC_GPT_CONFIG", f"{tmp_path}/config")
+    asked = ("plan", "--model", "gpt2", "--cluster", "nowhere")
+    _, hint = error_of(in_process(*asked, code=2))
+    head, *lines = hint.splitlines()
+    file = Path(head.split()[-1].removesuffix(":"))
+    assert file == tmp_path / "config/clusters/nowhere.toml"
+    assert len(lines) == 2
+    file.parent.mkdir(parents=True)
+    file.write_text("\n".join(lines))
+    assert "--cluster nowhere" in in_process(*asked, code=0).stderr

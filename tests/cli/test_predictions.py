@@ -115,7 +115,7 @@ def test_arithmetic_that_the_card_lacks_has_no_time():
         ["--gpus", "64", "--pp", "16", "--set", "engine.recompute=none"],
         ["--gpus", "64", "--pp", "1"],
         ["--gpus", "64", "--pp", "16", "--micro-batch-size", "64"],
-        ["--model", "18b", "--gpus", "8", "--gbs", "8"],
+        ["--model", "18b", "--gpus", "8", "--gbs", "8", "--engine", "deepspeed-3d"],
         ["demo", "--model", "18b", "--gpus", "8", "--set", "train.dtype=fp16", "--engine=ddp", "--tp=1", "--pp=1"],
     ],
     ids=["recompute", "one stage", "micro-batch", "few GPUs", "ddp"],
@@ -165,7 +165,7 @@ def test_what_is_on_nvme_is_not_in_the_hosts_memory(tmp_path):
 
 
 def test_no_hint_needs_a_hosts_memory_that_is_not_known():
-    asked = ("--model", "18b", "--gpus", "8", "--gbs", "8", "--cluster")
+    asked = ("--model", "18b", "--gpus", "8", "--gbs", "8", "--engine", "deepspeed-3d", "--cluster")
     assert "offload=optimizer" in error_of(in_process("render", *asked, dark("[machine]\nhost_memory_gib = 999\n")))[1]
     assert "offload" not in error_of(in_process("render", *asked, dark()))[1]
 
@@ -329,13 +329,14 @@ def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
 @pytest.mark.parametrize(
     ("words", "searches"),
     [
-        (("submit", "--dry-run", "--pp", "16"), 1),
+        (("submit", "--dry-run", "--pp", "16"), 2),
+        (("submit", "--dry-run"), 1),
         (("submit", "--dry-run", "--tp", "1", "--pp", "16", "--set", "engine.recompute=none"), 1),
-        (("submit", "--dry-run", "--smoke"), 0),
+        (("submit", "--dry-run", "--smoke"), 1),
     ],
-    ids=["other layouts", "what is open", "smoke"],
+    ids=["its own and other layouts", "all of it", "what is open", "smoke"],
 )
-def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches):
+def test_a_submission_asks_the_plan_no_question_twice(tmp_path, monkeypatch, words, searches):
     asked = []
 
     def counted(question, *rest, **limits):
@@ -343,6 +344,7 @@ def test_a_submission_asks_the_plan_once(tmp_path, monkeypatch, words, searches)
         return search(question, *rest, **limits)
 
     monkeypatch.setattr("hpc_gpt.launcher.plan.search.search", counted)
+    monkeypatch.setattr("hpc_gpt.launcher.launch.plan_question.search", counted)
     monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", math.inf)
     in_process(*words, *XL, environment=without_slurm(tmp_path), code=0)
     assert len(asked) == searches
@@ -400,7 +402,8 @@ BLOCK = PLAIN | {"compile": "block"}
 @pytest.mark.parametrize(
     ("cluster", "more", "wanted"),
     [
-        ("h100-80g-8", (), FAST | {"compile": "block"}),
+        ("h100-80g-8", (), FAST),
+        ("h100-80g-8", ("--pp", "2"), FAST | {"compile": "block"}),
         ("h100-80g-8", ("--engine", "ddp"), FAST),
         ("h100-80g-8", ("--engine", "ddp", "--model", "qwen2.5-0.5b"), FAST | {"fused_bias_gradients": False}),
         ("h100-80g-8", ("--engine", "deepspeed-zero", "--zero-stage", "3"), FAST | {"compile": "block"}),

@@ -35,7 +35,7 @@ def candidate(step: StepTime | None = STEP, host_gib: float = 0.0, room: float |
 
 
 def explained(*how, others=(), figures: Figures | None = FIGURES, **changes) -> str:
-    text, _, rest = explain_plan(candidate(*how, **changes), MACHINE, figures, others).partition("\nconstants, unless")
+    text, _, rest = explain_plan(candidate(*how, **changes), MACHINE, figures, others).partition("\nconstants, from ")
     return text + "".join(rest.partition("\nevery micro-batch")[1:])
 
 

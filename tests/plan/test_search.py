@@ -22,7 +22,7 @@ from hpc_gpt.launcher.plan.machine import Machine
 from hpc_gpt.launcher.plan.memory import predict_memory
 from hpc_gpt.launcher.plan.nearest import by_micro_batch
 from hpc_gpt.launcher.plan.question import NO_GAIN, Question, question_of
-from hpc_gpt.launcher.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, candidate_of, search
+from hpc_gpt.launcher.plan.search import EQUAL, KEPT, NEAR, TIGHT, Candidate, candidate_of, ranked, search
 from hpc_gpt.launcher.plan.step_time import predict_step
 from hpc_gpt.launcher.plan.training import PLANNED, engine_for, training_of
 from tests.plan.machines import machine_named
@@ -280,6 +280,41 @@ def test_the_best_is_the_fastest_but_for_near_and_tight_ones():
     equal = [each for each in found.best_of_layouts if each.equals(best)]
     assert min(round(each.share + each.exposed_share, 2) for each in equal) == round(best.share + best.exposed_share, 2)
     assert all(each.is_tight == (each.need_gib > TIGHT * BIG.memory_gib) for each in found.candidates)
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+@pytest.mark.parametrize("gib", [40.0, 12.0])
+def test_the_first_of_a_layout_is_of_the_simplest_engine_as_fast(gib, gpus):
+    question = question_of(experiment(gpus), PROFILE, engines=ENGINES)
+    found, few = search(question, machine(gib), keep=10**6), search(question, machine(gib))
+    # However many are kept, and whoever ranks them anew, each layout has the same first.
+    assert [each.training for each in found.best_of_layouts] == [each.training for each in few.best_of_layouts]
+    anew = ranked(reversed(found.candidates))
+    assert [each.training for each in anew] == [each.training for each in found.candidates]
+    for first in found.best_of_layouts:
+        alike = [each for each in found.candidates if each.layout == first.layout]
+        fastest = min(alike, key=lambda each: each.rank)
+        assert first.equals(fastest)
+        assert round(first.share, 2) <= round(fastest.share, 2)
+        rivals = [each for each in alike if each.equals(fastest) and each.plainness <= fastest.plainness]
+        rivals = [each for each in rivals if round(each.share, 2) <= round(fastest.share, 2)]
+        orders = {engine_named(each.training.engine).plan_order for each in rivals}
+        assert engine_named(first.training.engine).plan_order == min(orders)
+    if gpus == 1:
+        assert found.best.training.engine == "ddp"
+
+
+def test_what_leaves_less_than_two_percent_is_last_however_fast():
+    fast = search(question_of(experiment(), PROFILE, engines=ENGINES), machine()).candidates[0]
+    card = machine(fast.need_gib / 0.985)
+    found = search(question_of(experiment(), PROFILE, engines=ENGINES), card, keep=10**6).candidates
+    found = [each for each in found if not each.needs_unknown_host]
+    firsts = {each.layout: each for each in reversed(found)}.values()
+    assert not found[0].is_filled
+    assert {each.is_filled for each in found} == {False, True}
+    room = {each.layout for each in found if not each.is_filled}
+    assert not any(each.is_filled for each in firsts if each.layout in room)
+    assert any(each.tokens_per_s > found[0].tokens_per_s for each in found if each.is_filled)
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,14 @@ def test_a_rows_bar_is_the_need_over_its_card(candidate, filled, over, wide, tip
     assert f'viewBox="0 0 {wide} 12"' in text
     assert ('<polygon points="104.0,1 110.0,6 104.0,11"' in text) == tip
     assert plan_page._row_class(candidate, [candidate if candidate.card_gib < 60 else BEST]) == row
+
+
+@pytest.mark.parametrize(("searched", "title"), [(SEARCHED, "Best"), (UNKNOWN, "Fastest")])
+def test_the_page_begins_with_the_first_layout_in_words(searched, title):
+    text = plan_page.build_plan_page(searched, 2e9, "mine", 130_000_000, "hpc-gpt submit --gpus 16")
+    first = searched.candidates[0]
+    begin = text[: text.index("<table")]
+    assert f">{title}: {first.layout}</h2>" in begin
+    assert f"; {first.need_gib:.1f} of 80.0 GiB on stage 0." in begin
+    assert f"<li>step {first.step.step_s:.0f} s (" in begin
+    assert '<code class="command"><span>hpc-gpt</span>' in begin

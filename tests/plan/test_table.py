@@ -57,13 +57,17 @@ def test_near_ones_tight_ones_and_the_best_say_so():
     best = candidate()
     assert loses(best, best) == "best"
     near = candidate(replace(STEP, compute_s=72.5), recompute="full")
-    assert loses(near, best) == "equal, less simple"
+    assert loses(near, best) == "equal, 2.50 % slower"
+    assert loses(candidate(recompute="full"), best) == "equal, less simple"
     assert loses(candidate(replace(STEP, compute_s=73.5)), best) == "compute 73.5 s against 70.0 s"
     assert loses(candidate(need=26.0), best) == "equal, 18.8 % of memory less to spare"
     exposed = candidate(replace(STEP, compute_s=66, dp_s=7))
     assert loses(exposed, best) == "equal, exposed communication 16 % against 12 %"
     tight = candidate(replace(STEP, compute_s=65), need=31.0)
     assert loses(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
+    assert loses(candidate(replace(STEP, compute_s=72.5), need=31.0), best) == "compute 72.5 s against 70.0 s"
+    filled = candidate(replace(STEP, compute_s=72.5), need=31.5)
+    assert loses(filled, best) == "tight: 31.5 of 32.0 GiB on stage 0"
     assert loses(tight, tight) == "best, but tight"
     assert does_not_fit(candidate(None, 34.1)) == "does not fit: 34.1 of 32.0 GiB on stage 0"
 

@@ -64,6 +64,29 @@ def test_tables_scroll_and_the_page_does_not(browser, page, width):
     assert browser.run(OVERFLOW) == [width, width]
 
 
+def test_the_best_and_its_command_stand_before_the_table(browser, page):
+    for width in (390, 1440):
+        browser.open(page, width=width)
+        parts = "['#best-h', '#best .command', '.plans'].map((one) => document.querySelector(one))"
+        best, command, table = browser.run(f"{parts}.map((one) => one.getBoundingClientRect().y)")
+        assert best < command < table
+        assert command < 844, "on the first screen of a phone"
+    first = searched_for()[0].candidates[0]
+    assert browser.run("document.querySelector('#best-h').textContent") == f"Best: {first.layout}"
+    assert f"{first.need_gib:.1f} of " in browser.run("document.querySelector('#best').textContent")
+
+
+def test_a_phone_shows_memory_and_step_without_scrolling(browser, page):
+    browser.open(page, width=390)
+    edge, rows = browser.run("""
+    [document.querySelector('.scroll').getBoundingClientRect().right,
+     [...document.querySelectorAll('.plans tr')].map((row) =>
+       [...row.cells].slice(0, 3).map((cell) => [cell.textContent.trim(), cell.getBoundingClientRect().right]))]
+    """)
+    assert [text.replace("\u00a0", " ").split(" of ")[0] for text, _ in rows[0]] == ["Layout", "Memory GiB", "Step s"]
+    assert max(right for row in rows for _, right in row) <= edge
+
+
 def test_at_a_usual_width_the_layouts_are_seen_without_scrolling(browser, tmp_path):
     """With the longest of settings: those of an offload, with the memory of the host."""
     searched, model = searched_for("7.5b", gpus=8, cluster="jean-zay-v100-16g")

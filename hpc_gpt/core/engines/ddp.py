@@ -5,7 +5,7 @@ from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_state
 
 
 class Ddp(EngineFacts):
-    order, plan_order = 40, 20
+    order, plan_order = 40, 10
     axes = frozenset({"cp"})
     switches = OUR_MODEL | {"sharded_optimizer"}
     alternatives = {

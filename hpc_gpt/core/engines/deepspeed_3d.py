@@ -8,7 +8,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 
 
 class Deepspeed3d(DeepspeedFacts):
-    order, plan_order = 10, 10
+    order, plan_order = 10, 20
     axes = frozenset({"tp", "pp", "cp"})
     zero_stages, default_stage = (0, 1), 1
     switches = OUR_MODEL | {"sequence_parallel", "partition"}

@@ -172,6 +172,10 @@ class ClusterProfile:
 OF_THE_PLANNER = tuple(entry.name for entry in fields(ClusterProfile) if "planner" in entry.metadata)
 
 
+# The profile that an example of a user's own extends.
+_EXAMPLE = "a100-80g-8"
+
+
 def list_profiles() -> dict[str, Path]:
     """{name: file} of every profile, sorted. A user's own profile replaces a shipped one of the same name."""
     files: dict[str, Path] = {}
@@ -186,9 +190,14 @@ def find_profile(name: str) -> Path:
     if path is None:
         known = list(list_profiles())
         hint = close_matches(name, [*map(str, Path(name).parent.glob("*.toml")), *known])
-        own = f"hpc-gpt profile detect --name {re.sub(r'[^A-Za-z0-9_.-]', '', Path(name).stem) or 'NAME'}"
+        own = re.sub(r"[^A-Za-z0-9_.-]", "", Path(name).stem) or "NAME"
+        file = config_dir() / "clusters" / f"{own}.toml"
+        two_lines = f'extends = "{_EXAMPLE}"\npartition = "gpu"'
         raise ConfigError(
-            f"no cluster profile {name!r}; known: {', '.join(known)}", hint or f"{own} writes one, on its cluster"
+            f"no cluster profile {name!r}; known: {', '.join(known)}",
+            hint
+            or f"hpc-gpt profile detect --name {own} writes one, on its cluster; or write two lines, with your "
+            f"values, to {file}:\n{two_lines}",
         )
     return path
 

@@ -1,21 +1,24 @@
 """The question of `hpc-gpt plan`: model, machine, batch, and what the search may vary, from the user's request."""
 
+import contextlib
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
-from hpc_gpt.core.settings.experiment import Command, Experiment
+from hpc_gpt.core.settings.devices import DEVICES, device_named
+from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.resolve import resolve_shape
+from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.launch.request import (
     DEFAULTS,
@@ -30,15 +33,18 @@ from hpc_gpt.launcher.plan.machine import Constants, Machine, check_dtype, check
 from hpc_gpt.launcher.plan.nearest import check_possible, fewest_gpus
 from hpc_gpt.launcher.plan.prediction import constants_of
 from hpc_gpt.launcher.plan.question import Question, asked_gpus, question_of, searched_engines
-from hpc_gpt.launcher.plan.search import Searched, search
-from hpc_gpt.launcher.plan.table import engine_text, needs
-from hpc_gpt.launcher.plan.training import check_matmul
+from hpc_gpt.launcher.plan.search import Candidate, Searched, search
+from hpc_gpt.launcher.plan.table import engine_text, needs, settings_text
+from hpc_gpt.launcher.plan.training import check_matmul, engine_for
 
 # Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
 # Of the training whose days and GPU-hours are predicted: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
 _BATCH = ("micro_batches", "global_batch")
+_MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
+# {generation of NVLink: the usual ports between nodes of such GPUs}
+_PORTS = {2: "4x100G", 3: "8x200G"}
 # {kinds of runs that are not predicted: what of a key, its value or an argument of Megatron-LM asks for them}
 _UNPLANNED = {
     "mixtures of experts": r"expert|moe",
@@ -77,6 +83,8 @@ class PlanRequest:
         """The note on the nodes that are planned for if the user has chosen no cluster; else empty."""
         if not self.stands_in:
             return ""
+        if self.request.device is not None:
+            return f"planned for {self.profile.description}; a profile of your cluster, by --cluster, says how its are"
         stand_in = f"no cluster is chosen: planned for {STAND_IN}, {self.profile.description}"
         return f"{stand_in}; --cluster plans for another, and hpc-gpt profile list names them"
 
@@ -98,6 +106,11 @@ def read_plan_request(
     _refuse_unplanned(overrides.items())
     if why is not None:
         overrides |= _layout_of(why, overrides)
+    if longest and not request.names_experiment and not _MODELS & {k for k, v in overrides.items() if v is not None}:
+        raise ConfigError(
+            "--max-seq finds the longest sequence of a model, and none is named",
+            "add --model, for example --model llama3.1-8b, or name an EXPERIMENT",
+        )
     profile, stands_in = _planned_nodes(request)
     of_largest = largest and not request.names_experiment
     file = requested_file(request, profile, _start_of_largest(profile, overrides) if of_largest else None)
@@ -143,11 +156,91 @@ def read_plan_request(
     )  # fmt: skip
 
 
+def with_best(
+    experiment: Experiment, profile: ClusterProfile, given: Collection[str], fast: bool
+) -> tuple[Experiment, str]:
+    """(an experiment of no file with the engine, the layout and the settings of a plan's best, a line that names them).
+
+    The keys `given` stay; a batch of which a size is given stays as the rules make it. Where the profile says too
+    little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
+    with the fast settings of the engine.
+    """
+    try:
+        best = _best(experiment, profile, given, fast)
+    except UserError:
+        best = None
+    if best is None:
+        return _with_simplest(experiment, profile, given), ""
+    run = best.training
+    sizes = {**vars(run.layout), **{name: getattr(run, name) for name in ("micro_batch", *_BATCH)}}
+    keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
+    planned = with_keys(replace(experiment, engine=engine_for(run, experiment.engine)), keys)
+    size_run(cut_warmup(planned)[0], profile)
+    words = [] if "engine.name" in given else [f"engine {run.engine}"]
+    words += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
+    words += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given} else [str(run.layout)]
+    words += [] if "layout.micro_batch" in given else [f"micro-batch {run.micro_batch}"]
+    return planned, f"from plan: {', '.join(words)}" if words else ""
+
+
+def _best(experiment: Experiment, profile: ClusterProfile, given: Collection[str], fast: bool) -> Candidate | None:
+    machine, holds, layout = machine_of(profile), {*given}, experiment.layout
+    if {f"layout.{name}" for name in ("micro_batch", *_BATCH)} & holds:
+        batch = size_run(cut_warmup(experiment)[0], profile).batch.global_batch
+        holds.add("layout.global_batch")
+    else:
+        batch = usual_batch(resolve_shape(experiment.model).seq, asked_gpus(experiment, profile))
+    experiment = replace(experiment, layout=replace(layout, global_batch=batch))
+    question = question_of(experiment, profile, holds, fast=fast)
+    check_reach(machine, question.gpus)
+    check_dtype(question.dtype, machine)
+    return search(question, machine, constants_of(profile)).best
+
+
+def _with_simplest(experiment: Experiment, profile: ClusterProfile, given: Collection[str]) -> Experiment:
+    """The experiment with the simplest engine that runs the layout which the rules give it."""
+    if "engine.name" in given:
+        return experiment
+
+    def layout_on(engine: str) -> Layout | None:
+        with contextlib.suppress(UserError):
+            named = replace(experiment, engine=replace(experiment.engine, name=engine))
+            return size_run(cut_warmup(named)[0], profile).layout
+        return None
+
+    by_rules = layout_on(experiment.engine.name)
+    engines = sorted(trainers().values(), key=lambda facts: facts.plan_order)
+    layouts = {facts.name: layout for facts in engines if (layout := layout_on(facts.name)) is not None}
+    name = next((name for name, layout in layouts.items() if by_rules in (None, layout)), experiment.engine.name)
+    return replace(experiment, engine=replace(experiment.engine, name=name))
+
+
 def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
     """(the profile whose nodes are planned for, whether it stands in for one that the user has not chosen)."""
+    if request.device is not None:
+        return _nodes_of(request.device), True
     profile = choose_profile(request, queueing=False)
     stands_in = request.cluster is None and user_default() is None and profile.device is None
     return load_profile(STAND_IN) if stands_in else profile, stands_in
+
+
+def _nodes_of(product: str) -> ClusterProfile:
+    """The usual nodes of a device, by our name or the driver's. ConfigError if it is not in the table."""
+    name = device_named(product)
+    if name is None or DEVICES[name].nominal:
+        known = [device.name for device in DEVICES.values() if not device.nominal]
+        raise ConfigError(
+            f"--device {product!r:.60} is not known; known: {', '.join(known)}",
+            close_matches(product, known) or "its figures go into a profile: hpc-gpt help profile, [machine]",
+        )
+    device = DEVICES[name]
+    per_node = 4 if device.nvlink_gpus or name.startswith("gh200") else 8
+    ports = _PORTS.get(device.nvlink or 0, "8x400G" if device.nvlink or device.node_gb_s else "1x200G")
+    inside = f"NVLink {device.nvlink}" if device.nvlink else "links of its own" if device.node_gb_s else "PCI Express"
+    text = f"nodes of {per_node} {name} with {inside} inside and InfiniBand {ports} between them"
+    return ClusterProfile(
+        name, device=name, gpus_per_node=per_node, fabric=f"infiniband {ports}", description=text, scheduler="slurm"
+    )
 
 
 def _start_of_largest(profile: ClusterProfile, overrides: dict[str, Any]) -> dict[str, Any]:

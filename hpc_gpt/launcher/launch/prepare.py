@@ -29,6 +29,7 @@ from hpc_gpt.core.settings.experiment_file import (
     load_experiment,
 )
 from hpc_gpt.core.settings.idle_keys import idle_keys
+from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
@@ -42,6 +43,7 @@ from hpc_gpt.launcher.launch.request import (
     Request,
     choose_profile,
     defaults_note,
+    is_fast,
     of_full_size,
     requested_file,
     with_defaults,
@@ -121,20 +123,28 @@ def prepare_row(
         return replace(prepare_file(request, profile, experiment, given), text=file.text, file=file.path)
     _check_asked(request, engine_named(experiment.engine.name), until)
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
-    meant_for, batch = of_full_size(request, profile), ""
+    meant_for, batch, chosen = of_full_size(request, profile), "", ""
     if file.path is DEFAULTS:
+        open_keys = {"engine.compile"} - {*request.overrides}  # it is by default, too
+        if measured is None:
+            from hpc_gpt.launcher.launch.plan_question import with_best  # loads all of the planner
+
+            fast = is_fast(meant_for, request.overrides)
+            experiment, chosen = with_best(experiment, meant_for, given - open_keys, fast)
         experiment, batch = with_defaults(experiment, meant_for, request.overrides, given)
-        given -= {"engine.compile"} - {*request.overrides}  # it is by default, too
+        given -= open_keys
     sized = size_run(cut_warmup(experiment)[0], meant_for)
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
     small, inputs, notes, faster = None, None, list[str](), faster and not request.smoke  # nobody waits for five steps
-    searched = search_layouts(sized, profile, given) if faster else None
+    is_best = bool(chosen) and not {"engine.name", *(f"layout.{axis}" for axis in AXES)} & given
+    searched = search_layouts(sized, profile, given) if faster and not is_best else None
     if request.smoke:
         small = _shrunk(experiment, sized, profile, request.overrides)
     else:
-        keys, planned = plan_open(sized, profile, given, searched) if measured is None else ({}, ())
+        is_open = measured is None and not chosen
+        keys, planned = plan_open(sized, profile, given, searched) if is_open else ({}, (chosen,))
         experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
         notes += [*planned, *length]
         inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given) if request.until is not None else None

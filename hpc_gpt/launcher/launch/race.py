@@ -142,8 +142,9 @@ def _planned(
     """The planner's best layouts that fit; what the command line gives stays."""
     base = prepare_row(replace(request, force=True), profile, file, None, earlier)
     engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
+    is_open = file.path is DEFAULTS and "engine.name" not in request.overrides
     try:
-        layouts = best_layouts(base.resolved, profile, request.overrides, top)
+        layouts = best_layouts(base.resolved, profile, request.overrides, top, is_open)
     except ConfigError as fault:
         fault.hint = f"give the race its [rows], or plan what it lacks: {fault.hint}"
         raise

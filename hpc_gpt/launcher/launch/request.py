@@ -55,6 +55,7 @@ class Request:
     if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
     `grid`: what `--grid` varies, over `row` if the file has rows. `measured`: of a run of which a bench measures the
     steps, what is laid over it at the end, by dotted key; plan chooses nothing for it, and nothing happens around it.
+    `device`: a plan is for nodes of it, without a profile.
     """
 
     experiment: str
@@ -73,6 +74,7 @@ class Request:
     here: bool = False
     grid: tuple[GridAxis, ...] = ()
     measured: Mapping[str, Any] | None = None
+    device: str | None = None
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
 

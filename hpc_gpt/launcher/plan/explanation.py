@@ -13,7 +13,7 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import layer_params, outer_params
 from hpc_gpt.core.tables import set_dotted, toml_lines
-from hpc_gpt.core.words import Grid, show_rate
+from hpc_gpt.core.words import Grid, show_rate, wrapped
 from hpc_gpt.launcher.plan.constants import constant_lines
 from hpc_gpt.launcher.plan.machine import Machine, generation_of
 from hpc_gpt.launcher.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
@@ -36,11 +36,20 @@ from hpc_gpt.launcher.plan.training import engine_for
 
 
 def explain_plan(
-    candidate: Candidate, machine: Machine, figures: Figures | None, others: Sequence[Candidate] = ()
+    candidate: Candidate,
+    machine: Machine,
+    figures: Figures | None,
+    others: Sequence[Candidate] = (),
+    source: str = "data sheets",
 ) -> str:
-    """The text of `plan --why`. `figures` is None if it does not fit; `others` has the best of each micro-batch."""
+    """The text of `plan --why`. `figures` is None if it does not fit; `others` has the best of each micro-batch;
+    `source` says where the constants are from."""
     table = constant_lines(machine.device, generation_of(machine))
-    lines = [*_lines(candidate, machine, figures), "", "constants, unless the profile's [calibration] has them", *table]
+    about = (
+        f"constants, from {source}; a profile's [calibration] has its own, which --calibrate fits. Machines of one "
+        "device differ, V100 and nodes on EFA most: four of five published steps are within the range."
+    )
+    lines = [*_lines(candidate, machine, figures), "", *wrapped(about, _WIDTH), *table]
     return "\n".join([*lines, *_micro_batches(candidate, others)]) + "\n"
 
 
@@ -202,6 +211,7 @@ def _throughput(run: Training, figures: Figures) -> Iterator[str]:
     yield f"{tokens_text(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"
 
 
+_WIDTH = 120
 # Layouts that are named beside the best one.
 _OTHERS = 4
 _KEYS_OF_LAYOUT = ("gpus", "tp", "pp", "cp", "dp", "micro_batch", "global_batch")

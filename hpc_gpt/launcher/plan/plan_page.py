@@ -16,9 +16,11 @@ from hpc_gpt.launcher.plan.table import (
     PLAN_COLUMNS,
     STAGE_COLUMNS,
     PlanRow,
+    engine_text,
     figures_lines,
     heading,
     left_out_text,
+    needs,
     unchecked,
 )
 from hpc_gpt.reader.report.page import asset, check_page_target, csp_hash, page_environment
@@ -26,6 +28,7 @@ from hpc_gpt.reader.report.svg import Svg, drawing, element, escaped, ornament
 
 _LINES = 40
 _DRAWN = ("card", "time")  # columns of a terminal that the page draws
+_FIRST = ("layout", "memory", "step", "tokens")  # columns that a phone shows without scrolling; the others follow
 CHARTED = 6
 _MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -55,7 +58,6 @@ def write_plan_page(path: Path, searched: Searched, budget_tokens: float, name: 
 def build_plan_page(searched: Searched, budget_tokens: float, name: str, params: int, command: str) -> str:
     """The page's text: a pure function of the search and this version."""
     best = searched.best_of_layouts
-    figures = searched.figures(searched.candidates[0], budget_tokens) if searched.candidates else None
     shown = [*best[:_LINES], *searched.too_large[: _LINES // 2]]
     charted = [*best[:CHARTED], *searched.too_large[:1]]
     style = asset("page.css") + asset("plan.css")
@@ -69,18 +71,35 @@ def build_plan_page(searched: Searched, budget_tokens: float, name: str, params:
         style_hash=csp_hash(style),
         hatches=hatches(),
         summary=heading(searched, name, params),
-        columns=[each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN],
+        columns=sorted(
+            (each for each in PLAN_COLUMNS if each.keys[0] not in _DRAWN), key=lambda each: each.keys[0] not in _FIRST
+        ),
         rows=[
             (PlanRow(each, best[0] if best else each), _row_class(each, best), _memory_bar(each)) for each in shown
         ],
         left_out=left_out_text(searched),
         unchecked=unchecked(searched),
-        figures=figures_lines(figures, searched.question.gpus) if figures else [],
+        best=_best(searched, budget_tokens),
         command=command,
         memories=memory_section(charted),
         times=time_section(best[:_LINES]),
     )  # fmt: skip
     return page
+
+
+def _best(searched: Searched, budget_tokens: float) -> dict[str, Any] | None:
+    """The best layout in words and figures; None if nothing fits."""
+    if not searched.candidates:
+        return None
+    best = searched.candidates[0]
+    figures, run = searched.figures(best, budget_tokens), best.training
+    assert figures is not None
+    return {
+        "title": "Best" if searched.best is not None else "Fastest",
+        "layout": best.layout,
+        "settings": f"{engine_text(run)}; batch {run.micro_batch} x {run.micro_batches}; {needs(best)}.",
+        "figures": figures_lines(figures, searched.question.gpus),
+    }
 
 
 def _row_class(candidate: Candidate, best: Sequence[Candidate]) -> str:

@@ -128,14 +128,16 @@ def plan_open(
 
 
 def best_layouts(
-    resolved: Sized, profile: ClusterProfile, given: Collection[str], most: int
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], most: int, of_any_engine: bool = False
 ) -> list[tuple[str, dict[str, Any]]]:
     """(name, {dotted key: value}) of the best layouts of the run's GPUs and global batch that fit, each with its best
-    settings, but for the keys `given`. Raises ConfigError if the profile says too little for a plan."""
+    settings, but for the keys `given`, and `of_any_engine` or of the run's. Raises ConfigError if the profile says too
+    little for a plan."""
     from hpc_gpt.launcher.plan.machine import machine_of
     from hpc_gpt.launcher.plan.training import engine_for
 
-    found = _search(resolved, profile, machine_of(profile), _ALL - (_LAYOUTS - set(given)))
+    open_keys = _LAYOUTS | ({"engine.name"} if of_any_engine else set())
+    found = _search(resolved, profile, machine_of(profile), _ALL - (open_keys - set(given)))
     layouts = []
     for run in [each.training for each in found.best_of_layouts if not each.needs_unknown_host][:most]:
         engine = engine_for(run, resolved.engine)
@@ -300,7 +302,7 @@ def _pick(
     by_rules = resolved.layout, resolved.engine.recompute, resolved.batch.micro_batch
     runs = ((each, each.training) for each in found)
     ruled = next((each for each, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None)
-    if not found or (ruled is not None and ruled.rank[:2] <= found[0].rank[:2]):
+    if not found or (ruled is not None and ruled.merit <= found[0].merit):
         return None
     return found[0]
 

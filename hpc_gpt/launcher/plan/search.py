@@ -4,7 +4,6 @@ Memory is predicted first, time only for what fits. Only the best few of each la
 the search.
 """
 
-import heapq
 import math
 import time
 from collections import Counter
@@ -34,6 +33,8 @@ EQUAL = 1.03
 # must be faster by the second figure than one with room.
 TIGHT = 0.92
 WORTH_THE_RISK = 1.15
+# Above this share no speed is worth the risk: such a candidate comes after all others.
+FILLED = 0.98
 # Offload that makes training slower by more than this is named.
 SLOW_LAYOUT = 20
 _DAY_S = 86400.0
@@ -93,6 +94,11 @@ class Candidate:
         return self.share > TIGHT
 
     @property
+    def is_filled(self) -> bool:
+        """Whether it leaves less than a prediction of memory errs by at the best."""
+        return self.share > FILLED
+
+    @property
     def exposed_share(self) -> float:
         """The share of the step that is communication which nothing hides."""
         assert self.step is not None
@@ -100,20 +106,19 @@ class Candidate:
 
     def equals(self, best: "Candidate") -> bool:
         """Whether its speed is that of the best, as far as a prediction can say."""
-        alike = (self.needs_unknown_host, self.is_tight) == (best.needs_unknown_host, best.is_tight)
-        return alike and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
+        risks, of_best = ((one.needs_unknown_host, one.is_filled, one.is_tight) for one in (self, best))
+        return risks == of_best and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
     @cached_property
     def tokens_per_s(self) -> float:
         assert self.step is not None
         return self.training.global_batch * self.training.shape.seq / self.step.step_s
 
-    @cached_property
-    def rank(self) -> tuple[float | int, ...]:
-        """The key to sort by, best first: what is known to fit, speed in steps of NEAR (less for a tight candidate),
-        plainness."""
+    @property
+    def plainness(self) -> tuple[int, ...]:
+        """What its settings need beyond a plain run on one GPU, the costliest first; the engine apart."""
         run = self.training
-        plainness = (
+        return (
             OFFLOADS.index(run.offload),
             run.vp > 1,
             run.activations_on_host,
@@ -125,13 +130,22 @@ class Candidate:
             run.pp,
             run.tp,
             run.sharded_optimizer,
-            engine_of(run).plan_order,
-            run.zero_stage,
-            run.micro_batch,
         )
+
+    @property
+    def merit(self) -> tuple[int, ...]:
+        """The first keys to sort by, best first: what is known to fit and leaves memory, then speed in steps of NEAR,
+        less for a tight candidate."""
         speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
-        steps = -math.floor(math.log(speed) / math.log(NEAR))
-        return (self.needs_unknown_host, steps, self.is_tight, *plainness, -speed)
+        return (self.needs_unknown_host, self.is_filled, -math.floor(math.log(speed) / math.log(NEAR)))
+
+    @cached_property
+    def rank(self) -> tuple[float | int, ...]:
+        """The key to sort by, best first: `merit`, plainness."""
+        run = self.training
+        order = engine_of(run).plan_order
+        plain = (*self.plainness, order, run.zero_stage, run.micro_batch)
+        return (*self.merit, self.is_tight, *plain, -self.tokens_per_s)
 
 
 @dataclass
@@ -182,11 +196,35 @@ class Searched:
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates, best first: by `rank`, but layouts that equal the best by room and by exposed communication, in
-    percent."""
+    """The candidates, best first: the one rule by which a plan and a submission choose engine and layout.
+
+    By `rank`; but the first of a layout is the `_simplest` that equals its fastest, and of layouts that equal the best
+    the first has the most room and the least exposed communication, in percent.
+    """
     found = sorted(candidates, key=lambda candidate: candidate.rank)
-    equal = {id(each) for each in _firsts(found) if each.equals(found[0])}
-    return sorted(found, key=lambda each: round(each.share + each.exposed_share, 2) if id(each) in equal else math.inf)
+    of_layouts: dict[Layout, list[Candidate]] = {}
+    for candidate in found:
+        of_layouts.setdefault(candidate.layout, []).append(candidate)
+    firsts = {layout: _simplest(alike) for layout, alike in of_layouts.items()}
+    places = {id(candidate): place for place, candidate in enumerate(found)}
+
+    def key(candidate: Candidate) -> tuple[float, ...]:
+        if candidate is not firsts[candidate.layout]:
+            return (math.inf, places[id(candidate)], 1)
+        equal = candidate.equals(found[0])
+        room = round(candidate.share + candidate.exposed_share, 2) if equal else math.inf
+        return (room, places[id(of_layouts[candidate.layout][0])], 0)
+
+    return sorted(found, key=key)
+
+
+def _simplest(alike: Sequence[Candidate]) -> Candidate:
+    """Of the candidates of one layout, sorted by rank, the first of the simplest engine that is as fast as the first of
+    all and needs no more settings, and no more memory in percent."""
+    first = alike[0]
+    equal = [each for each in alike if each.equals(first) and each.plainness <= first.plainness]
+    equal = [each for each in equal if round(each.share, 2) <= round(first.share, 2)]
+    return min(equal, key=lambda each: engine_of(each.training).plan_order)
 
 
 def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -225,13 +263,14 @@ def search(
             found.left_out[NO_GAIN] += 1
             continue
         best, nearest = _search_layout(found, layout, constants, keep, first)
-        if best and alike is not None and best[0].tokens_per_s <= alike.tokens_per_s:
+        if best and alike is not None and min(best, key=lambda one: one.rank).tokens_per_s <= alike.tokens_per_s:
             found.left_out[NO_GAIN] += 1
             continue
         found.candidates += best
         if best and not best[0].is_tight and not best[0].needs_unknown_host:
-            shorter[layout.tp, layout.pp] = best[0]
-            fastest = max(fastest or best[0], best[0], key=lambda one: one.tokens_per_s)
+            own = min(best, key=lambda one: one.rank)
+            shorter[layout.tp, layout.pp] = own
+            fastest = max(fastest or own, own, key=lambda one: one.tokens_per_s)
         if not best and nearest is not None:
             found.too_large.append(nearest)
         if first and best and not best[0].needs_unknown_host:
@@ -258,7 +297,7 @@ def _search_layout(
     found: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
     """(the best candidates of a layout, the one nearest to fitting). Counts in `found`."""
-    heap: list[tuple[tuple[float, ...], int, Candidate]] = []
+    fitting: list[Candidate] = []
     nearest: Candidate | None = None
     batches, ways = found.question.batches(layout.dp), list(found.question.ways(layout))
     for way in ways:
@@ -272,17 +311,12 @@ def _search_layout(
             timed = replace(candidate, step=predict_step(candidate.training, found.machine, constants))
             if first and not timed.needs_unknown_host:
                 return [timed], None
-            # The worst is on top of the heap; of equals the later one is worse.
-            entry = (tuple(-each for each in timed.rank), -found.fitting, timed)
-            if len(heap) < keep:
-                heapq.heappush(heap, entry)
-            else:
-                heapq.heappushpop(heap, entry)
+            fitting.append(timed)
     if not ways:
         found.left_out[NO_ENGINE] += 1
-    elif not heap and nearest is None:
+    elif not fitting and nearest is None:
         found.left_out["the batch does not divide so"] += 1
-    return sorted((entry[2] for entry in heap), key=lambda candidate: candidate.rank), nearest
+    return ranked(fitting)[:keep], nearest
 
 
 def _tried(found: Searched, way: Training, batches: Sequence[tuple[int, int]], first: bool) -> Iterator[Candidate]:

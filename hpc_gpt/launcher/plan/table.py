@@ -140,7 +140,8 @@ def loses(candidate: Candidate, best: Candidate) -> str:
         return f"offloads {host_gib(candidate)} a node, and what a host has is not known"
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
-    if candidate.tokens_per_s * NEAR >= best.tokens_per_s and candidate.is_tight and not best.is_tight:
+    tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
+    if tighter and (candidate.is_filled or candidate.tokens_per_s * NEAR >= best.tokens_per_s):
         return f"tight: {needs(candidate)}"
     if candidate.equals(best):
         return f"equal{_behind(candidate, best)}"
@@ -163,7 +164,8 @@ def _behind(candidate: Candidate, best: Candidate) -> str:
     if candidate.exposed_share - best.exposed_share > 0.01:
         own, other = 100 * candidate.exposed_share, 100 * best.exposed_share
         return f", exposed communication {own:.0f} % against {other:.0f} %"
-    return ", less simple"
+    slower = 100 * (best.tokens_per_s / candidate.tokens_per_s - 1)
+    return f", {show_rate(slower)} % slower" if slower > 0.5 else ", less simple"
 
 
 def can_draw_blocks() -> bool:
