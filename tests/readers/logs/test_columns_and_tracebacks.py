@@ -175,7 +175,7 @@ MARKS = "    " + "^" * 40
         (["RuntimeError:", MARKS], [(1, "RuntimeError:")]),
         # Indented words after the exception, and those of an exception itself, are said.
         ([BEGIN, FRAME, SOURCE, "KeyError: 'a'", WORDS[10:]], [(4, "KeyError: 'a'"), (5, "CUDA out of memory")]),
-        ([BEGIN, FRAME, WORDS, "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"], [(4, "RuntimeError: CUDA")]),
+        ([BEGIN, FRAME, WORDS, "RuntimeError: CUDA out of memory. Tried 2 GiB"], [(4, "RuntimeError: CUDA")]),
     ],
 )  # fmt: skip
 def test_quoted_source_and_the_marks_below_it_are_no_cause(
