@@ -123,8 +123,8 @@ def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
 
 
 def _hours_spent(record: Record) -> float:
-    """GPU hours of a run; none of one on CPUs."""
-    return 0.0 if record.is_on_cpu else number(record.gpu_hours) or 0.0
+    """GPU hours of a run; 0 if it has none, as on CPUs."""
+    return number(record.gpu_hours) or 0.0
 
 
 def _hours_again(run: RunRead) -> float:
