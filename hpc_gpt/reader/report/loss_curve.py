@@ -63,13 +63,11 @@ def loss_curve(
     # At the right, but where a line ends so early that its name has room behind it.
     early = [end for end in sorted(ends) if end[3] + _LETTER * len(end[2]) <= right - 6]
     late = [end for end in sorted(ends) if end not in early]
-    named = [(end, end[3], up) for end, up in zip(early, _spread([up for up, *_ in early], _TOP, bottom), strict=True)]
-    named += [
-        (end, right + 6, up) for end, up in zip(late, _spread([up for up, *_ in late], _TOP + 4, bottom), strict=True)
-    ]
-    for (_, style, short, _), x, up in named:
-        text: dict[str, Any] = {"x": round(x, 1), "y": up + 4, "fill": LINE_COLOURS[style], "class_": f"name s{style}"}
-        parts.append(element("text", escaped(short), **text))
+    for of_these, left, top in ((early, None, _TOP), (late, right + 6, _TOP + 4)):
+        ups_apart = _spread([up for up, *_ in of_these], top, bottom)
+        for (_, style, short, end), up in zip(of_these, ups_apart, strict=True):
+            text: dict[str, Any] = {"x": round(left or end, 1), "y": up + 4, "fill": LINE_COLOURS[style]}
+            parts.append(element("text", escaped(short), **text, class_=f"name s{style}"))
     look = {"fill": "currentColor", "font_size": 11, "font_family": "system-ui, sans-serif"}
     return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(texts), anchor)
 
