@@ -20,7 +20,7 @@ ELSEWHERE = """
     polygon ACCOUNT sattach sbcast sdiag sprio sreport sshare sstat strigger hottest CUDAMismatchException
     OutOfResources arly RAINING inished omplete hutdown rain geglu reglu entity REPORTING ARTIFACT currentColor ies xist
     ksh csh tcsh ubmitted CudaOutOfMemoryError Dist packing BytesStorageMetadata meminfo pointwise PipelineEngine
-    differentiable BZh OggS RIFF ustar TIMELIMIT vgu CZ Cn
+    differentiable BZh OggS RIFF ustar TIMELIMIT vgu CZ Cn sysfs devtmpfs mountinfo
 """
 _TEXTS = (".py", ".j2", ".sh", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
 _QUOTED = re.compile(r'"([\w.%/-]*[A-Za-z0-9])"')

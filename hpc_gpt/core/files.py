@@ -26,11 +26,8 @@ _Found = TypeVar("_Found")
 MOST_BYTES = 64 << 20
 # For what is read of a run that another host serves.
 ANSWER_S = 10.0
-# File systems of the kernel, which have no file of a user.
-_OF_KERNEL = frozenset(
-    ("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "selinuxfs", "bpf",
-     "pstore", "configfs", "mqueue", "hugetlbfs", "fusectl", "efivarfs", "binfmt_misc", "rpc_pipefs", "nsfs", "nfsd")
-)  # fmt: skip
+# File systems of the kernel, which have no file of a user; its others are mounted below these.
+_OF_KERNEL = frozenset(("proc", "sysfs", "devtmpfs", "cgroup", "cgroup2"))
 
 
 def open_regular(path: Path) -> BufferedReader:

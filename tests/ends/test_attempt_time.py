@@ -98,7 +98,7 @@ def test_a_budget_is_spent_by_time_that_nobody_sets(monkeypatch, ran_s, stopped_
     assert os.environ["HPC_GPT_STOP_AT"].isdecimal()
 
 
-def test_ranks_on_cpus_have_no_gpu_hours_in_any_figure_and_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_cpus_have_no_gpu_hours_and_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     run = unsubmitted_run(job__max_gpu_hours=1.0)
     begun(run, 5 * HOUR).write_ended("error", "it ended before its ranks looked", 1)
     attempt = begun(run, 2 * HOUR)
