@@ -36,9 +36,10 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     """List what may go of runs that have ended, and with --yes remove it.
 
     Checkpoints but for the newest sound one, and what report keeps of their logs; with the size of each, and why it may
-    go. What never goes: records, logs, scripts, data; a checkpoint from which another run began that has none of its
-    own, that a job of [after] needs, or that an export reads; and anything of a run that trains, waits or may: if Slurm
-    does not answer, that is not known. What train.save_at and keep_every name goes, too. RUN is as for stop, or a
+    go. The whole folder of a run whose submission was refused, as nothing of it was queued. What never goes of other
+    runs: records, logs, scripts, data; a checkpoint from which another run began that has none of its own, that a job
+    of [after] needs, or that an export reads; and anything of a run that trains, waits or may: if Slurm does not
+    answer, that is not known. What train.save_at and keep_every name goes, too. RUN is as for stop, or a
     folder of runs. Exit 2 if a RUN that is named trains, waits or may; 1 if something of a run could not be removed.
     """
     from hpc_gpt.launcher.watch.clean import CleanRules, look

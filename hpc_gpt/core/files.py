@@ -26,6 +26,8 @@ _Found = TypeVar("_Found")
 MOST_BYTES = 64 << 20
 # For what is read of a run that another host serves.
 ANSWER_S = 10.0
+# File systems of the kernel, which have no file of a user; its others are mounted below these.
+_OF_KERNEL = frozenset(("proc", "sysfs", "devtmpfs", "cgroup", "cgroup2"))
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -95,6 +97,20 @@ def _do(work: Callable[[_Item], _Found], items: Sequence[_Item], done: list[_Fou
             done.append(work(item))
     except BaseException as fault:
         faults.append(fault)
+
+
+def kernel_devices() -> frozenset[int]:
+    """The device numbers, as `st_dev`, of file systems whose files are the kernel's answers, as /proc, /sys and control
+    groups, and of /dev."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            if after.split(" ", 1)[0] in _OF_KERNEL:
+                found.add(os.makedev(*map(int, before.split()[2].split(":"))))
+        if (devices := os.stat("/dev").st_dev) != os.stat("/").st_dev:
+            found.add(devices)
+    return frozenset(found)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -275,8 +275,24 @@
       for (const step of run.skipped) box.append(drawn("path", { d: `M${x.at(placeOf(line, step))} ${bottom - 8}v8`, class: "skipped" }));
       for (const step of run.nan) box.append(drawn("path", { d: `M${x.at(placeOf(line, step)) - 3} ${top + 1}l6 6m0-6l-6 6`, class: "nan" }));
     };
+    const shortened = (name) => (name.length > 17 ? `…${name.slice(-16)}` : name);
+    // At the right, but where a line ends so early that its name has room behind it.
     const addNames = (box, right) => {
-      const ends = of.lines.map((line) => [scales.y.at(line.y.findLast(Number.isFinite)), line]).sort((a, b) => a[0] - b[0]);
+      const all = of.lines.map((line) => {
+        const last = line.y.findLastIndex(Number.isFinite);
+        return [scales.y.at(line.y[last]), line, scales.x.at(line.x[last]) + 6];
+      }).sort((a, b) => a[0] - b[0]);
+      const isEarly = ([, line, at]) => at + 6.5 * shortened(line.name).length <= right - 6;
+      const named = (line, x, y, more) => box.append(drawn("text", { x, y: y + 4, class: `name s${line.run.style}${more}`, "data-run": line.run.index }, shortened(line.name)));
+      const taken = [];
+      for (const [up, line, at] of all.filter(isEarly)) {
+        const isFree = (y) => !taken.some(([left, other]) => Math.abs(left - at) < 116 && Math.abs(other - y) < 11);
+        const places = [0, -1, 1, -2, 2, -3, 3].map((by) => up + 13 * by).filter((y) => y < scales.bottom - 6 && y > scales.top);
+        const place = places.find(isFree) ?? up;
+        taken.push([at, place]);
+        named(line, at, place, " early");
+      }
+      const ends = all.filter((end) => !isEarly(end));
       let free = scales.top + 4;
       ends.forEach((end) => {
         end[0] = Math.max(end[0], free);
@@ -284,8 +300,7 @@
       });
       ends.reverse().forEach((end, below) => {
         end[0] = Math.min(end[0], scales.bottom - 13 * below);
-        const { name, run } = end[1], shortened = name.length > 17 ? `…${name.slice(-16)}` : name;
-        box.append(drawn("text", { x: right + 6, y: end[0] + 4, class: `name s${run.style}`, "data-run": run.index }, shortened));
+        named(end[1], right + 6, end[0], "");
       });
     };
     // The names of points, as far as there is room for them.

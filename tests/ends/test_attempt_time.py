@@ -9,10 +9,11 @@ import pytest
 
 from hpc_gpt.core.ends.decisions import ShownJob, conclude, read_history
 from hpc_gpt.core.ends.end_policy import End, limits_reached
-from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.judge import budget_left, gpu_hours
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, gpus_of, write_heartbeat
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
 
@@ -95,3 +96,20 @@ def test_a_budget_is_spent_by_time_that_nobody_sets(monkeypatch, ran_s, stopped_
     found = limits_reached(run.resolved(), lambda: 0.0, attempt, stopped_s)
     assert ("budget" in found) == is_spent
     assert os.environ["HPC_GPT_STOP_AT"].isdecimal()
+
+
+def test_ranks_on_cpus_have_no_gpu_hours_and_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = unsubmitted_run(job__max_gpu_hours=1.0)
+    begun(run, 5 * HOUR).write_ended("error", "it ended before its ranks looked", 1)
+    attempt = begun(run, 2 * HOUR)
+    (attempt.folder / "trainer.json").write_text('{"device": "cpu"}')
+    monkeypatch.setenv("HPC_GPT_STOP_AT", f"{attempt.started()['started'] + 600:.0f}")
+    assert limits_reached(run.resolved(), lambda: 0.0, attempt, 0.0) == set()
+    conclude(run, attempt, run.resolved(), End("error", "x"), time.time(), attempt.number, ShownJob())
+    past = read_history(run, 1, time.time())
+    left_s, why = budget_left(past, 1.0, 1, 60)
+    shown = read_status([run])[0].gpu_hours, read_run(run).gpu_hours
+    assert (len(past), gpu_hours(past), left_s, why, shown) == (2, 0.0, HOUR, "", (None, None))
+    assert attempt.verdict()["gpu_hours"] == 0
+    (attempt.folder / "trainer.json").write_text('{"device": "NVIDIA H100"}')
+    assert gpu_hours(read_history(run, 1, time.time())) == pytest.approx(7, abs=0.1)

@@ -1,5 +1,6 @@
-"""Keys that have no effect beside the others given: each key of [data], [engine] and [train] has one in each engine,
-is refused, or is named in a note. And the source that follows from data.path."""
+"""Keys that have no effect beside the others given: each key of [data], [engine], [train], [model], [layout]
+and the services' tables has one in each engine, is refused, or is named in a note. And the source that follows from
+data.path."""
 
 import ast
 import functools
@@ -15,14 +16,18 @@ from hpc_gpt.core.engines.base.megatron_program import megatron_arguments
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.engines import check_products
-from hpc_gpt.core.settings.experiment import Data, Engine, Train
+from hpc_gpt.core.settings.experiment import Data, Engine, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.experiment_file import load_experiment, read_experiment
 from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.services import SERVICES
 from tests.conftest import REPOSITORY
 
-TABLES = {"data": Data, "engine": Engine, "train": Train}
+TABLES = {"data": Data, "engine": Engine, "train": Train, "model": Model, "layout": LayoutRequest}
+TABLES |= {name: type(table) for name, table in SERVICES.items()}
+# What a run has of a table of its experiment, if not a table of its name.
+OUTCOMES = {"model": ("model",), "layout": ("layout", "batch", "gpus", "nodes")}
 # Another value than the default of each key whose type does not say one.
 OTHERS: dict[str, Any] = {
     "data.path": "corpus.tokens", "data.source": "random", "data.tokenizer": "char", "data.eval_fraction": 0.1,
@@ -32,6 +37,17 @@ OTHERS: dict[str, Any] = {
     "engine.offload_ratio": 0.5, "engine.cp_exchange": "keys", "engine.megatron_args": ["--x"], "engine.zero_stage": 1,
     "train.dtype": "bf16", "train.matmul": "fp8-tensor", "train.init": "weights", "train.optimizer": "sgd",
     "train.optimizer_mode": "foreach", "train.decay": "constant", "train.decay_shape": "1-sqrt", "train.clip": 0.5,
+    "model.preset": "gpt2-xl", "model.hf": "config.json", "model.hidden": 96, "model.layers": 3, "model.heads": 2,
+    "model.vocab": 300, "model.seq": 64, "model.tied": False, "model.vocab_multiple": 192, "model.kv_heads": 1,
+    "model.head_dim": 64, "model.ffn": 96, "model.mlp": "swiglu", "model.norm": "rmsnorm", "model.norm_eps": 1e-6,
+    "model.positions": "rope", "model.rope_theta": 5e5, "model.bias": "none", "model.qk_norm": True,
+    "model.rope_scaling": {"kind": "linear", "factor": 8.0}, "model.nope_every": 2, "model.pad_token": 3,
+    "layout.gpus": 4, "layout.nodes": 2, "layout.tp": 2, "layout.pp": 2, "layout.cp": 2, "layout.dp": 1,
+    "layout.micro_batch": 3, "layout.micro_batches": 5, "layout.global_batch": 24, "notify.command": "mail",
+    "notify.on": ["ended"], "after.run": "true", "after.sbatch": ["--gpus=1"], "track.wandb": "gpt", "plan.like": "ddp",
+    "plan.attention": "fa2", "plan.grad_sum": "fp32", "plan.dp_overlap": True, "plan.tp_overlap": True,
+    "plan.fused_loss": "jit", "plan.edges_as_layers": True, "plan.states": "fp32", "plan.whole_gradients": True,
+    "plan.whole_logits": True,
     "train.profile_steps": [2, 3], "train.save_at": [5], "train.eval_every": 10, "train.beta1": 0.8, "train.beta2": 0.9,
 }  # fmt: skip
 # What reads these of a program's run beside its arguments: our job chain, our data and the record.
@@ -57,7 +73,11 @@ def keys_read() -> frozenset[str]:
 
 def has_effect(engine: str, key: str, before: Resolved, after: Resolved) -> bool:
     """Whether the run of a program is started otherwise, or anything reads the key of a run of our trainer."""
-    name = key.partition(".")[2]
+    table, _, name = key.partition(".")
+    if table in SERVICES:
+        return bool(getattr(before, table) != getattr(after, table))
+    if table in OUTCOMES:
+        return any(getattr(before, each) != getattr(after, each) for each in OUTCOMES[table])
     if not engine_named(engine).is_program:
         return name in keys_read() or key == "engine.name"
     words = [megatron_arguments(run, "checkpoints", "prefix") for run in (before, after)]
@@ -77,15 +97,17 @@ def sized(engine: str, more: dict[str, Any]) -> Resolved:
 
 
 @pytest.mark.parametrize("engine", sorted({*trainers(), "megatron-lm"}))
-def test_each_key_has_an_effect_or_is_refused_or_named(engine: str) -> None:
+def test_each_key_has_an_effect_or_is_refused_or_named(engine: str, monkeypatch: Any) -> None:
+    monkeypatch.chdir(REPOSITORY)
     before, silent = sized(engine, {}), []
+    given = {f"model.{name}" for name in ("hidden", "layers", "heads", "vocab", "seq")}
     for key in all_keys():
         value = other_value(key)
         try:
             after = sized(engine, {key: value})
         except UserError:
             continue
-        if not (list(idle_keys(after, {key})) or has_effect(engine, key, before, after)):
+        if not (list(idle_keys(after, given | {key})) or has_effect(engine, key, before, after)):
             silent.append(key)
     assert silent == []
 
@@ -105,6 +127,12 @@ def test_each_key_has_an_effect_or_is_refused_or_named(engine: str) -> None:
             {"train.eval_every": 0, "train.eval_batches": 9},
             "train.eval_batches has no effect: train.eval_every is 0: nothing is evaluated",
         ),
+        ({"layout.allow_tp_across_nodes": True}, "layout.allow_tp_across_nodes has no effect: tp 1 is within a node"),
+        (
+            {"after.run": "x", "train.save_last": False, "train.save_every": 0},
+            "after.run has no effect: train.save_last is false and no other key saves",
+        ),
+        ({"model.preset": "llama3.2-1b", "model.layers": 2, "model.kv_heads": 2}, ""),
         ({"engine.compile_backend": "aot_eager"}, 'engine.compile_backend has no effect: engine.compile is "none"'),
     ],
 )  # fmt: skip
@@ -151,3 +179,12 @@ def test_the_source_follows_from_the_path(
         return
     data = load_experiment("own.toml", options).data
     assert (data.source, data.path) == (source, path)
+
+
+def test_a_preset_all_of_whose_sizes_are_given_is_named() -> None:
+    sizes = {"model.hidden": 96, "model.layers": 2, "model.heads": 2}
+    (note,) = idle_keys(run := sized("ddp", {"model.preset": "gpt2-xl", **sizes}), {"model.preset", *sizes})
+    assert note == "model.preset has no effect: each size that it says is given beside it"
+    assert not list(idle_keys(run, {"model.preset", "model.hidden", "model.layers"}))
+    llama = sized("ddp", {"model.preset": "llama3.2-1b", "model.kv_heads": 2, **sizes})
+    assert not list(idle_keys(llama, {"model.preset", *sizes}))

@@ -16,7 +16,8 @@ def test_a_node_whose_clock_is_an_hour_ahead_costs_no_hour(bare_launcher: Launch
     job.wait_end()
     assert job.ended() == ["done"], job.log()
     (record,) = json.loads(launcher.run("report", str(job.run.path), "--json")[0])["records"]
-    assert record["gpu_hours"] < 0.5
+    assert record["gpu_hours"] is None, "ranks on CPUs"
+    assert job.run.attempt(1).verdict()["elapsed_s"] < 1800
     assert job.run.attempt(1).ended()["time"] - job.run.attempt(1).started()["started"] > 3600
 
 

@@ -199,6 +199,30 @@ def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
     assert "remove them by hand" in why_of(cleaned(run.path, "--yes"), run)[""]
 
 
+def refused_run(**line: object) -> RunFolder:
+    run = make_run(logs_dir(), "generic-slurm", submit=False)
+    run.add_submission({"scheduler": "slurm", "job_id": None, "refused": "Invalid account", **line})
+    return run
+
+
+def test_what_was_refused_goes_whole_and_what_had_a_job_stays():
+    refused, trained, lost = refused_run(), refused_run(), refused_run(refused=None, lost="no answer")
+    by_then = refused_run()
+    by_then.add_submission({"scheduler": "slurm", "job_id": "7", "refused": None})
+    with_attempt(trained, [metrics_line(1)], "done")
+    runs = (trained, lost, by_then)
+    shown = in_process("clean", refused.path, code=0).stdout
+    assert f"  may go  {refused.run_id}  " in shown
+    assert ": its submission was refused, and nothing was queued\n" in shown
+    assert refused.path.exists()
+    found = cleaned(logs_dir(), "--yes")
+    assert (refused.path.exists(), [run.path.exists() for run in runs]) == (False, [True] * 3)
+    assert {row["run"] for row in found["runs"] if row["goes"]} == {refused.run_id}
+    assert found["bytes"] > 0
+    kept = cleaned(refused_run().path, "--yes", "--older", "1h")
+    assert "it ended " in kept["runs"][0]["refused"]
+
+
 def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
     run = with_checkpoints(with_attempt(make_run(logs_dir()), 8999, "done"), 10)
@@ -244,6 +268,23 @@ def test_killed_at_any_change_it_leaves_what_the_next_finishes():
         if code == 0:
             break
     assert change > 8
+
+
+def test_killed_as_it_removes_a_refused_run_the_next_finishes():
+    for change in itertools.count():
+        run = refused_run()
+        if (child := os.fork()) == 0:
+            globals()["_left"] = iter([*[False] * change, True])
+            in_process("clean", run.path, "--yes")
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if (run.path / "resolved.json").exists():
+            cleaned(run.path, "--yes")
+            assert not run.path.exists(), change
+        shutil.rmtree(run.path, ignore_errors=True)
+        if code == 0:
+            break
+    assert change > 3
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -20,6 +20,7 @@ from hpc_gpt.core.ends.failures import RETRIES, meaning
 from hpc_gpt.core.ends.state import LATE, SLURM_RUNS, start_class
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.process import host_clock
+from hpc_gpt.core.runs.heartbeats import ran_on_cpu
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.engines import can_resume
 from hpc_gpt.core.settings.resolved import Resolved
@@ -98,13 +99,15 @@ def limits_reached(
     `train_s` returns the seconds of training in all attempts. HPC_GPT_STOP_AT is when the budget is spent, in epoch
     seconds of the host that gave the attempt its `started`: the difference is what the attempt may take. What it has
     taken is not asked of a clock that can be set, or is another host's; `stopped_s` of it were not spent. The save may
-    take as long as the lead of the signal before the time limit.
+    take as long as the lead of the signal before the time limit. Ranks on CPUs spend nothing.
     """
     job, minutes = resolved.job, resolved.train.minutes
     stop_at = os.environ.get("HPC_GPT_STOP_AT", "") if job.max_gpu_hours is not None else ""
     reached = {
         "minutes": minutes is not None and train_s() >= 60 * minutes,
-        "budget": stop_at.isdecimal() and _left_s(int(stop_at), attempt, stopped_s) <= (job.signal_lead_s or 0),
+        "budget": stop_at.isdecimal()
+        and _left_s(int(stop_at), attempt, stopped_s) <= (job.signal_lead_s or 0)
+        and not ran_on_cpu(attempt),
     }
     return frozenset(name for name, is_reached in reached.items() if is_reached)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,9 @@ def is_run_name(name: str, logs: Path) -> bool:
 
 def is_sweep_folder(folder: Path) -> bool:
     """Whether a folder is that of one `submit --sweep`, with links to its runs."""
-    return any(RunFolder(path.parent).sweep_id == folder.resolve().name for path in folder.glob("*/*/resolved.json"))
+    # Unlike Path.glob, this glob goes on if what it looks at goes meanwhile, as folders below /proc do.
+    found = glob.iglob("*/*/resolved.json", root_dir=folder)
+    return any(RunFolder((folder / path).parent).sweep_id == folder.resolve().name for path in found)
 
 
 def singles_out(name: str) -> bool:

@@ -239,16 +239,23 @@ def end_time_of(attempt: Attempt) -> float | None:
     return max(signs) or None
 
 
+def ran_on_cpu(attempt: Attempt) -> bool:
+    """Whether the ranks of an attempt found no GPU: its hours are none of a GPU, in no figure and in no budget. Of one
+    that ended before they looked, another attempt of the run says it."""
+    found = attempt.trainer().get("device")
+    others = sorted(attempt.folder.parent.glob("*/trainer.json")) if found is None else ()
+    return (found or next(filter(None, (Attempt(path.parent).trainer().get("device") for path in others)), "")) == "cpu"
+
+
 def gpu_seconds(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> float:
     """What an attempt cost that is `over`; `gpus` unless it states its own. 0 if its start or its end is not known.
 
     Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured of it. Only without these it is the
-    difference of two clocks, which may be those of two hosts, and may be set meanwhile. A CPU rank of a run on this
-    machine counts as a GPU: it is what the budget asks for.
+    difference of two clocks, which may be those of two hosts, and may be set meanwhile. Ranks on CPUs cost nothing.
     """
     start = attempt.started()
     began = start.get("started")
-    if not began or not over:
+    if not began or not over or ran_on_cpu(attempt):
         return 0.0
     span_s = _measured_s(attempt) if elapsed_s is None else elapsed_s
     return max(0.0, over - began if span_s is None else span_s) * (start.get("gpus") or gpus)

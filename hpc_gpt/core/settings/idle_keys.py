@@ -2,15 +2,19 @@
 are a note."""
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.settings.experiment import Data, Engine, Job, Train
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.services import After
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
-_DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job()}
+# Of what is asked under [layout] a run has only the answer.
+_DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job(), "after": After()}
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,11 @@ _RULES = (
         ("engine.prefetch", "engine.reshard"),
         lambda sized: "" if sized.layout.data_ranks > 1 else "the weights are not sharded: dp is 1",
     ),
+    _Rule(("after.run",), _saves_nothing),
+    _Rule(
+        ("layout.allow_tp_across_nodes",),
+        lambda sized: "" if sized.layout.tp > sized.ranks_per_node else f"tp {sized.layout.tp} is within a node",
+    ),
     _Rule(
         ("job.retry_after_exit_0",),
         lambda sized: "" if _is_of_program(sized, "") else f"engine {sized.engine.name} exits with 0 once it is done",
@@ -92,6 +101,8 @@ _RULES = (
 def idle_keys(sized: Sized, given: Collection[str]) -> Iterator[str]:
     """A line for each reason, with the `given` keys of another value than the default that have no effect because of
     it."""
+    if _takes_nothing_of_preset(sized, given):
+        yield "model.preset has no effect: each size that it says is given beside it"
     left = [key for rule in _RULES for key in rule.keys if key in given and _is_changed(sized, key)]
     for rule in _RULES:
         keys = [key for key in rule.keys if key in left]
@@ -102,5 +113,12 @@ def idle_keys(sized: Sized, given: Collection[str]) -> Iterator[str]:
 
 def _is_changed(sized: Sized, key: str) -> bool:
     table, _, name = key.partition(".")
-    value = getattr(getattr(sized, table), name)
-    return bool(value != getattr(_DEFAULTS[table], name))
+    return table not in _DEFAULTS or bool(getattr(getattr(sized, table), name) != getattr(_DEFAULTS[table], name))
+
+
+def _takes_nothing_of_preset(sized: Sized, given: Collection[str]) -> bool:
+    """Whether every size and kind in which a preset differs from GPT-2's shape is given beside it."""
+    if sized.preset is None or "model.preset" not in given:
+        return False
+    shape, left = preset(sized.preset), [entry for entry in fields(ModelShape) if f"model.{entry.name}" not in given]
+    return all(entry.default is not MISSING and getattr(shape, entry.name) == entry.default for entry in left)

@@ -1,13 +1,16 @@
-"""What may go of runs that have ended, and its removal: checkpoints, and what `report` keeps of their logs.
+"""What may go of runs that have ended, and its removal: checkpoints, and what `report` keeps of their logs; the whole
+folder of a run whose submission was refused, of which nothing was ever queued.
 
-A record, log or script never goes, nor data. Of a run that trains or waits nothing does; one whose state is not known
-may train. Its lock keeps a resumption and a removal apart, as long as checkpoints are renamed: what is renamed is none
-any more, and goes after that (`runs.retention`). A submission that resumes notes itself as a reader before it looks.
+A record, log or script of a run that was queued never goes, nor data. Of a run that trains or waits nothing does; one
+whose state is not known may train. Its lock keeps a resumption and a removal apart, as long as checkpoints are renamed:
+what is renamed is none any more, and goes after that (`runs.retention`). A submission that resumes notes itself as a
+reader before it looks.
 """
 
 import contextlib
 import functools
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +36,7 @@ from hpc_gpt.core.runs.checkpoints import (
 from hpc_gpt.core.runs.disk_space import bytes_in, run_sizes
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, RESUMED_FROM, checkpoint_sources
-from hpc_gpt.core.runs.lock import Holder, RunLocked, locked
+from hpc_gpt.core.runs.lock import Holder, RunLocked, lock_path, locked
 from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
@@ -109,6 +112,8 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
             room.refused = f"it ended {show_duration(ago_s)} ago"
         elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
             room.refused = room.fault = f"you may not change it: it is {user_name(run.path.stat().st_uid)}'s"
+        elif _was_never_queued(run):
+            room.goes = [RoomPiece(run.path, bytes_in(run.path), "its submission was refused, and nothing was queued")]
         elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
             room.refused = "its program's checkpoints are not ours to judge: remove them by hand"
         else:
@@ -133,7 +138,7 @@ def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
         return f"it is {status.state}"
     if status.state == "unknown" or status.cause == NO_ANSWER:
         return "; ".join(filter(None, ("whether it has ended is not known", status.cause)))
-    if status.scheduler != "slurm":
+    if status.scheduler != "slurm" or _was_never_queued(run):
         return ""
     if silence:
         return f"whether a job of it waits is not known: {silence}"
@@ -141,6 +146,13 @@ def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
     if owner != os.geteuid():
         return f"whether a job of it waits is not known: only {user_name(owner)}'s squeue shows that"
     return ""
+
+
+def _was_never_queued(run: RunFolder) -> bool:
+    """Whether each submission of a run was refused, so that it has no job, no attempt, and nothing that it trained."""
+    lines = run.submissions()
+    refused = all(line.get("refused") and not (line.get("job_id") or line.get("lost")) for line in lines)
+    return bool(lines) and refused and not run.attempts() and not any(run.checkpoints.glob("*"))
 
 
 def _ended_ago_s(run: RunFolder) -> float:
@@ -203,6 +215,9 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     (before,) = look([run], rules, is_sound)  # reads, which may take a minute, while a job may still take the lock
     with _fault_of(before), _locked(run):
         (room,) = look([run], rules, is_sound)
+        if _was_never_queued(run) and not room.refused:
+            _remove_folder(run)
+            return room
         for piece in () if room.refused else room.goes:
             if piece.path.parent == run.checkpoints and not piece.path.name.startswith(DELETING):
                 rename_to_delete(piece.path)
@@ -221,6 +236,17 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     if halves := sorted(path.name for path in run.checkpoints.glob(f"{DELETING}*")):
         room.fault = f"{', '.join(halves[:3])} could not be removed: another user's, or on a disk that refuses?"
     return room
+
+
+def _remove_folder(run: RunFolder) -> None:
+    """Removes a run's folder. What makes it a run whose submission was refused goes last, so that the next removal
+    finishes one that was cut off."""
+    for path in sorted(run.path.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in ("resolved.json", "submissions.jsonl", lock_path(run).name):
+            path.unlink()
+    shutil.rmtree(run.path)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from hpc_gpt.core.words import some
 from hpc_gpt.reader.readers.logs.read_log import READER_FAILED
 from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
-from hpc_gpt.reader.readers.runs.discovery import EMPTY, discover, notes, shown_path
+from hpc_gpt.reader.readers.runs.discovery import EMPTY, OF_KERNEL, discover, notes, shown_path
 from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.reader.readers.runs.kept_records import KeptRecords
 from hpc_gpt.reader.readers.runs.own_run import read_own
@@ -94,7 +94,7 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     for path in paths:
         folder = Path(path)
         empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
-        if empty and not any("seen before" in why for why in files.counts):
+        if empty and not any("seen before" in why or why == OF_KERNEL for why in files.counts):
             given += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
     runs = {run.path: run for run in [*given, *oldest_first(files.own)]}
     gathered = gather_records(list(runs.values()), records_only=records_only)

@@ -22,13 +22,14 @@ MOST_CURVES = 8
 # Each stands out from a white ground and from a black one; a page's style may have colours of its own, .s0 to .s7.
 LINE_COLOURS = ("#3274d9", "#c4621d", "#2e8b45", "#9a5fd6", "#d8455a", "#1f8a94", "#94703c", "#74808c")
 _BUCKETS = 150  # a longer line is drawn by the least and the greatest loss of each
-_LEFT, _TOP, _BELOW, _NAMES, _APART = 52.0, 10.0, 30.0, 128.0, 13.0
+_LEFT, _TOP, _BELOW, _NAMES, _APART, _LETTER = 52.0, 10.0, 30.0, 128.0, 13.0, 6.5
 
 
 def loss_curve(
     curves: Sequence[tuple[str, Points, Points]], title: str, anchor: str, width: float = 640, height: float = 300
 ) -> Svg:
-    """The first MOST_CURVES of (name, steps, losses), the arrays (n,), with their names at the lines' ends.
+    """The first MOST_CURVES of (name, steps, losses), the arrays (n,), with their names at the lines' ends, of those
+    that end late beside the drawing.
 
     A line is broken at a loss that is not finite and where the steps go back. `anchor`: an id that no other has.
     """
@@ -55,13 +56,18 @@ def loss_curve(
         look: dict[str, Any] = {"stroke": LINE_COLOURS[style], "fill": "none", "stroke_width": 1.5}
         parts.append(element("path", d=f"{path}h0", class_=f"line s{style}", **look))
         first, final = np.flatnonzero(np.isfinite(x) & np.isfinite(y))[[0, -1]]
-        ends.append((float(ups[np.isfinite(ups)][-1]), style, name))
-        texts.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
-    places = _spread([up for up, _, _ in sorted(ends)], _TOP + 4, bottom)
-    for up, (_, style, name) in zip(places, sorted(ends), strict=True):
-        text: dict[str, Any] = {"x": right + 6, "y": up + 4, "fill": LINE_COLOURS[style], "class_": f"name s{style}"}
+        at = np.flatnonzero(np.isfinite(ups) & np.isfinite(acrosses))[-1]
         short = name if len(name) <= 17 else f"…{name[-16:]}"  # the end of an id is what differs
-        parts.append(element("text", escaped(short), **text))
+        ends.append((float(ups[at]), style, short, float(acrosses[at]) + 6))
+        texts.append(f"{name}: from {y[first]:.4g} at step {x[first]:,.0f} to {y[final]:.4g} at step {x[final]:,.0f}")
+    # At the right, but where a line ends so early that its name has room behind it.
+    early = [end for end in sorted(ends) if end[3] + _LETTER * len(end[2]) <= right - 6]
+    late = [end for end in sorted(ends) if end not in early]
+    for of_these, left, top in ((early, None, _TOP), (late, right + 6, _TOP + 4)):
+        ups_apart = _spread([up for up, *_ in of_these], top, bottom)
+        for (_, style, short, end), up in zip(of_these, ups_apart, strict=True):
+            text: dict[str, Any] = {"x": round(left or end, 1), "y": up + 4, "fill": LINE_COLOURS[style]}
+            parts.append(element("text", escaped(short), **text, class_=f"name s{style}"))
     look = {"fill": "currentColor", "font_size": 11, "font_family": "system-ui, sans-serif"}
     return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(texts), anchor)
 

@@ -17,7 +17,7 @@ from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up,
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.keys import names_of
-from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
@@ -296,7 +296,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
-        ("GPU hours", NOTHING if ON_CPU in str(record.sources.get("device")) else show_digits(record.gpu_hours)),
+        ("GPU hours", show_digits(record.gpu_hours)),
     ]
 
 

@@ -2,14 +2,17 @@
 
 import math
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpc_gpt.reader.readers.logs.columns import DigitColumn, TimeColumn
+from hpc_gpt.reader.readers.logs.read_log import read_log
 from hpc_gpt.reader.readers.logs.step_rows import StepRows, sound_columns
 from hpc_gpt.reader.readers.logs.tracebacks import Tracebacks, node_of_label
 from hpc_gpt.reader.readers.pattern import STEP_FIELDS
+from tests.readers.reading import read_log_plainly
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,41 @@ def test_a_message_may_be_on_the_next_line() -> None:
     assert known.skips_indented
     assert known.take(2, "ValueError: x", failed=True) is None  # which patterns know
     assert not known.open
+
+
+WORDS = '    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")'
+MARKS = "    " + "^" * 40
+
+
+@pytest.mark.parametrize("label", ["", "[rank3]: ", "2025-01-02 10:00:07 n7: "])
+@pytest.mark.parametrize(
+    ("lines", "failures"),
+    [
+        ([BEGIN, FRAME, WORDS, MARKS, "KeyError: 'loss'"], [(5, "KeyError: 'loss'")]),
+        ([BEGIN, FRAME, WORDS, "KeyError: 'loss'"], [(4, "KeyError: 'loss'")]),
+        ([BEGIN, FRAME, "    run(", "        check=True,  # RuntimeError: a wrong one", "    )", "KeyError: 'a'"],
+         [(6, "KeyError: 'a'")]),
+        ([BEGIN, FRAME, SOURCE, FRAME, "    except RuntimeError:", "    ^^^^^^", "queue.Empty"],
+         [(7, "queue.Empty at `except RuntimeError:`")]),
+        # The log ends in it.
+        ([BEGIN, FRAME, SOURCE, FRAME, WORDS, MARKS], []),
+        # Of a log that begins in it, the marks are no message.
+        (["RuntimeError:", MARKS], [(1, "RuntimeError:")]),
+        # Indented words after the exception, and those of an exception itself, are said.
+        ([BEGIN, FRAME, SOURCE, "KeyError: 'a'", WORDS[10:]], [(4, "KeyError: 'a'"), (5, "CUDA out of memory")]),
+        ([BEGIN, FRAME, WORDS, "RuntimeError: CUDA out of memory. Tried 2 GiB"], [(4, "RuntimeError: CUDA")]),
+    ],
+)  # fmt: skip
+def test_quoted_source_and_the_marks_below_it_are_no_cause(
+    tmp_path: Path, label: str, lines: list[str], failures: list[tuple]
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("".join(f"{label}{line}\n" for line in ["training starts", *lines]))
+    for read in (read_log, read_log_plainly):
+        said = {each.place.line - 1: each.message for part in read(log).parts for each in part.failures}
+        found = list(said.items())  # two patterns may take one line
+        assert [number for number, _ in found] == [number for number, _ in failures], found
+        assert all(words in message for (_, message), (_, words) in zip(found, failures, strict=True)), found
 
 
 def test_a_node_is_known_by_its_label() -> None:

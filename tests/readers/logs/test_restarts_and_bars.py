@@ -94,6 +94,14 @@ def hf(count: int, planned: int, *, banner: bool = True, total: bool = True) -> 
     return "\n".join([*header, *steps, *(end if total else [])]).split("\n")
 
 
+def rounded_hf(count: int) -> list[str]:
+    """A Trainer's log of 561 steps in three epochs, a line each ten steps, that ends after `count` with its total."""
+    header = ["***** Running training *****", "  Num Epochs = 3", "  Total optimization steps = 561"]
+    line = "{{'loss': {:.4f}, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': {:.2f}}}"
+    steps = [line.format(4 - n / 200, n / 187) for n in range(10, count + 1, 10)]
+    return [*header, *steps, f"{{'train_runtime': 1203.5, 'train_loss': 2.9, 'epoch': {count / 187:.2f}}}"]
+
+
 FAILED = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "KeyError: 'x'"]
 BANNER = "==== run 2: wd=0.1 ===="
 
@@ -126,6 +134,9 @@ def loop(count: int, *, loss: float = 9.0) -> list[str]:
             [f"## wd {n}\nstep:1750/1750 val_loss:3.2{n} train_time:18000ms step_avg:102.00ms" for n in range(3)],
             [[(1750, 1750, "done")]] * 3,
         ),
+        # The Trainer says that it has finished: by epochs and a bar that are rounded, 559 of 561 steps; not 280 of 561.
+        (rounded_hf(560), [[(9, 559, "done")]]),
+        (rounded_hf(280), [[(9, 280, "unknown")]]),
         # Step 0 alone trained nothing.
         (["iter 0: loss 10.9886, time 49166.94ms", *FAILED], [[(None, None, "error")]]),
     ],

@@ -1,6 +1,11 @@
 """What lies under a path: everything once, nothing that is no log, and every skipped thing counted and named."""
 
+import builtins
+import io
+import json
+import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.reader.readers.runs.discovery import (
+    OF_KERNEL,
     discover,
     distinguishing_folders,
     is_general,
@@ -19,6 +25,7 @@ from hpc_gpt.reader.readers.runs.discovery import (
     notes,
 )
 from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
+from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run
 from tests.readers.made_logs import dump, iterations, write_log
 
@@ -85,6 +92,59 @@ def test_what_is_no_plain_file_is_never_opened(lab):
         found = discover([lab, lab / "pipe.log", "/dev/zero"])
     assert found.counts["not a plain file"] == 3
     assert names(found.logs) == ["a.log"]
+
+
+def test_folders_of_the_kernel_are_not_entered(lab):
+    for name in ("proc/self", "sys", "dev"):
+        (lab / name.replace("/", "-")).symlink_to(f"/{name}", target_is_directory=True)
+    found = discover([lab, "/proc"])
+    assert (found.counts, names(found.logs)) == ({OF_KERNEL: 4}, ["a.log"])
+    assert in_process("why", "/proc").stderr.startswith("Error: no run in /proc\n")
+    said = in_process("report", "/sys", lab, "--json")
+    assert (said.code, f"/sys: {OF_KERNEL}" in said.stderr, len(json.loads(said.stdout)["records"])) == (1, True, 1)
+
+
+@pytest.mark.parametrize(
+    "victim", ["b.log", "job.slurm", "copy.out", "more", pytest.param("ours", marks=pytest.mark.long)]
+)
+def test_a_file_that_goes_does_not_end_the_rest(lab, victim, monkeypatch):
+    """Before each call that asks for it or opens it, in turn."""
+    gone = lab / victim
+
+    def make() -> None:
+        for name in ("b.log", "more/c.log"):
+            write_log(lab / name, dump(), iterations(1, 5))
+        (lab / "job.slurm").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun x\n")
+        (lab / "copy.out").write_text("".join(f"{line}\n" for line in iterations(1, 9, loss=3)))
+        if not (lab / "ours").exists():
+            shutil.copy(lab / "copy.out", add_attempt(make_run(lab / "ours"), []).log)
+
+    left = math.inf
+
+    def losing(call):
+        def wrapped(path, *words, **more):
+            nonlocal left
+            if isinstance(path, str | os.PathLike) and Path(path).is_relative_to(gone):
+                left -= 1
+                if not left:
+                    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+            return call(path, *words, **more)
+
+        return wrapped
+
+    make()
+    for module, name in ((os, "stat"), (os, "open"), (os, "scandir"), (io, "open"), (builtins, "open")):
+        monkeypatch.setattr(module, name, losing(getattr(module, name)))
+    for turn in range(1, 999):
+        left = math.inf
+        make()
+        left = turn
+        done = in_process("report", lab, "--json")
+        kept = {record["run"].rpartition("/")[2] for record in json.loads(done.stdout)["records"]}
+        assert "a" in kept, (turn, done.stderr)
+        if left > 0:
+            break
+    assert 2 < turn < 900
 
 
 def test_what_cannot_be_read_is_told(lab):

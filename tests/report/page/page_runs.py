@@ -174,8 +174,8 @@ def swept_runs() -> list[RunRead]:
     for place, rate in enumerate((1e-4, 3e-4, 1e-3, 3e-3)):
         record = megatron(
             run=f"20261120-08000{place}-00a{place}", name="lr-demo", engine="ddp", dialect="hpc-gpt", params=845_000,
-            gpus=2, seq=256, device=None, mfu=None, gpu_hours=0.01, loss_last=3.0 - 100 * rate, step_s=0.2,
-            tokens_per_s=5000.0 + place, started=f"2026-11-20T08:00:0{place}Z",
+            gpus=2, seq=256, device=None, mfu=None, gpu_hours=None if place else 0.01, loss_last=3.0 - 100 * rate,
+            step_s=0.2, tokens_per_s=5000.0 + place, started=f"2026-11-20T08:00:0{place}Z",
             settings={"sweep": {"name": "lr-demo", "row": f"lr-{rate:g}"}, "train": {"lr": rate, "seed": 1}},
             sources={"device": f"attempts/1/trainer.json: {ON_CPU}"} if place else {},
         )  # fmt: skip

@@ -524,3 +524,21 @@ def test_a_thousand_runs_are_sorted_and_filtered(browser, tmp_path):
     browser.run("document.querySelector('#tools input').focus()")
     browser.call("Input.insertText", text="node failure")
     assert browser.run("document.querySelector('[role=status]').textContent") == "100 of 1000 runs"
+
+
+def test_a_line_that_ends_early_has_its_name_at_its_end(browser, tmp_path):
+    runs = [
+        RunRead(megatron(run=f"n{count}", name="a"), curve(count, seed=count)) for count in (300, 299, 100, 101, 240)
+    ]
+    write_page(tmp_path / "early.html", runs)
+    browser.open(tmp_path / "early.html", width=1440)
+    texts = "[...document.querySelector('.plot').querySelectorAll('.name')]"
+    browser.until(f"{texts}.length == 5")
+    places = browser.run(f"{texts}.map((each) => [each.textContent, +each.getAttribute('x'), +each.getAttribute('y'), "
+                         "each.classList.contains('early')])")  # fmt: skip
+    early = {name: (x, y) for name, x, y, is_early in places if is_early}
+    late = {x for _, x, _, is_early in places if not is_early}
+    assert (len(early), len(late)) == (3, 1)
+    assert all(x < max(late) for x, _ in early.values())
+    (_, first), (_, second) = sorted(early.values())[:2]
+    assert abs(first - second) >= 11, "names of two lines that end at one place are apart"

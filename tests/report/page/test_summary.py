@@ -54,6 +54,24 @@ def test_a_run_that_cannot_be_ranked_is_not_the_best(change, why):
     assert f"No runs are ranked: {why}." in page
 
 
+def test_scripts_of_unknown_size_are_ranked_by_what_is_known():
+    def script(name: str, step_s: float | None, **more) -> RunRead:
+        sizes = {"params": None, "seq": None, "mfu": None, "tokens_per_s": None, "tokens_per_s_gpu": None}
+        return RunRead(megatron(name=name, step_s=step_s, **(sizes | more)))
+
+    runs = [script("a", 2.0), script("a", 0.5), script("a", 0.1, gpus=8), script("b", 0.2), script("a", None)]
+    (group,), notes = best(*runs)
+    assert (group["title"], group["runs"], notes) == ("runs of a, 64 v100-32g", 2, [])
+    assert (group["by_step"]["place"], group["by_step"]["figure"], group["by_tokens"]) == (1, "0.500 s a step", None)
+    assert "Shortest step</dt><dd><strong>0.500 s a step</strong>" in build_page(runs)
+    groups, notes = best(*runs, RunRead(megatron()), script("c", 1.0, seq=1024, tokens_per_s=9e5))
+    assert [each["title"] for each in groups] == ["52.0B parameters, sequence 1,024", "runs of a, 64 v100-32g"]
+    assert notes == ["1 run whose model size or sequence length is not known"]
+    page = build_page([*runs, RunRead(megatron(mfu=0.2, tokens_per_s=9e3)), RunRead(megatron())])
+    tiles = page.split('<dl class="tiles">')[1].split("</dl>")[0]
+    assert tiles.count("52.0B parameters, sequence 1,024</span>") == 2, "each tile says of which group its best is"
+
+
 def test_runs_are_ranked_on_any_device_and_by_rate_without_peak():
     other = RunRead(megatron(device="mi300x", mfu=None, tokens_per_s=9000.0))
     (group,), notes = best(RunRead(megatron()), other)

@@ -162,8 +162,6 @@ def test_a_figure_has_its_digits_and_its_source() -> None:
         "loss_eval_by": ("web -", ""), "device": ("-", "no device"), "loss_last": ("1e+30", "log:3"),
         "version of torch": ("2.9", "log:2"),
     }  # fmt: skip
-    on_cpu = replace(record, device=None, gpu_hours=2.0, sources={"device": ON_CPU}, settings={})
-    assert [fact["key"] for fact in details_of(RunRead(on_cpu), "a", 0, "")["facts"]].count("gpu_hours") == 0
 
 
 def test_a_run_has_a_sign_for_how_it_ended() -> None:

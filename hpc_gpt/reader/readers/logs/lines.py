@@ -55,6 +55,8 @@ class LineReader(GrowingParts):
         """Adds what was found in a line to its part."""
         self.tracebacks.raised_in = ""
         if self.tracebacks.open:
+            if matches and self.tracebacks.quotes(line):
+                matches = []
             failed = any(rule.pattern.kind == "failure" for _, rule in matches)
             if raised := self.tracebacks.take(number, line, failed):
                 self._raised(*raised, line)

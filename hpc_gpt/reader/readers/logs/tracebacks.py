@@ -32,6 +32,7 @@ _EXCEPTION = re.compile(
 _NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
 _ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
 _RULE = re.compile(r"\s*[=*-]{4}")
+_MARKS = re.compile(r"[\s~^]+$")  # what Python puts below a part of the source
 _ALONE = re.compile(r"[\w.()]{1,200}\s*$")
 # llm.c's macros, and others': the message of CUDA, NCCL or MPI is on the next line.
 _OF_MACRO = re.compile(r"\[(\w{1,20}) ERROR\] at [^\n]{1,300}?[:)] (.*)")
@@ -42,7 +43,8 @@ NO_MESSAGE = re.compile(r"(?:[\w.()]{1,200}:(?: .{0,380}:)?|\[\w{1,20} ERROR\] a
 @dataclass
 class _Open:
     """A traceback: the `blanks` after its label, how many `foreign` lines may follow, `file` and `source` of its last
-    frame, `name` and `number` of its line if its message alone is missing."""
+    frame, `name` and `number` of its line if its message alone is missing. The source of that frame is indented by more
+    than `frame_indent`, None after it."""
 
     blanks: int = 0
     foreign: int = _FOREIGN
@@ -51,6 +53,7 @@ class _Open:
     in_frame: bool = False
     source: str = ""
     file: str = ""
+    frame_indent: int | None = None
 
 
 class Tracebacks:
@@ -95,6 +98,12 @@ class Tracebacks:
         if label in self._open or len(self._open) < _MOST_OPEN:
             self._open[label] = _Open(len(before) - len(before.rstrip()), 0, name.strip(), number)
 
+    def quotes(self, line: str) -> bool:
+        """Whether the line is source that an open traceback quotes, or the marks below it: its words are not said."""
+        label, rest = self._split(line)
+        indent = self._open[label].frame_indent if label in self._open else None
+        return indent is not None and len(rest) - len(rest.lstrip()) > indent
+
     def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
         """(number of its first line, text) of an exception that this line ends, None if it ends none.
 
@@ -107,12 +116,20 @@ class Tracebacks:
             return None
         if begun.name:
             del self._open[label]
-            return None if _ANOTHER.match(rest) or _RULE.match(rest) else (begun.number, f"{begun.name} {rest.strip()}")
+            return (
+                None
+                if any(each.match(rest) for each in (_ANOTHER, _RULE, _MARKS))
+                else (begun.number, f"{begun.name} {rest.strip()}")
+            )
         if rest[0] in INDENT and not failed:
             begun.source = rest.strip().rstrip("\\ ") if begun.in_frame else begun.source
             begun.in_frame = rest.lstrip().startswith('File "')
+            indent = len(rest) - len(rest.lstrip())
+            if begun.in_frame or indent <= (begun.frame_indent or 0):
+                begun.frame_indent = indent if begun.in_frame else None
             begun.file = rest.lstrip()[6:].partition('"')[0][:LONGEST_FILE] if begun.in_frame else begun.file
             return None
+        begun.frame_indent = None
         found = _EXCEPTION.match(rest.rstrip())
         begun.foreign -= 1
         if failed or found or not begun.foreign:

@@ -18,17 +18,18 @@ from hpc_gpt.reader.readers.runs.grouping import RunParts
 from hpc_gpt.reader.readers.runs.log_steps import LogSteps, log_interval, main_steps, reaches, step_span
 
 _ZONE = "as printed, taken as UTC"
+_ABOUT_ALL = 0.01  # of the planned steps may be missing before a program's totals
 _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 
-def _has_finished(part: Part, dialect: str | None, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
+def _has_finished(part: Part, steps: LogSteps, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
     """Whether a part's totals show its program's end: that of the steps, and they are not fewer than planned."""
-    own = any(fact.dialect == dialect or dialect is None for fact in part.totals.values())
+    own = any(fact.dialect == steps.dialect or steps.dialect is None for fact in part.totals.values())
     found = main_steps(part)
-    # The last line may be a whole interval of lines before the end.
-    interval = log_interval(found[1]) if found is not None else 1
-    short = bool(planned and spans) and max(span[1] for span in spans) + max(1, interval) < (planned or 0)
-    return bool(part.totals) and own and not short
+    # The last line may be a whole interval of lines before the end, its epoch is rounded, a bar is not always drawn.
+    interval = max(log_interval(found[1]), steps.interval) if found is not None else 1
+    missing = planned - max(span[1] for span in spans) if planned and spans else 0
+    return bool(part.totals) and own and missing <= max(interval, _ABOUT_ALL * (planned or 0))
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     # A bar alone may be of anything.
     trained = any(part.steps or part.totals for part in parts)
     reached = trained and any(reaches(span, planned) for span in spans)
-    reached = reached or any(_has_finished(part, steps.dialect, planned, spans) for part in parts)
+    reached = reached or any(_has_finished(part, steps, planned, spans) for part in parts)
     cause = first_cause(parts, reached, asked_for_gpus)
     if (since := steps.nan_since(number)) is not None:
         step, (file, line) = steps["step"][since], (steps.files[number], int(steps.line[since]))

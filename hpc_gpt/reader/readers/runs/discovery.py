@@ -4,6 +4,7 @@ Folders are walked without following circular links, and only plain files are op
 bytes whether a file is a log; here files are left out only by names that no log has (source, pages, weights).
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_gpt.core import output
+from hpc_gpt.core.files import kernel_devices
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.words import and_more
 from hpc_gpt.reader.readers.logs.read_log import READER_FAILED
@@ -19,6 +21,7 @@ from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import BENCH_FILE, is_bench
 
 EMPTY = "empty file"
+OF_KERNEL = "devices and files of the kernel, not entered"
 _HEAD = 4096  # bytes in which #SBATCH is searched
 _SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
 _LARGEST_SCRIPT = 1 << 20
@@ -89,10 +92,12 @@ def _leave_out_output_files(found: DiscoveredFiles) -> None:
         by_head.setdefault(_head(log), []).append(log)
     for path in found.logs.copy():
         logs = by_head.get(_head(path), ()) if str(path) != STDIN else ()
-        if any(_same_log(path, log) for log in logs):
-            found.logs.remove(path)
-            if not any(path.samefile(log) for log in logs):  # a copy, not a link of ours
-                found.skip("the output file of a run that is listed", path)
+        with contextlib.suppress(OSError):  # one of both is gone: what reads it says so
+            if any(_same_log(path, log) for log in logs):
+                is_link = any(path.samefile(log) for log in logs)
+                found.logs.remove(path)
+                if not is_link:  # a copy, not a link of ours
+                    found.skip("the output file of a run that is listed", path)
 
 
 def _head(path: Path) -> bytes:
@@ -150,14 +155,17 @@ def _take_path(path: Path, files: DiscoveredFiles, seen: set[tuple[int, int]], n
 
 
 def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None:
-    """Takes every folder below, each once, sorted by name."""
-    waiting = [top]
+    """Takes every folder below, each once, sorted by name. Those of the kernel are not entered."""
+    waiting, kernel = [top], kernel_devices()
     while waiting:
         folder = waiting.pop()
         output.working_on = str(folder)
         try:
             about = folder.stat()
             key = (about.st_dev, about.st_ino)
+            if about.st_dev in kernel:
+                files.skip(OF_KERNEL, folder)
+                continue
             if key in seen:
                 if folder != top and not (folder / "resolved.json").is_file():  # a sweep's link to one of its runs
                     files.skip("folder seen before, for example through a link", folder)

@@ -92,7 +92,9 @@ class KeptRecords:
 
     def note(self, run: RunFolder, read: RunRead, is_written: bool) -> None:
         """Notes what was read of a run after `find`, and whether record.json holds it."""
-        if read.is_settled:
+        with contextlib.suppress(FileNotFoundError):  # the run was removed meanwhile
+            if not read.is_settled:
+                return
             about = _about(os.stat(run.record)) if is_written else None
             self._kept.note(run, (about, *_figures_and_files(read)))
 

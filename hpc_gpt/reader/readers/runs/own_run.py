@@ -25,7 +25,7 @@ from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
 from hpc_gpt.core.runs.checkpoints import order_note
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of
+from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_seconds, gpus_of, ran_on_cpu
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import PREDICTED, CachedRun, RunFolder, job_ids
@@ -358,8 +358,9 @@ def _add_attempts(
 
 
 def _add_gpu_hours(draft: Draft, resolved: Resolved, attempts: list[AttemptRead]) -> None:
-    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one."""
-    if resolved.asked_gpus is None:
+    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life without one; no
+    hours of ranks on CPUs."""
+    if resolved.asked_gpus is None or (attempts and all(ran_on_cpu(read.attempt) for read in attempts)):
         return
     spans = [gpu_seconds(read.attempt, gpus_of(resolved), end_time_of(read.attempt)) for read in attempts]
     timed = sum(span > 0 for span in spans)

@@ -339,7 +339,7 @@ def _facts(record: Record) -> list[dict[str, str]]:
     for key in RECORD_KEYS:
         value = getattr(record, key)
         source = safe(record.sources.get(key, ""), 400)
-        if key in _NOT_FIGURES or (value is None and not source) or (key == "gpu_hours" and record.is_on_cpu):
+        if key in _NOT_FIGURES or (value is None and not source):
             continue
         facts.append({"key": key, "text": _value_text(key, value), "source": source})
     source = safe(record.sources.get("versions", ""))

@@ -1,7 +1,7 @@
 """What people came for, at the top of the page: the best runs, how runs ended, the GPU hours, the failures by cause.
 
 Only runs that are comparable are ranked together: those of one model size and sequence length, on any device, whose
-figures are not in doubt.
+figures are not in doubt; where size or sequence is not known, those of one name on equal devices.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.core.words import NOTHING, counted, show_rate, show_share
+from hpc_gpt.core.words import NOTHING, counted, show_digits, show_params, show_rate, show_share
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
 from hpc_gpt.reader.report.page.groups import model_of
@@ -25,26 +25,28 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
     The best run by MFU and by tokens is None if no run has it: a device may have no known peak.
     """
     doubted = {place for anomaly in anomalies if FAILED < anomaly.level <= DOUBT for place in anomaly.runs}
-    models: dict[tuple[str, int], list[int]] = defaultdict(list)
-    in_doubt = not_known = 0
+    models: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    in_doubt = 0
     for place, run in enumerate(runs):
-        if number(run.record.mfu) is None and not tokens_per_s_gpu(run.record):
+        rated = number(run.record.mfu) is not None or tokens_per_s_gpu(run.record)
+        if not rated and (model_of(run.record) is not None or not number(run.record.step_s)):
             continue
         if place in doubted:
             in_doubt += 1
-        elif (model := model_of(run.record)) is None:
-            not_known += 1
         else:
-            models[model].append(place)
+            models[_alike(run.record)].append(place)
+    alone = [key for key, places in models.items() if len(key) > 2 and len(places) < 2]
+    not_known = sum(bool(tokens_per_s_gpu(runs[models.pop(key)[0]].record)) for key in alone)
     newest = sorted(models.items(), key=lambda item: max(runs[at].record.started or "" for at in item[1]), reverse=True)
     best = [
         {
-            "title": f"{size} parameters, sequence {seq:,}",
+            "title": ", ".join(filter(None, key)),
             "runs": len(places),
             "by_mfu": _best(runs, places, lambda record: number(record.mfu), show_share),
             "by_tokens": _best(runs, places, tokens_per_s_gpu, show_rate),
+            "by_step": _best(runs, places, lambda record: number(record.step_s), _seconds, least=True),
         }
-        for (size, seq), places in newest
+        for key, places in sorted(newest, key=lambda item: len(item[0]))
     ]
     notes = []
     if in_doubt:
@@ -54,17 +56,32 @@ def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[li
     return best, notes
 
 
+def _alike(record: Record) -> tuple[str, ...]:
+    """What runs that are ranked together have in common, as text: the model's size and sequence length; where one of
+    these is not known, as of most scripts, what is known of them, the name and the devices."""
+    size, seq = number(record.params), number(record.seq)
+    sizes = (f"{figure_text(show_params, size)} parameters" if size else "", f"sequence {seq:,.0f}" if seq else "")
+    if model_of(record) is not None:
+        return sizes
+    return (*sizes, f"runs of {safe(record.name or record.dialect or NOTHING, 60)}", devices_text(record) or "")
+
+
+def _seconds(step_s: float) -> str:
+    return f"{show_digits(step_s)} s a step"
+
+
 def _best(
     runs: Sequence[RunRead],
     places: Sequence[int],
     value: Callable[[Record], float | None],
     show: Callable[[float], str],
+    least: bool = False,
 ) -> dict[str, Any] | None:
     """The best run's place in the report, its figure, and its layout, devices and data type in short."""
     known = [(figure, place) for place in places if (figure := value(runs[place].record))]
     if not known:
         return None
-    figure, place = max(known, key=lambda pair: (pair[0], -pair[1]))
+    figure, place = max(known, key=lambda pair: (-pair[0] if least else pair[0], -pair[1]))
     record = runs[place].record
     about = [layout_text(record), devices_text(record) or "", safe(record.dtype or "", 20)]
     about = [part for part in about if part not in ("", NOTHING)]
@@ -123,8 +140,8 @@ def failures_by_cause(runs: Sequence[RunRead]) -> list[dict[str, str]]:
 
 
 def _hours_spent(record: Record) -> float:
-    """GPU hours of a run; none of one on CPUs."""
-    return 0.0 if record.is_on_cpu else number(record.gpu_hours) or 0.0
+    """GPU hours of a run; 0 if it has none, as on CPUs."""
+    return number(record.gpu_hours) or 0.0
 
 
 def _hours_again(run: RunRead) -> float:
