@@ -239,7 +239,7 @@ def _print_table(
     texts = [f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
     texts += [f"  {line}" for line in figures_lines(figures, plan.question.gpus)]
     texts += [
-        f"  constants: {plan.source}; the range of the step time has four of five published steps; machines of one "
+        f"  constants: {plan.source}; four of five published step times lie within the range; machines of one "
         "device differ, V100 and nodes on EFA most: --calibrate fits yours",
         slow,
         without_offload(searched),

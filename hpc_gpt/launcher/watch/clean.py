@@ -110,7 +110,7 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
         elif not all(os.access(path, os.W_OK | os.X_OK) for path in (run.path, run.checkpoints) if path.exists()):
             room.refused = room.fault = f"you may not change it: it is {user_name(run.path.stat().st_uid)}'s"
         elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
-            room.refused = "its program's checkpoints are not ours to judge: remove them by hand"
+            room.refused = "its own program wrote the checkpoints; delete by hand those that you do not need"
         else:
             with _fault_of(room):
                 _sort_out(room, rules, is_sound, children)
