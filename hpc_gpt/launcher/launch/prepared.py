@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,11 +133,11 @@ def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
     """The standing lines that the newest `runs` runs of the same experiment were submitted with."""
     folder = logs / resolved.slug
     try:
-        newest = sorted(os.listdir(folder))[-runs:]  # a run's id begins with its time
+        newest = sorted(os.listdir(folder), reverse=True)  # a run's id begins with its time
     except OSError:
         return frozenset()
-    tables = [read_json(folder / name / "provenance.json") for name in newest]
-    return frozenset(str(line) for table in tables for line in table.get(NOTES) or ())
+    files = (path for name in newest if (path := folder / name / "provenance.json").exists())  # a sweep has none
+    return frozenset(str(line) for path in itertools.islice(files, runs) for line in read_json(path).get(NOTES) or ())
 
 
 def without_said(lines: Iterable[str], said: frozenset[str]) -> list[str]:
