@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.settings.cluster import load_profile
@@ -234,14 +233,14 @@ def _run(
     ours = [cell.prepared for cell in cells if cell.prepared]
     provenance = check_submission(ours, logs) if ours else {}
     bench_run = Bench(cells, rounds, make_folder(logs, name), provenance, asked.profile)
-    say(f"bench {bench_run.folder.id} in {bench_run.folder.path}", err=True)
+    say(f"bench {bench_run.folder.id} in {from_here(bench_run.folder.path)}", err=True)
     with signals_as_ctrl_c():
         try:
             bench_run.run()
         except KeyboardInterrupt:
             done = len(bench_run.rows)
             words = f"{done} of {len(cells)} rows were measured and are" if done else "no row was measured; the log is"
-            say(f"{words} kept in {bench_run.folder.path}", err=True)
+            say(f"{words} kept in {from_here(bench_run.folder.path)}", err=True)
             raise
         finally:
             _print(bench_run, out, ladder)
@@ -265,7 +264,7 @@ def _print(bench_run: Bench, out: TextIO | None, ladder: PreparedLadder | None) 
     for hint in bench_run.hints:
         say(f"hint: {hint}", err=True)
     if rows:
-        click.echo(f"next: hpc-gpt report {shlex.quote(str(bench_run.folder.path))}", err=True)
+        click.echo(f"next: hpc-gpt report {bench_run.folder.id}", err=True)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.disk_space import free_bytes
 from hpc_gpt.core.runs.find_runs import find_runs, singles_out
 from hpc_gpt.core.terminal import ProgressLine, say
-from hpc_gpt.core.words import counted, plain, show_bytes
+from hpc_gpt.core.words import counted, plain, show_bytes, some_names
 
 if TYPE_CHECKING:
     from hpc_gpt.launcher.watch.clean import RunRoom
@@ -72,8 +72,14 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
             json.dumps({"schema": 1, "removed": yes, "bytes": total, "free_bytes": free, "runs": rows}, indent=1)
         )
     else:
+        refused: dict[str, list[str]] = {}
         for room in done:
-            _print(room, yes)
+            if room.refused:
+                refused.setdefault(room.refused, []).append(room.run.run_id)
+            else:
+                _print(room, yes)
+        for why, ids in refused.items():
+            say(plain(f"{some_names(ids)}: nothing is removed: {why}"))
         line = f"{'removed' if yes else 'could be removed'}: {show_bytes(total)} of {counted(len(done), 'run')}"
         say(line + ("" if free is None else f"; {show_bytes(free)} free"))
         if total and not yes:
@@ -86,9 +92,6 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
 
 
 def _print(room: RunRoom, removed: bool) -> None:
-    if room.refused:
-        say(plain(f"{room.run.run_id}  nothing goes: {room.refused}"))
-        return
     say(f"{room.run.run_id}  {room.state}  {show_bytes(room.bytes)} {'gone' if removed else 'may go'}")
     for verb, pieces in (("gone" if removed else "may go", room.goes), ("stays", room.stays)):
         for piece in pieces:

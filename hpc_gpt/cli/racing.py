@@ -30,7 +30,7 @@ def submit_race(
     given = [name for name, size in sizes.items() if size is not None]
     if not race:
         to_train = f"to train so many steps: --until steps={sizes['--steps']}; " if given[0] == "--steps" else ""
-        raise ConfigError(f"{given[0]} is of a race", f"{to_train}add --race, or leave it out")
+        raise ConfigError(f"{given[0]} belongs to --race", f"{to_train}add --race, or leave it out")
     others = [
         *others,
         *(["--sweep"] if request.sweep else []),

@@ -18,7 +18,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.find_runs import no_runs
 from hpc_gpt.core.terminal import say, shows_life, width
-from hpc_gpt.core.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
+from hpc_gpt.core.words import and_more, counted, plain
 from hpc_gpt.reader.report.tables import (
     COLUMNS,
     all_columns,
@@ -27,8 +27,6 @@ from hpc_gpt.reader.report.tables import (
     predictions_of,
     predictions_text,
     record_pieces,
-    show_begin,
-    show_name,
     sort_records,
 )
 
@@ -174,8 +172,8 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
             return text
     room = width() if form == "table" and columns in ("auto", "usual", *_OF_SWEEP, *PUBLISHED_TABLES) else None
     if room is not None and (lines is not None or gathered.records):
-        text, left_out = terminal_table(lines or lines_of(gathered.records), room)
-        gathered.notes += left_out
+        text, gathered.row_notes, narrow = terminal_table(lines or lines_of(gathered.records), room)
+        gathered.notes += [narrow] * bool(narrow)
         return [text]
     if lines is not None:
         return [sweep_text(lines, form)]
@@ -216,45 +214,18 @@ def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
 
 def _print_notes(gathered: GatheredRuns, form: str) -> None:
     """Prints to stderr which runs are branches, and what looks wrong; in JSON both are in the records."""
-    for record in gathered.records if form not in ("json", "jsonl") else []:
-        parent = record.settings.get("resumed_from")
-        if isinstance(parent, dict) and parent.get("branch"):
-            say(plain(f"note: {show_name(record)}: begins from {show_begin(record)}"), err=True)
-    for words in _flags(gathered) if form not in ("json", "jsonl") else []:
-        say(plain(f"note: {words}"), err=True)
+    from hpc_gpt.reader.report.table_notes import note_lines, notes_on
+
+    beside = list(gathered.notes)
     if gathered.unwritten:
-        more = and_more(len(gathered.unwritten), 1)
-        say(plain(f"note: record.json not written: {gathered.unwritten[0]}{more}"), err=True)
-    for words in gathered.notes:
+        beside.insert(0, f"record.json not written: {gathered.unwritten[0]}{and_more(len(gathered.unwritten), 1)}")
+    if form not in ("json", "jsonl"):
+        on_runs = [*gathered.row_notes, *itertools.chain.from_iterable(map(notes_on, gathered.runs))]
+        beside = [*note_lines(on_runs, len(gathered.runs), len(beside)), *beside]
+    for words in beside:
         say(plain(f"note: {words}"), err=True)
     for fault in gathered.unread:
         say(plain(fault), err=True, label="Error: ", style="red")
-
-
-_MOST_FLAGS = 60
-
-
-def _flags(gathered: GatheredRuns) -> list[str]:
-    """Each flag once, with the runs that have it; flags that differ only in their figures once, if there are many."""
-    runs: dict[str, list[str]] = {}
-    for record in gathered.records:
-        for flag in record.flags:
-            runs.setdefault(flag, []).append(show_name(record))
-    shapes: dict[str, list[str]] = {}
-    for flag in runs:
-        shapes.setdefault(without_figures(flag), []).append(flag)
-    lines = []
-    for alike in shapes.values():
-        if len(alike) > FEW_ALIKE:
-            together = dict.fromkeys(name for flag in alike for name in runs[flag])
-            runs[f"{alike[0]} ({ALIKE})"] = list(together)
-            for flag in alike:
-                del runs[flag]
-    for flag, names in runs.items():
-        more = and_more(len(names), 3, what="more run") if len(names) > 4 else ""
-        lines.append(f"{', '.join(names[:3] if more else names)}{more}: {flag}")
-    left = len(lines) - _MOST_FLAGS
-    return lines if left <= 0 else [*lines[:_MOST_FLAGS], f"{left:,} more, under flags in --json"]
 
 
 def _write(gathered: GatheredRuns, html: Path | None, tensorboard: Path | None, wandb: Path | None) -> None:

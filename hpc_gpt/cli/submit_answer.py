@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpc_gpt.core.errors import JobRefused
-from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import shown_layout
@@ -126,6 +126,6 @@ def _print_job(submitted: SubmittedRun, wait: bool) -> None:
     if len(submitted.jobs) > 1:
         say(f"{len(submitted.jobs) - 1} more jobs wait for it: {', '.join(submitted.jobs[1:])}", err=True)
     print_waits(submitted.waits)
-    say(f"run folder {run.path}", err=True)
+    say(f"run folder {from_here(run.path)}", err=True)
     if not wait:
         click.echo(f"next: hpc-gpt status {job_id if on_slurm else run.run_id}", err=True)

@@ -18,7 +18,7 @@ from hpc_gpt.cli.submit_answer import (
 )
 from hpc_gpt.cli.sweeping import submit_elements
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.files import logs_folder, read_text
+from hpc_gpt.core.files import from_here, logs_folder, read_text
 from hpc_gpt.core.runs.branches import reading
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.lineage import Parent
@@ -31,7 +31,7 @@ from hpc_gpt.launcher.launch.branching import prepare_branch, split_branch
 from hpc_gpt.launcher.launch.here import Allocation, no_script_here, read_allocation, run_in
 from hpc_gpt.launcher.launch.limits import Asked
 from hpc_gpt.launcher.launch.prepare import prepare
-from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.prepared import PreparedRun, notes_said, without_said
 from hpc_gpt.launcher.launch.request import Request
 from hpc_gpt.launcher.launch.resumption import NewRun, SameRun, choose_resumption
 from hpc_gpt.launcher.launch.submission import (
@@ -91,7 +91,8 @@ def submit_one(
         prepared = won.kept(prepared) if won is not None else prepared
         if not (answer.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        print_lines((*prepared.notes, *prepared.faster))
+        said = frozenset[str]() if answer.dry else notes_said(prepared.resolved, logs_folder())
+        print_lines(without_said((*prepared.notes, *prepared.faster), said))
         if prepared.job_script is not None and prepared.job_script.array and not answer.dry and how.allocation is None:
             submit_elements(prepared, answer)
             return
@@ -115,16 +116,17 @@ def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -
         rows = overview(prepared, logs, here=how.allocation is not None)
         _show(Asked.of(prepared), rows, how, prediction_lines(prepared, logs))
         return None
+    said = notes_said(prepared.resolved, logs)
     if how.allocation is None:
         submitted = submit_run(prepared, logs, parent, how.answer.now)
-        print_lines(prediction_lines(prepared, logs))
+        print_lines(without_said(prediction_lines(prepared, logs), said))
         return submitted
     if prepared.job_script is not None:
         raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
     how.allocation.fitting_nodes(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
-    print_lines(prediction_lines(prepared, logs))
+    print_lines(without_said(prediction_lines(prepared, logs), said))
     return _start(SameRun(run, prepared.resolved), how)
 
 
@@ -152,7 +154,7 @@ def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
         rows = [
             ("resumes", f"{run.run_id}{resumption.where}"),
             *of_run(resolved),
-            ("would run", f"the run's own {run.job_script}"),
+            ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
         how.answer.would(resolved)
         _show(Asked(resolved, text), rows, how)

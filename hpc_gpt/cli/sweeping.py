@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from shlex import quote
 
 import click
 
@@ -19,14 +18,14 @@ from hpc_gpt.cli.submit_answer import (
 )
 from hpc_gpt.core.ends.run_state import newest_submission
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, UserError
-from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.settings.experiment_file import gives_way
 from hpc_gpt.core.settings.grid import parse_grid
 from hpc_gpt.core.settings.sweep_rows import RowFaults
 from hpc_gpt.core.terminal import say
 from hpc_gpt.core.words import counted
 from hpc_gpt.launcher.launch.limits import Asked
-from hpc_gpt.launcher.launch.prepared import PreparedRun
+from hpc_gpt.launcher.launch.prepared import PreparedRun, notes_said, without_said
 from hpc_gpt.launcher.launch.request import Request
 from hpc_gpt.launcher.launch.submission import check_submission, data_lines, dry_run
 from hpc_gpt.launcher.launch.sweep import (
@@ -84,9 +83,13 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, a
         return
     if (limit := print_limits([*map(Asked.of, rows)])) is not None:
         raise limit
+    said = notes_said(rows[0].resolved, logs, len(rows))
     sweep = write_sweep(prepared.name, rows, logs, provenance, prepared.varied)
-    _print_rows(prepared)
-    say(f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {sweep.folder}", err=True)
+    _print_rows(prepared, said)
+    say(
+        f"sweep {sweep.id}: {counted(len(rows), 'run')} of {sweep.name}, with links in {from_here(sweep.folder)}",
+        err=True,
+    )
     if here:
         _run_here(sweep, rows, answer)
         return
@@ -111,7 +114,7 @@ def submit_elements(prepared: PreparedRun, answer: SubmitAnswer) -> None:
         sweep, rows = write_script_array(prepared, logs_folder())
     else:
         sweep = submit_script_array(prepared, logs_folder())
-    say(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {sweep.folder}", err=True)
+    say(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {from_here(sweep.folder)}", err=True)
     if here:
         _run_here(sweep, rows, answer, [str(row.resolved.row) for row in rows])
     else:
@@ -123,13 +126,14 @@ def _follow_sweep(sweep: SubmittedSweep, answer: SubmitAnswer) -> None:
     interrupts = with_interrupts(lambda: _print_sweep(sweep, answer), answer.wait)
     if answer.wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
-        click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
+        click.echo(f"next: hpc-gpt report {sweep.id}", err=True)
 
 
-def _print_rows(prepared: PreparedSweep) -> None:
-    """Prints what a smoke run made small, what is predicted, and which rows cannot run."""
+def _print_rows(prepared: PreparedSweep, said: frozenset[str] = frozenset()) -> None:
+    """Prints what a smoke run made small, what is predicted, and which rows cannot run; not the notes that were `said`
+    at the last submission."""
     print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_lines(row)))
-    print_lines(prepared.messages)
+    print_lines(without_said(prepared.messages, said))
     print_lines(f"not {row.name}: {row.impossible}" for row in prepared.impossible)
     print_lines(f"not {name}: {'; '.join(str(fault).splitlines())}" for name, fault in prepared.unfit.items())
 
@@ -137,14 +141,17 @@ def _print_rows(prepared: PreparedSweep) -> None:
 def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
     """Prints a line for each job it would make, with its rows, and what sbatch says of it. Raises JobRefused."""
     jobs = [[row] for row in rows] if here else plan_jobs(rows)
-    refused: list[JobRefused] = []
+    refused, answers = list[JobRefused](), set[str]()
     for job in jobs:
         first = job[0].resolved
         kind = f"array of {len(job)}" if len(job) > 1 else "job"
         size = counted(first.gpus, "GPU") + (f" on {first.nodes} nodes" if first.nodes > 1 else "")
         say(f"{kind}, {size}: {' '.join(str(row.resolved.row) for row in job)}")
         try:
-            print_start(dry_run(first, job[0].script))
+            start = dry_run(first, job[0].script)
+            if str(start) not in answers:  # of equal jobs once
+                print_start(start)
+            answers.add(str(start))
         except JobRefused as fault:
             refused.append(fault)
             say(f"refused: {fault}", err=True)
@@ -199,4 +206,4 @@ def _run_here(
     if failures:
         message = f"{len(failures)} of {len(rows)} runs failed: {', '.join(failures)}"
         raise JobFailed(message, f"hpc-gpt status {sweep.id}")
-    click.echo(f"next: hpc-gpt report {quote(str(sweep.folder))}", err=True)
+    click.echo(f"next: hpc-gpt report {sweep.id}", err=True)

@@ -12,7 +12,7 @@ import click
 
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
 from hpc_gpt.core.ends.failures import LIVE, RETRY_WORDS, meaning
-from hpc_gpt.core.files import logs_folder
+from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.runs.find_runs import is_run_name
 from hpc_gpt.core.terminal import say, shows_life
 from hpc_gpt.core.words import and_more, class_and_cause
@@ -111,7 +111,7 @@ def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
     if cause.node:
         lines.append(f"node     {cause.node}")
     if failure is not None:
-        lines.append(f"where    {one_line(str(failure.place))}")
+        lines.append(f"where    {one_line(from_here(str(failure.place)))}")
     if cause.sure:
         lines.append(f"sure     {cause.sure}")
     if answer.lines:

@@ -392,6 +392,14 @@ def _user_folder(variable: str, xdg: str, below_home: str, name: str = "hpc-gpt"
     return Path(os.environ.get(xdg) or Path.home() / below_home) / name
 
 
+def from_here(path: Path | str) -> str:
+    """A path, or a `path:line`, as a user reads and types it in the current folder: whole if it is not below that."""
+    with contextlib.suppress(OSError):  # the current folder was removed
+        below = str(path).removeprefix(f"{os.getcwd().rstrip('/')}/")
+        return f"./{below}" if below.startswith("-") else below
+    return str(path)
+
+
 def logs_dir() -> Path:
     """The folder of the runs: `$HPC_GPT_LOGS`, else `logs` in the current folder."""
     return Path(os.environ.get("HPC_GPT_LOGS") or "logs")

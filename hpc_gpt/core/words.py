@@ -22,6 +22,7 @@ Paint = Callable[[str, Style], str]
 ALIKE, FEW_ALIKE = "the others are alike, with other figures", 3
 _FIGURES = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 _ONE_THING = re.compile(r"\b1 (step|rank|run|row|attempt)\b")
+_FIRST_PLURAL = re.compile(r"(?<=[a-zE])s(?= |$)")
 # Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
 _MARKUP = re.compile(r"[\\|<\[`]")
 
@@ -162,6 +163,19 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def counted_words(number: int, words: str) -> str:
+    """A number of what the words say in the plural; words with an article have no number, as there is one of it.
+
+    >>> counted_words(1, "lines of a step"), counted_words(1200, "impossible figures of loss")
+    ('1 line of a step', '1,200 impossible figures of loss')
+    >>> counted_words(1, "the rest of the file"), counted_words(3, "the rest of the file")
+    ('the rest of the file', 'the rest of the file, 3 times')
+    """
+    if words.startswith("the "):
+        return words if number == 1 else f"{words}, {number:,} times"
+    return f"{number:,} {_FIRST_PLURAL.sub('', words, count=1) if number == 1 else words}"
+
+
 def some(texts: Sequence[str], most: int, between: str = ", ") -> str:
     """The first of the texts, with an ellipsis if there are more.
 
@@ -180,6 +194,16 @@ def and_more(number: int, shown: int, before: str = " and ", what: str = "") -> 
     if number <= shown:
         return ""
     return before + (counted(number - shown, what) if what else f"{number - shown:,} more")
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The names of things that something holds for: all of up to four, else the first three and how many more.
+
+    >>> some_names("abcd"), some_names("abcde")
+    ('a, b, c, d', 'a, b, c and 2 more')
+    """
+    more = and_more(len(names), 3) if len(names) > 4 else ""
+    return f"{', '.join(names[:3] if more else names)}{more}"
 
 
 def class_and_cause(ended: str, cause: str | None) -> str:

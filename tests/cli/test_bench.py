@@ -82,7 +82,7 @@ def test_two_engines_in_two_rounds():
     assert tenth_steps_s == []
     (command,) = [line for line in said_of(done) if line.startswith("next: ")]
     words = shlex.split(command.removeprefix("next: hpc-gpt "))
-    assert words == ["report", str(folder)]
+    assert words == ["report", folder.name]
     assert json.loads(in_process(*words, "--json").stdout)["records"] == page["records"]
     shown = in_process("compare", f"{folder.name}#1", f"{folder.name}#2", code=0)
     assert "engine" in shown.stdout

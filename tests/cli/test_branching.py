@@ -103,7 +103,10 @@ def test_a_wsd_that_has_decayed_is_sent_to_a_branch():
 def test_a_line_has_the_note_of_a_cosine():
     run = saved(8, train__decay="linear", ended="stopped")
     done = in_process("submit", "--resume", run.run_id, "--until", "steps=40", "--dry-run")
-    assert "note: the line of the learning rate was over 20 steps and is over 40 from step 8 on" in done.stderr
+    assert (
+        "note: from step 8 on, the learning rate falls (linear) to the end of 40 steps, until then of 20: it"
+        in done.stderr
+    )
 
 
 def test_status_and_report_name_the_parent():

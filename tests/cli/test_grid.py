@@ -31,7 +31,9 @@ def test_another_batch_of_some_rows_is_named(tmp_path):
     """`docs/experiments.md` has the line."""
     tools = without_slurm(tmp_path)
     asked = ("submit", "demo", "--grid", "layout.tp=1,2", "--cluster", "local", "--dry-run")
-    words = "note: the rows differ in the samples of a step, too: 64 in tp1; 32 in tp2; --gbs 64 makes them equal"
+    words = (
+        "note: the rows also differ in the number of samples a step: 64 in tp1; 32 in tp2; --gbs 64 makes them equal"
+    )
     assert words in in_process(*asked, environment=tools, code=0).stderr.splitlines()
     assert "differ" not in in_process(*asked, "--gbs", "64", environment=tools, code=0).stderr
 

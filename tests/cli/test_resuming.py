@@ -11,4 +11,4 @@ def test_more_steps_are_the_way_on(asked):
     run = a_run(6, saved=[6], train__steps=6, train__warmup_steps=0, data__source="random")
     done = in_process("submit", "--resume", run.run_id, *asked, "--dry-run", "--script", code=0)
     assert '"steps": 12,' in done.stdout
-    assert "cosine of the learning rate was over 6 steps and is over 12 from step 6 on" in done.stderr
+    assert "from step 6 on, the learning rate falls (cosine) to the end of 12 steps, until then of 6: it" in done.stderr

@@ -48,7 +48,10 @@ def test_a_site_where_a_late_signal_ends_the_next_attempt(auth, kill_wait, timeo
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({}, ["fail gpus_per_node: 4 GPUs a node are asked for, the nodes have 0 | choose another with --partition"]),
+        (
+            {},
+            ["fail gpus_per_node: asks for 4 GPUs on a node, and the nodes have 0 | choose another with --partition"],
+        ),
         ({"partition": "cpu", "gpu_flag": "none"}, ["ok partition: cpu"]),
         (
             {"partition": "gpu,down,gqu"},
@@ -57,7 +60,7 @@ def test_a_site_where_a_late_signal_ends_the_next_attempt(auth, kill_wait, timeo
                 "ok partition: down",
                 "fail partition: no partition 'gqu' for you here | did you mean gpu?",
                 "fail partition: down is DOWN | choose another with --partition",
-                "ok gpus_per_node: 4 of 8 GPUs a node",
+                "ok gpus_per_node: asks for 4 of the 8 GPUs of a node",
             ],
         ),
         (
@@ -69,7 +72,7 @@ def test_a_site_where_a_late_signal_ends_the_next_attempt(auth, kill_wait, timeo
                 "ok constraint: ib",
                 "fail constraint: no constraint 'milan' for you here | known: a100, ib",
                 "ok constraint: a100",
-                "ok gpus_per_node: 4 of 8 GPUs a node",
+                "ok gpus_per_node: asks for 4 of the 8 GPUs of a node",
             ],
         ),
         (
@@ -77,7 +80,7 @@ def test_a_site_where_a_late_signal_ends_the_next_attempt(auth, kill_wait, timeo
             [
                 "ok partition: down",
                 "fail partition: down is DOWN | choose another with --partition",
-                "fail gpus_per_node: 8 GPUs a node are asked for, the nodes have 4 | "
+                "fail gpus_per_node: asks for 8 GPUs on a node, and the nodes have 4 | "
                 "set gpus_per_node = 4 in the profile",
             ],
         ),

@@ -51,7 +51,7 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         ({"step": 5, "planned": 9, "stepped": True, "said": WORDS}, "error", "ends by itself at 5 of 9 steps"),
         # else done, with words as a note
         ({}, "done", "exit code 0, its log has no lines of steps"),
-        ({"step": 5, "stepped": True}, "done", "after step 5; how many steps it is to make is not known"),
+        ({"step": 5, "stepped": True}, "done", "after step 5; the number of planned steps is not known"),
         ({"step": 5, "stepped": True, "said": WORDS}, "done", "exit code 0, after step 5"),
         # limits: the program's own words are sure, a time that fits is not
         ({"step": 5, "planned": 500_000, "said": OWN}, "walltime", "1180 minutes, at 5 of 500,000 steps"),

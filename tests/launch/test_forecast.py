@@ -154,7 +154,7 @@ MEASURED = """
   step 2 s, measured: median of 812 steps of run 20261101-a
   save 50 s, measured: median of 8 saves of run 20261101-a
   start 100 s of each job, measured: run 20261101-a"""
-LEAD = "\n  signal 169 s ahead of the limit: two steps, what is due between them, two saves and 15 s"
+LEAD = "\n  signal 169 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
 KNOWN, PARENT = ForecastFacts(alike=ALIKE), replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
 NVME = Engine(name="deepspeed-zero", zero_stage=3, offload="full", offload_path="/nvme")
 HERE = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
@@ -172,7 +172,7 @@ FORECASTS = {
         "\n  save 50 s, 5 s of it delay training, measured: median of 8 saves of run 20261101-a"
         "\n  evaluation 7 s, measured: run 20261101-a"
         "\n  start 100 s of each job, measured: run 20261101-a"
-        "\n  signal 176 s ahead of the limit: two steps, what is due between them, two saves and 15 s",
+        "\n  signal 176 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
     ),
     "predicted": (
         asked(eval_every=100),
@@ -197,7 +197,7 @@ FORECASTS = {
         "\n  step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent, on 8 here; give or take 50%"
         "\n  save 50 s, measured: median of 8 saves of run parent"
         "\n  start 100 s of each job, measured: run parent"
-        "\n  signal 168 s ahead of the limit: two steps, what is due between them, two saves and 15 s",
+        "\n  signal 168 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
     ),
     "both of these": (
         asked(),
@@ -209,7 +209,7 @@ FORECASTS = {
         "\n  step 3 s, predicted: give or take 10%; no run of these settings has measured it"
         "\n  save 50 s, measured: median of 8 saves of run parent"
         "\n  start 100 s of each job, measured: run parent"
-        "\n  signal 172 s ahead of the limit: two steps, what is due between them, two saves and 15 s",
+        "\n  signal 172 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
     ),
     "not known": (
         asked(job=Job(max_gpu_hours=0.27)),
@@ -226,8 +226,8 @@ FORECASTS = {
         True,
         (None, 8),
         f"{EIGHT}{MEASURED}"
-        "\n  warning: signal 60 s ahead of the limit, as given; two steps, what is due between them, two saves and "
-        "15 s are 169 s: the last save may be lost",
+        "\n  warning: signal 60 s ahead of the limit, as given; the time of two steps, the work between them, two "
+        "saves and 15 s need 169 s: the last save may be lost",
     ),
     "a long lead": (
         asked(job=hour(signal_lead_s=600)),
@@ -244,7 +244,7 @@ FORECASTS = {
         False,
         (169, 8),
         f"{EIGHT}{MEASURED}{LEAD}"
-        "\n  warning: --max-gpu-hours 29 is less than that: it ends as budget, saved, near step 4,980 of 10,000",
+        "\n  warning: --max-gpu-hours 29 is less: the run saves and ends as budget near step 4,980 of 10,000",
     ),
     "a budget in part": (
         asked(job=hour(max_gpu_hours=59.0)),
@@ -252,7 +252,7 @@ FORECASTS = {
         False,
         (169, 8),
         f"{EIGHT}{MEASURED}{LEAD}"
-        "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less than that: it ends as budget, saved, near "
+        "\n  warning: --max-gpu-hours 59, of which 10 are spent, is less: the run saves and ends as budget near "
         "step 8,416 of 10,000",
     ),
     "within its budget and minutes": (
@@ -269,7 +269,7 @@ FORECASTS = {
         (119, 6),
         "forecast: 6 jobs of 1:00:00 by requeue, 5 h 48 min of work, 46.44 GPU-hours on 8 GPUs, done by 2023-11-15 "
         f"04:01 UTC, waits in the queue not counted{MEASURED}"
-        "\n  signal 119 s ahead of the limit: two steps, what is due between them, two saves and 15 s"
+        "\n  signal 119 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
         "\n  warning: train.minutes = 333 ends it before its last step"
         "\n  warning: no train.save_minutes or train.save_every: a job that fails loses 59 min",
     ),

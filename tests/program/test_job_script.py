@@ -6,18 +6,21 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.launcher.launch.prepare import prepare
+from hpc_gpt.launcher.launch.prepared import notes_said, without_said
 from hpc_gpt.launcher.launch.request import Request, ScriptRequest
 from hpc_gpt.launcher.launch.submission import write_run
 from hpc_gpt.trainer.program.script_watch import to_signal
@@ -197,7 +200,28 @@ def test_checkpoints_may_be_named_by_a_whole_path(tmp_path: Path) -> None:
     script(tmp_path)
     asked = ("submit", "--cluster", "generic-slurm", "--dry-run")
     done = in_process(*asked, "--checkpoints", "/scratch/me/step-*", "train.slurm", cwd=tmp_path, code=0)
-    assert "the chain goes by its checkpoints, /scratch/me/step-*" in done.stdout + done.stderr
+    assert "the job chain goes by the checkpoints /scratch/me/step-*" in done.stdout + done.stderr
+
+
+def test_a_dry_run_alone_says_what_was_said_before(tmp_path: Path) -> None:
+    """A note that has changed since, a warning and the answer to the command are said at once; each row of a sweep
+    counts."""
+    asked = ScriptRequest(script(tmp_path), (), ())
+    first = prepare(Request("train.slurm", None, None, {}, script=asked))
+    (note,) = first.notes
+    assert note.startswith("note: the job chain goes by the steps in the output; ")
+    logs, lines = tmp_path / "logs", [*first.notes, *first.predictions, "warning: no room", "note: new"]
+    assert without_said(lines, notes_said(first.resolved, logs)) == lines, "before the first submission"
+    written = [write_run(first, logs, {})]
+    assert read_json(written[0].path / "provenance.json")["notes"] == [note, "not predicted: a script of your own"]
+    assert without_said(lines, notes_said(first.resolved, logs)) == lines[2:]
+    key = "hf_" + "x" * 32
+    other = replace(first, notes=(f"note: --token {key}",))
+    written.append(write_run(other, logs, {}))
+    assert key not in (written[1].path / "provenance.json").read_text()
+    assert without_said([*first.notes, *other.notes, "note: new"], notes_said(first.resolved, logs, 2)) == ["note: new"]
+    done = in_process("submit", "--cluster", "generic-slurm", "--dry-run", "train.slurm", cwd=tmp_path, code=0)
+    assert f"{note}\n" in done.stderr
 
 
 OUTPUT = """\

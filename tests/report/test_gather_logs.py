@@ -87,7 +87,7 @@ def test_one_run_by_a_log_a_folder_or_its_number_in_a_log(lab, logs):
 A_RUN = "give a log with training steps, a run folder, a run id or a job id"
 RUNS = "give a log, a run folder, or a folder of run folders, such as logs/"
 A_LOG = "name one log; the second run in a log is LOG#2"
-NONE = "no runs under LAB/none; skipped LAB/none/plot.py: no log by its name (*.py)"
+NONE = "no runs under LAB/none; skipped LAB/none/plot.py: not a log by its name (*.py)"
 
 
 def test_what_names_no_run_or_several_is_refused(lab, logs):

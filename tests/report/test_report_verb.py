@@ -11,8 +11,12 @@ from click.testing import CliRunner
 from hpc_gpt.cli.report import report
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, UserError
 from hpc_gpt.core.runs.record import Record
+from hpc_gpt.reader.report.table_notes import ABSURD, KNOW, LOOK, RunNote, note_lines
+from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.readers.made_logs import dump, iterations, write_log
+
+TRUTH = REPOSITORY / "tests" / "readers" / "truth"
 
 
 @pytest.fixture
@@ -185,7 +189,51 @@ def test_what_is_said_of_many_runs_is_said_once(logs, tmp_path):
     for name in "abcdef":
         (folder / f"{name}.out").write_text("".join(line.format(step) for step in (1, 2, 3)))
     notes = [note for note in call(str(folder)).stderr.splitlines() if "rests on" in note]
-    assert notes == ["note: a, b, c and 3 more runs: step_s rests on 2 steps"]
+    assert notes == ["note: a, b, c and 3 more: step_s rests on 2 steps"]
+
+
+SIX = (
+    "bloom_other_layout",
+    "bridge_done_then_cancelled",
+    "colossal_4551",
+    "composer_two_nodes",
+    "llmc_156",
+    "litgpt_553",
+)
+
+
+def test_the_notes_on_six_logs_are_three_lines_at_most(logs, tmp_path):
+    """The worst first; the others are counted, and in the report of one run, the page and JSON. What report wrote
+    itself, and the script of a run, are not worth a note."""
+    (folder := tmp_path / "lab").mkdir()
+    for name in SIX:
+        (folder / f"{name}.log").write_bytes((TRUTH / f"{name}.log").read_bytes())
+        (folder / f"{name}.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n")
+    own = ("--html", str(folder / "page.html"), "--tensorboard", str(folder / "tb"), "--wandb", str(folder / "wb"))
+    assert call(str(folder), *own).exit_code == 0
+    for name in ("x.py", "y.md", "z.npy"):
+        (folder / name).write_text("x")
+    for paths in ([folder], sorted(folder.iterdir())):
+        done = call(*map(str, paths))
+        notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+        assert (done.exit_code, len(notes) <= 3) == (0, True), done.stderr
+        assert not any(name in done.stderr for name in ("page.html", "tb", "wb", ".sh"))
+    alone = call(str(folder / "litgpt_553.log")).stderr
+    assert alone.count("litgpt_553") == alone.count("note: ") > 0, "no name twice in a note"
+    assert "litgpt: " not in alone
+    assert len(json.loads(call(str(folder), "--json").stdout)["records"]) == 6
+
+
+def test_the_worst_notes_are_named_and_the_others_counted():
+    notes = [RunNote(name, text, level) for name in "abc" for text, level in (("few steps", LOOK), ("no peak", KNOW))]
+    notes += [RunNote("d", "320 TFLOPs of 312", ABSURD), *(RunNote("a", word, LOOK) for word in ("x", "y", "z"))]
+    worst = ["d: 320 TFLOPs of 312", "a, b, c: few steps"]
+    rest = "4 more notes on 3 runs, which --json, --html and a report of one run show"
+    assert note_lines(notes, 4) == [*worst, rest]
+    assert note_lines(notes, 4, beside=1) == [worst[0], rest.replace("4 more", "5 more")]
+    assert note_lines(notes, 4, beside=5) == [rest.replace("4 more notes on 3", "6 notes on 4")]
+    assert len(note_lines(notes, 1)) == 6, "of one run nothing else shows them"
+    assert note_lines(notes[:2], 4) == ["a: few steps", "a: no peak"]
 
 
 def test_a_script_without_a_log_is_no_run_and_told_of(logs, tmp_path):
@@ -219,7 +267,8 @@ def test_a_note_with_other_figures_in_each_run_is_said_once(logs, tmp_path):
             (folder / f"{name}.out").write_text("".join(line.format(at, ms) for at, ms in enumerate(times, 1)))
         return [note for note in call(str(folder)).stderr.splitlines() if "spread widely" in note]
 
-    assert len(notes("abc")) == 3
+    (note,) = notes("abc")
+    assert note.startswith("note: a, b, c: step times spread widely: 10th percentile "), "three lines have no room"
     (note,) = notes("abcdef")
-    assert note.startswith("note: a, b, c and 3 more runs: step times spread widely: 10th percentile ")
+    assert note.startswith("note: a, b, c and 3 more: step times spread widely: 10th percentile ")
     assert note.endswith(" s (the others are alike, with other figures)")

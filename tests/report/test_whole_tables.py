@@ -63,8 +63,14 @@ def published(name: str, _: Path) -> str:
 
 def on_terminal(room: int, _: Path) -> str:
     settings = {"sweep": {"name": "a", "row": "r", "varied": {"train": {"lr": 0.01}}}}
-    text, notes = terminal_table(lines_of([RUN, OTHER, replace(RUN, run="r-13", settings=settings)]), room)
-    return text + "".join(f"{note}\n" for note in notes)
+    text, _, narrow = terminal_table(lines_of([RUN, OTHER, replace(RUN, run="r-13", settings=settings)]), room)
+    return text + (f"{narrow}\n" if narrow else "")
+
+
+def of_own_sweep(folder: Path) -> str:
+    """The notes on the rows of a sweep of one's own, and on the columns that are left out."""
+    _, notes, narrow = terminal_table(own_sweep(folder), 100)
+    return "".join(f"{note.name}: {note.text}\n" for note in notes) + f"{narrow}\n"
 
 
 def own_sweep(folder: Path) -> Any:
@@ -123,7 +129,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "own sweep, md": lambda folder: sweep_text(own_sweep(folder), "md"),
     "own sweep, csv": lambda folder: sweep_text(own_sweep(folder), "csv"),
     "own sweep, json": lambda folder: rows_of_json(sweep_text(own_sweep(folder), "json")),
-    "own sweep, terminal of 100": lambda folder: "\n".join(terminal_table(own_sweep(folder), 100)[1]) + "\n",
+    "own sweep, terminal of 100": of_own_sweep,
     "published sweep, terminal of 75": lambda _: terminal_table(sweep_lines("colab-ladder", []), 75)[0],
     "bench": lambda _: rows_text(measured()),
     "bench of one row": lambda _: rows_text(measured()[:1]),

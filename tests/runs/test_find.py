@@ -11,8 +11,16 @@ import unicodedata
 import pytest
 
 from hpc_gpt.core.errors import NoSuchRun, RunFolderError
-from hpc_gpt.core.files import logs_dir
-from hpc_gpt.core.runs.find_runs import find_named, find_run, find_runs, is_sweep_folder, list_runs, singles_out
+from hpc_gpt.core.files import from_here, logs_dir
+from hpc_gpt.core.runs.find_runs import (
+    find_named,
+    find_run,
+    find_runs,
+    is_sweep_folder,
+    list_runs,
+    name_here,
+    singles_out,
+)
 from hpc_gpt.core.runs.run_folder import IN_QUEUE
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
@@ -96,6 +104,20 @@ def test_a_run_has_short_names():
         assert refusal.value.exit_code == 5
     with pytest.raises(NoSuchRun, match="matches 2 runs"):
         find_named(one.run_id[:8], logs)
+
+
+def test_the_shortest_name_of_a_run_that_a_command_finds(tmp_path, monkeypatch):
+    inside, outside = make_run(logs_dir()), make_run(tmp_path / "-old logs")
+    assert (name_here(inside), find_run(name_here(inside), logs_dir()).path) == (inside.run_id, inside.path)
+    assert name_here(outside) == str(outside.path)
+    monkeypatch.chdir(tmp_path)
+    assert name_here(outside) == f"./-old logs/demo/{outside.run_id}"
+    assert find_run(name_here(outside), logs_dir()).path.samefile(outside.path)
+    assert (from_here("/"), from_here(f"{tmp_path}2/a:7"), from_here(tmp_path / "a.log:7")) == (
+        "/",
+        f"{tmp_path}2/a:7",
+        "a.log:7",
+    )
 
 
 def test_an_experiment_is_found_by_the_name_that_is_shown():

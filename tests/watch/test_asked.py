@@ -108,7 +108,7 @@ def test_how_runs_have_ended_is_said_or_raised(monkeypatch, capsys) -> None:
             control.end_of_wait(run, status, hint)
         assert f"{fault.value} | {fault.value.hint}" == words
     control.end_of_wait(run, replace(row, state="stopped"))
-    assert capsys.readouterr().err == f"run {run.run_id}: stopped  step 3/9\nnext: hpc-gpt report {run.path}\n"
+    assert capsys.readouterr().err == f"run {run.run_id}: stopped  step 3/9\nnext: hpc-gpt report {run.run_id}\n"
     ends = [replace(row, run="a", state="done"), replace(row, run="b"), replace(row, run="c", row="x", state="error")]
     monkeypatch.setattr(control, "follow", lambda *_: ends)
     with pytest.raises(JobFailed) as fault:

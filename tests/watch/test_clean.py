@@ -194,9 +194,17 @@ def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
         (run.checkpoints / name).mkdir()
     cleaned(run.path, "--yes")
     assert steps_of(run) == [10]
+    others = [ended_run(10) for _ in range(2)]
+    for each in others:
+        (each.checkpoints / "megatron").mkdir()
+        (each.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").write_text("10")
     (run.checkpoints / "megatron").mkdir()
     (run.checkpoints / "megatron" / "latest_checkpointed_iteration.txt").write_text("10")
-    assert "remove them by hand" in why_of(cleaned(run.path, "--yes"), run)[""]
+    assert "delete by hand those that you do not need" in why_of(cleaned(run.path, "--yes"), run)[""]
+    lines = in_process("clean", run.path, *(each.path for each in others)).stdout.splitlines()
+    ids = ", ".join(each.run_id for each in (run, *others))
+    assert lines[0].startswith(f"{ids}: nothing is removed: its own program wrote the checkpoints"), "said once"
+    assert len(lines) == 2
 
 
 def refused_run(**line: object) -> RunFolder:

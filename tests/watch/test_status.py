@@ -491,7 +491,7 @@ def test_a_run_moved_before_its_end_is_every_verbs_user_error():
     assert (row.state, row.cause) == ("user_error", f"its process is gone and wrote no end; {words}")
     said = in_process("why", run.path).stdout
     assert f"\ncause    {words}\n" in said
-    assert f"hpc-gpt submit --resume {run.path}" in said
+    assert f"hpc-gpt submit --resume {run.run_id}" in said
     record = json.loads(in_process("report", run.path, "--json").stdout)["records"][0]
     assert (record["ended"], record["cause"]) == ("user_error", words)
 

@@ -134,7 +134,7 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     made = of_planned if step else "its log has no lines of steps"
     return End(
         "done",
-        f"exit code 0, {made}; how many steps it is to make is not known (train.steps)",
+        f"exit code 0, {made}; the number of planned steps is not known (train.steps)",
         note=_note(facts),
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_gpt.core.errors import NoSuchRun, RunFolderError, UserError
-from hpc_gpt.core.files import whose, within_time
+from hpc_gpt.core.files import from_here, logs_folder, whose, within_time
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
@@ -65,6 +65,12 @@ def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
             if below and not os.path.lexists(path / "resolved.json") and (started := start_time(int(name))):
                 found[path] = int(name), started
     return found
+
+
+def name_here(run: RunFolder) -> str:
+    """The shortest name by which a command of ours finds the run: its id if it is in the logs folder, else its path."""
+    own = logs_folder()
+    return run.run_id if run.path.parent.parent in (own, own.resolve()) else from_here(run.path)
 
 
 def no_runs(logs: Path) -> str:

@@ -71,7 +71,9 @@ class ExperimentFile:
         if self.rows is not None:
             return choose_row(self.rows, name, self.path)
         if name is not None:
-            raise ConfigError(f"{self.path}: no row {name!r}, as it is no sweep: it has no [rows]", "leave --row out")
+            raise ConfigError(
+                f"{self.path}: no row {name!r}, as it is not a sweep: it has no [rows]", "leave --row out"
+            )
         return None
 
     def overridden(self, overrides: Mapping[str, Any] | None, row: str | None) -> dict[str, Any]:
@@ -411,7 +413,7 @@ def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere:
     keys = {"train.steps", "train.warmup_steps", "train.decay", *own}
     of = "your options" if keys & set(given) else where
     if own and train.get("decay") is None:
-        return {f"{of}: {' and '.join(own)} is of wsd, but train.decay is not given": 'use train.decay = "wsd"'}
+        return {f"{of}: {' and '.join(own)} belongs to wsd, but train.decay is not given": 'use train.decay = "wsd"'}
     sizes: dict[str, Any] = {key: train.get(key, getattr(Train, key)) for key in ("steps", "warmup_steps")}
     sizes |= {"decay_steps": train.get("decay_steps"), "decay": train.get("decay")}
     if any(type(size) not in (int, NoneType) for key, size in sizes.items() if key != "decay") or sizes["steps"] < 1:

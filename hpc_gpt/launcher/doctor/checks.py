@@ -336,14 +336,14 @@ def _check_gpus_asked(resolved: Resolved, partitions: list[SlurmPartition]) -> l
         return []
     most = max(kind.gpus for kind in kinds)
     if most < resolved.ranks_per_node:
-        text = f"{resolved.ranks_per_node} GPUs a node are asked for, the nodes have {most}"
+        text = f"asks for {counted(resolved.ranks_per_node, 'GPU')} on a node, and the nodes have {most}"
         hint = f"set gpus_per_node = {most} in the profile" if most else "choose another with --partition"
         return [Check("gpus_per_node", "fail", text, hint)]
     types = sorted({kind.gpu_type for kind in kinds if kind.gpu_type})
     if profile.gpu_type and profile.gpu_type not in types:
         known = ", ".join(types) or "none"
         return [Check("gpu_type", "fail", f"no node has {profile.gpu_type}", f"known here: {known}")]
-    return [Check("gpus_per_node", "ok", f"{resolved.ranks_per_node} of {most} GPUs a node")]
+    return [Check("gpus_per_node", "ok", f"asks for {resolved.ranks_per_node} of the {most} GPUs of a node")]
 
 
 def _check_name(what: str, name: str, known: list[str]) -> Check:

@@ -268,9 +268,9 @@ def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list
     needed = signal_lead_s(_slower(figures, 1))
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
         return lead, []  # the job has no limit, so no signal
-    why = f"two steps, what is due between them, two saves and {LEAVE_S:.0f} s"
+    why = f"the time of two steps, the work between them, two saves and {LEAVE_S:.0f} s"
     if is_given:
-        short = f"; {why} are {needed} s: the last save may be lost" if lead < needed else ""
+        short = f"; {why} need {needed} s: the last save may be lost" if lead < needed else ""
         return lead, [f"{'warning: ' if short else ''}signal {lead} s ahead of the limit, as given{short}"]
     if not figures.save_is_measured and limit is not None:
         needed = min(needed, max(lead, limit // 4))  # an assumption may take no more of a job
@@ -315,7 +315,7 @@ def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: C
         at = facts.done + int((train.steps - facts.done) * (budget - facts.spent) / total.gpu_hours)
         spent = f", of which {facts.spent:.3g} are spent," if facts.spent else ""
         lines.append(
-            f"warning: --max-gpu-hours {budget:g}{spent} is less than that: it ends as budget, saved, near step {at:,} "
+            f"warning: --max-gpu-hours {budget:g}{spent} is less: the run saves and ends as budget near step {at:,} "
             f"of {train.steps:,}"
         )
     elif budget is not None:

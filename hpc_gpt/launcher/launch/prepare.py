@@ -188,7 +188,10 @@ def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolve
     if name is not None:
         return [f"smoke: {name}", *(f"  {line}" for line in (*sizes, *small.notes))]
     steps = counted(resolved.train.steps, "step")
-    return [f"smoke: {' '.join(sizes[1].split())}, {steps}: its figures show that it runs, no speed", *small.notes]
+    return [
+        f"smoke: {' '.join(sizes[1].split())}, {steps}: it shows that the run works, not how fast it is",
+        *small.notes,
+    ]
 
 
 def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Resolved) -> str:
@@ -225,7 +228,7 @@ def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
 def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterator[str]:
     train = resolved.train
     if not can_resume(resolved.engine):
-        yield "what is offloaded to NVMe is in no checkpoint: this run cannot be resumed, and is not requeued"
+        yield "a checkpoint does not hold what is offloaded to NVMe: this run cannot be resumed, and is not requeued"
     if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
         which = f"step {late[0]} of train.save_at or train.profile_steps"
         yield f"{which} is not reached: the run has {train.steps:,} steps"

@@ -259,15 +259,15 @@ def _findings(
 
 
 def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
-    """What the profile adds to the script, and what the job chain goes by."""
-    notes = [f"from {resolved.cluster.name}: {shlex.join(hide_words(added))}"] if added else []
+    """The notes on what the profile adds to the script, and on what shows the job chain that the script comes on."""
+    notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
     pattern = resolved.program.checkpoints
     if pattern is not None:
-        notes.append(f"the chain goes by its checkpoints, {pattern}")
+        notes.append(f"note: the job chain goes by the checkpoints {pattern}")
     elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
-            "the chain goes by the steps in its output; without such lines by its exit code alone, and then continues "
-            f"after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it how far the script came)"
+            "note: the job chain goes by the steps in the output; without such lines it goes by the exit code, and "
+            f"continues after {MOST_UNSEEN - 1} time limits at most (--checkpoints 'out/step-*' shows it the progress)"
         )
     return tuple(notes)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.requeue import requeue_of
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
     from hpc_gpt.core.runs.snapshot import Archive
     from hpc_gpt.core.runs.work_archive import WorkArchive
     from hpc_gpt.launcher.launch.forecast import Forecast
+
+
+# How a line for the user begins that is the same at each submission, and its key in provenance.json.
+_STANDING = ("note: ", "not predicted: ")
+NOTES = "notes"
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,29 @@ class PreparedRun:
         return (*([str(self.prediction.line)] if self.prediction else []), *lines)
 
     @property
+    def standing(self) -> list[str]:
+        """Its lines for the user that are the same at each submission, as long as nothing changes. The run's
+        provenance.json has them, so that the next submission need not say them again."""
+        return [hide_secrets(line) for line in (*self.messages, *self.faster) if line.startswith(_STANDING)]
+
+    @property
     def jobs(self) -> int:
         """The number of jobs to submit at once."""
         at_once = requeue_of(self.resolved.cluster).at_once
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
+
+
+def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
+    """The standing lines that the newest `runs` runs of the same experiment were submitted with."""
+    folder = logs / resolved.slug
+    try:
+        newest = sorted(os.listdir(folder), reverse=True)  # a run's id begins with its time
+    except OSError:
+        return frozenset()
+    files = (path for name in newest if (path := folder / name / "provenance.json").exists())  # a sweep has none
+    return frozenset(str(line) for path in itertools.islice(files, runs) for line in read_json(path).get(NOTES) or ())
+
+
+def without_said(lines: Iterable[str], said: frozenset[str]) -> list[str]:
+    """The lines but for standing ones that were `said` before."""
+    return [line for line in lines if not (line.startswith(_STANDING) and hide_secrets(line) in said)]

@@ -104,7 +104,7 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     lines = [f"not {row.name}: {row.cause}" for row in visits if row.cause]
     unknown = [row.name for row in visits if row.visit is not None and _step_s(row.visit, starts) is None]
     if unknown:
-        lines.append(f"note: no step is predicted for {', '.join(unknown)}: a visit is counted as its start alone")
+        lines.append(f"note: no step time is predicted for {', '.join(unknown)}: only the start of a visit is counted")
     lines.append(
         f"race: {rounds * len(able)} visits at most, {rounds} of each of {counted(len(able), 'row')}, "
         f"{show_duration(most_s)} and {hours:.3g} GPU-hours at most{of_forecast}"

@@ -141,7 +141,7 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
     if request.row is not None or request.sweep:
         option = "--sweep" if request.row is None else f"--row {request.row}"
         raise ConfigError(
-            f"{option} is of an EXPERIMENT, and with --model there is none", f"name it, as {DEFAULT_EXPERIMENT}"
+            f"{option} picks rows of an EXPERIMENT, and --model names none", f"name it, as {DEFAULT_EXPERIMENT}"
         )
     tables = {"name": str(name or "default"), **(under or {})}
     if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:

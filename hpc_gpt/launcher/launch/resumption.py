@@ -269,10 +269,10 @@ def prepare_resumption(
         except ConfigError as fault:
             notes.append(f"note: {fault}; the new run begins from what is there now")
     steps, before = resolved.train.steps, settings.train.steps
-    if point.step and steps != before and (fall := {"cosine": "cosine", "linear": "line"}.get(resolved.train.decay)):
+    if point.step and steps != before and (fall := resolved.train.decay) in ("cosine", "linear"):
         notes.append(
-            f"note: the {fall} of the learning rate was over {before} steps and is over {steps} from step "
-            f"{point.step} on: the rate differs from that of an unbroken run of either length"
+            f"note: from step {point.step} on, the learning rate falls ({fall}) to the end of {steps} steps, until "
+            f"then of {before}: it is not the rate of an unbroken run of either length"
         )
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
     prepared = prepare_child(run, resolved, title, inputs, profile, template, force)

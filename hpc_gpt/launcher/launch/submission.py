@@ -10,6 +10,7 @@ from typing import Any
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
+from hpc_gpt.core.files import from_here
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import check_open_files
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
@@ -41,7 +42,7 @@ from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.core.words import Line, counted, show_bytes
-from hpc_gpt.launcher.launch.prepared import Copies, PreparedRun
+from hpc_gpt.launcher.launch.prepared import NOTES, Copies, PreparedRun
 from hpc_gpt.launcher.launch.services import python_lines, service_lines
 from hpc_gpt.launcher.launch.tracker import check_tracker
 from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
@@ -53,7 +54,7 @@ def overview(prepared: PreparedRun, logs: Path, here: bool = False) -> list[tupl
     """(label, text) of a run that is prepared, for its user to read before it is submitted. `here`: it would
     run in the user's allocation."""
     run = prepared.resolved
-    rows = [("run", f"{run.name}, in {logs / run.slug}/<run id>"), *of_run(run)]
+    rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *of_run(run)]
     if run.cluster.scheduler == "slurm" and prepared.job_script is None:
         rows += [line.under("python") for line in python_lines(run.cluster)]
     rows += [("copy", line) for line in describe_copy(run, prepared.copies.work(run))]
@@ -293,6 +294,7 @@ def write_run(
         of_run |= prepared.job_script.provenance
     if (work := prepared.copies.work(resolved)) is not None:
         of_run[WORK_KEY] = work.sha256
+    of_run |= {NOTES: prepared.standing} if prepared.standing else {}
     tables = {
         **engine_named(resolved.engine.name).config_files(resolved),
         "provenance.json": {**provenance, **of_run, **prepared.provenance},
@@ -368,7 +370,7 @@ def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
     if resolved.cluster.scheduler != "slurm":
         return ExpectedStart(f"would start {counted(resolved.tasks, 'rank')} on this machine")
     if not has_sbatch():
-        return ExpectedStart("no sbatch here to ask; the script is as it would be submitted")
+        return ExpectedStart("no sbatch here to ask: this is what would be submitted")
     try:
         check_reachable()  # sbatch itself would retry for 18 s
         start = ask_start(resolved, script)

@@ -89,7 +89,9 @@ class PreparedSweep:
         if len(rows) < 2:
             return []
         batches = "; ".join(f"{size:,} in {some(names, 3)}" for size, names in rows.items())
-        return [f"note: the rows differ in the samples of a step, too: {batches}; --gbs {max(rows)} makes them equal"]
+        return [
+            f"note: the rows also differ in the number of samples a step: {batches}; --gbs {max(rows)} makes them equal"
+        ]
 
     def _predicted(self) -> list[str]:
         """The line on what all rows take if each trains its steps at the predicted pace; none if no pace is known."""
@@ -112,7 +114,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
     profile = choose_profile(request, queueing)
     file = requested_file(request, profile)
     if file.rows is None:
-        raise ConfigError(f"{request.experiment} is no sweep: its file has no [rows]", "leave --sweep out")
+        raise ConfigError(f"{request.experiment} is not a sweep: its file has no [rows]", "leave --sweep out")
     if request.row is not None and not request.grid:
         raise ConfigError("--row asks for one row and --sweep for all of them", "give one of the two")
     if not file.possible:

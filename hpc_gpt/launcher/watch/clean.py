@@ -115,7 +115,7 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
         elif _was_never_queued(run):
             room.goes = [RoomPiece(run.path, bytes_in(run.path), "its submission was refused, and nothing was queued")]
         elif command_of(run) is not None or (run.checkpoints / MEGATRON).exists():
-            room.refused = "its program's checkpoints are not ours to judge: remove them by hand"
+            room.refused = "its own program wrote the checkpoints; delete by hand those that you do not need"
         else:
             with _fault_of(room):
                 _sort_out(room, rules, is_sound, children)

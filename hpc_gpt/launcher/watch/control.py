@@ -21,7 +21,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json
 from hpc_gpt.core.process import send, send_to
-from hpc_gpt.core.runs.find_runs import removed_runs
+from hpc_gpt.core.runs.find_runs import name_here, removed_runs
 from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.lock import holder
 from hpc_gpt.core.runs.processes import end_run_on
@@ -336,7 +336,7 @@ def check_end(run: RunFolder, status: RunStatus, hint: str = "") -> None:
 def end_of_wait(run: RunFolder, status: RunStatus, hint: str = "") -> None:
     """Prints how a run has ended. Raises as `check_end`."""
     check_end(run, status, hint)
-    sys.stderr.write(f"run {run.run_id}: {describe(status)}\nnext: hpc-gpt report {quote(str(run.path))}\n")
+    sys.stderr.write(f"run {run.run_id}: {describe(status)}\nnext: hpc-gpt report {quote(name_here(run))}\n")
 
 
 def wait_for_all(runs: Sequence[RunFolder], interrupts: int = 0) -> list[RunStatus]:

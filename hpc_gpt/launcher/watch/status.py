@@ -267,7 +267,8 @@ def _slurm_states(
 
 def silence_note(silence: str) -> str:
     """The line for the user if `ask_status` gives a silence."""
-    return f"Slurm did not answer: {silence}; the run folders say this much ({PATIENCE} is how long to wait)"
+    patience = f"{PATIENCE} sets how long to wait for Slurm"
+    return f"Slurm did not answer: {silence}; all states are from the run folders alone ({patience})"
 
 
 def _rows(runs: Sequence[RunFolder], states: ClusterStates, kept: KeptRows) -> list[RunStatus]:
@@ -281,7 +282,7 @@ def _rows(runs: Sequence[RunFolder], states: ClusterStates, kept: KeptRows) -> l
         try:
             rows.append(_status(run, jobs, kept))
         except UserError as fault:  # a damaged folder is one row and does not end the list
-            rows.append(_damaged(run, str(fault)))
+            rows.append(_damaged(run, str(fault).removeprefix(f"{run.path}: ")))  # the row has its name
     kept.store()
     return rows
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
+from hpc_gpt.core.files import from_here
 from hpc_gpt.core.runs.find_runs import (
     Named,
     find_named,
@@ -22,26 +23,28 @@ from hpc_gpt.core.words import some
 from hpc_gpt.reader.readers.logs.read_log import READER_FAILED
 from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
-from hpc_gpt.reader.readers.runs.discovery import EMPTY, OF_KERNEL, discover, notes, shown_path
+from hpc_gpt.reader.readers.runs.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
 from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.reader.readers.runs.kept_records import KeptRecords
 from hpc_gpt.reader.readers.runs.own_run import read_own
 from hpc_gpt.reader.readers.steps import StepTable
 from hpc_gpt.reader.report.published_tables import named_sweep, sweep_of
+from hpc_gpt.reader.report.table_notes import RunNote
 
 
 @dataclass
 class GatheredRuns:
     """The runs, our own first, oldest first; what could not be read or written.
 
-    `notes`: what was skipped because it is not a log, a line for each reason. `sweeps`: name -> PATH of the sweeps
-    named.
+    `notes`: what was skipped because it is not a log, and what a narrow table leaves out. `row_notes`: on rows of a
+    published table. `sweeps`: name -> PATH of the sweeps named.
     """
 
     runs: list[RunRead] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unwritten: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    row_notes: list[RunNote] = field(default_factory=list)
     sweeps: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -86,13 +89,17 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     files.benches += [run.path / BENCH_FILE for run in races]
     given, files.own = ([run for run in runs if run not in races] for runs in (given, files.own))
     foreign = read_foreign_runs(files, as_one, records_only)
-    for script in files.scripts if not foreign else []:
+    # Beside a run a script is what ran, or what may: nobody takes it for a log.
+    for script in files.scripts if not (foreign or given or files.own or files.benches) else []:
         files.skip("a Slurm script without a log", script)
     under = {folder for run in files.own for folder in (run.path, *run.path.parents)}
     under |= {folder for file in files.benches for folder in file.parents}
     under |= {folder for run in foreign for file in run.files for folder in file.parents}
+    ours = {folder for path in files.skipped.get(WRITTEN_BY_US, ()) for folder in (Path(path), *Path(path).parents)}
     for path in paths:
         folder = Path(path)
+        if folder in ours and len(paths) > 1:
+            continue
         empty = path in places and path != STDIN and folder.is_dir() and not {folder, folder.resolve()} & under
         if empty and not any("seen before" in why or why == OF_KERNEL for why in files.counts):
             given += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
@@ -106,7 +113,7 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     gathered.runs += foreign
     for why, skipped in files.skipped.items():
         # Beside a log that has something, one that has nothing is no fault: many jobs print no errors.
-        if not (why in (EMPTY, NOT_KNOWN) and gathered.runs):
+        if not (why in (EMPTY, NOT_KNOWN, WRITTEN_BY_US) and gathered.runs):
             gathered.unread += [f"{shown_path(path)}: {why}" for path in skipped if path in paths]
     as_errors = [f"skipped {fault}" for fault in gathered.unread]
     gathered.notes += [words for words in notes(files, paths) if words not in as_errors]
@@ -147,10 +154,11 @@ def gather_records(
             read = found or read_own(run, record_only=records_only)
         except UserError as fault:
             words = str(fault) if str(run.path) in str(fault) else f"{run.path}: {fault}"
+            words = words.replace(str(run.path), from_here(run.path))
             gathered.unread.append(f"{words}; {fault.hint}" if fault.hint else words)
             continue
         except Exception as fault:  # of a reader: the other runs are reported
-            gathered.unread.append(f"{run.path}: {READER_FAILED}: {fault_words(fault)}")
+            gathered.unread.append(f"{from_here(run.path)}: {READER_FAILED}: {fault_words(fault)}")
             continue
         is_written = was_written
         if wanted is None or wanted(read.record):

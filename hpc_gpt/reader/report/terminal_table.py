@@ -12,6 +12,7 @@ from hpc_gpt.core.settings.sweep_rows import SweepRow
 from hpc_gpt.core.tables import flat, undotted
 from hpc_gpt.core.words import NOTHING
 from hpc_gpt.reader.report.published_tables import PUBLISHED, PUBLISHED_TABLES, SweepLine, SweepLines, sweep_columns
+from hpc_gpt.reader.report.table_notes import KNOW, RunNote
 from hpc_gpt.reader.report.tables import COLUMNS, show_layout, show_name
 
 _BY_KEY = {each.keys[0]: each for each in COLUMNS}
@@ -35,8 +36,8 @@ def lines_of(records: Sequence[Record]) -> SweepLines:
     return SweepLines("", [SweepLine(row, each, each) for row, each in zip(rows, records, strict=True)], records)
 
 
-def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[str]]:
-    """(the table for a terminal of `room` columns, what it leaves out, a line for each thing).
+def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[RunNote], str]:
+    """(the table for a terminal of `room` columns, the notes on its rows, a note on the columns that it leaves out).
 
     A key that varies is called by its last part, if no other has that. The rows of a published table are called by
     their sizes, which are left of what was measured.
@@ -64,6 +65,6 @@ def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[str]]:
             columns[0] = replace(columns[0], value=lambda line: by_line[id(line)])
     kept = fitting(columns, lines.lines, room, least)
     without = ", ".join(each.heading for each in columns if each not in kept and each.heading != PUBLISHED)
-    notes = [f"{line.row.name}: {line.notes}" for line in lines.lines if line.notes]
+    notes = [RunNote(line.row.name, line.notes, KNOW) for line in lines.lines if line.notes]
     text = grid(kept, lines.lines).fitted(room, "\n", terminal.painted)
-    return text, notes + [f"no room for {without}: --columns all"] * bool(without)
+    return text, notes, f"no room for {without}: --columns all" if without else ""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from hpc_gpt.core.ends.exit_status import ExitStatus, read_exit_status
@@ -18,6 +19,7 @@ from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newes
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.runs.checkpoints import command_of
+from hpc_gpt.core.runs.find_runs import name_here
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.work_archive import link_line, missing_in_copy
@@ -146,7 +148,7 @@ class Why:
     def to_do(self) -> str:
         """What the user can do."""
         if self.own is not None and self.ended == "user_error" and moved_from(self.own, newest_submission(self.own)):
-            again = f"hpc-gpt submit --resume {self.own.path} continues it"
+            again = f"hpc-gpt submit --resume {quote(name_here(self.own))} continues it"
             return f"leave the folder in its place until the run has ended; {again}"
         if self.own is not None and (
             fault := _left_out_of_copy(self.own, [self.text or "", *(t for _, t in self.lines)])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.reader.readers.runs.discovery import (
     OF_KERNEL,
+    WRITTEN_BY_US,
     discover,
     distinguishing_folders,
     is_general,
@@ -174,18 +175,21 @@ def test_what_is_no_log_is_counted_with_why_and_the_first_named(lab):
     runs = read_foreign_runs(found)
     assert len(runs) == 1
     assert found.counts == {
-        "no log by its name (*.npy)": 1,
+        "not a log by its name (*.npy)": 1,
         "a zip archive, as of a checkpoint": 1,
         NOT_KNOWN: 1,
-        "no log by its name (*.md)": 1,
-        "no log by its name (*.py)": 1,
+        "not a log by its name (*.md)": 1,
+        "not a log by its name (*.py)": 1,
         "empty file": 1,
         "hidden folder": 1,
         "hidden file": 1,
         "a shell script without #SBATCH": 1,
         "binary": 20,
     }
-    assert f"skipped {lab / '0.bin.log'} and 19 more: binary" in notes(found)
+    (note,) = notes(found)
+    first = f"{lab / '0.bin.log'} and 19 more (binary), {lab / 'README.md'} and 2 more (not a log by its name)"
+    assert note.startswith(f"skipped 29 paths: {first}, ")
+    assert note.endswith(" and 5 others")
 
 
 NO_LOGS = (
@@ -201,7 +205,7 @@ def test_names_that_no_log_has(tmp_path):
     found = discover([tmp_path])
     assert names(found.logs) == ["a.md.log", "a.sh2"]
     assert {why for why in found.counts if "(" in why} == {
-        f"no log by its name (*.{end.lower()})" for end in NO_LOGS.split()
+        f"not a log by its name (*.{end.lower()})" for end in NO_LOGS.split()
     }
     assert found.counts["a shell script without #SBATCH"] == len(SCRIPTS.split())
 
@@ -294,9 +298,22 @@ def test_notes_name_the_first_eight_that_were_named_or_failed():
     assert (found.counts["binary"], found.skipped["binary"]) == (13, [f"b{number}" for number in range(8)])
     assert notes(found, ["b1", "b2"]) == [
         "skipped b1, b2 and 11 more: binary",
-        "skipped standard input: empty file",
         "skipped f0, f1, f2, f3, f4, f5, f6, f7 and 2 more: its reader failed: odd",
+        "skipped standard input: empty file",
     ]
+
+
+def test_what_hpc_gpt_wrote_itself_is_left_out_without_a_note(lab):
+    (lab / "page.html").write_text('<!DOCTYPE html>\n<meta name="generator" content="hpc-gpt report 1.2">\n')
+    (lab / "theirs.html").write_text('<!DOCTYPE html>\n<meta name="generator" content="Hugo">\n')
+    for name in ("events.out.tfevents.0000000001.hpc-gpt", "events.out.tfevents.1700000000.n1.7.0"):
+        (lab / name).write_bytes(b"\0\1")
+    for name, mark in (("offline-run-20260101_000000-a", "hpc-gpt.json"), ("offline-run-20260101_000000-b", "x.json")):
+        (lab / "wandb" / name).mkdir(parents=True)
+        (lab / "wandb" / name / mark).write_text("{}\n")
+    found = discover([lab, lab / "page.html"])
+    assert (names(found.logs), found.counts[WRITTEN_BY_US]) == (["a.log", "x.json"], 3)
+    assert notes(found) == [f"skipped {lab / 'theirs.html'} and 1 more: not a log by its name"]
 
 
 @settings(max_examples=40)

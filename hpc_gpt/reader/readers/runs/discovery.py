@@ -22,12 +22,22 @@ from hpc_gpt.reader.readers.runs import BENCH_FILE, is_bench
 
 EMPTY = "empty file"
 OF_KERNEL = "devices and files of the kernel, not entered"
+# What is left out without a note: `report`'s own outputs, and copies of a run's output beside the run.
+WRITTEN_BY_US, OUTPUT_FILE = "written by hpc-gpt itself", "the output file of a run that is listed"
+_QUIET = (WRITTEN_BY_US, OUTPUT_FILE)
 _HEAD = 4096  # bytes in which #SBATCH is searched
 _SCRIPT_HEAD = 65536  # further bytes, for a script by its name or first line
 _LARGEST_SCRIPT = 1 << 20
 _LEAST_ALIKE = 256  # bytes, below which two logs may be alike by chance
 _BLOCK = 1 << 20
 _NAMED = 8  # so many paths are named for each reason
+_REASONS = 3  # so many reasons have a name in a note
+_UNREAD = "cannot be read"
+_BY_NAME = "not a log by its name"
+# The pages of `report` and `plan` by their first lines, the exports by a file's name (`report/exports.py`).
+_OUR_PAGE = re.compile(rb'<meta name="generator" content="hpc-gpt ')
+_OUR_EVENTS = re.compile(r"^events\.out\.tfevents\.\d+\.hpc-gpt$")
+_OUR_WANDB = "hpc-gpt.json"
 # Names of texts that may quote a log, and of files that are no text.
 _NO_LOG = re.compile(
     r"\.(?:py|pyi|ipynb|md|rst|tex|html?|css|js|ts|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|toml|ya?ml|ini|cfg|patch|diff"
@@ -55,10 +65,10 @@ class DiscoveredFiles:
     failed: bool = False
 
     def skip(self, why: str, path: str | os.PathLike[str]) -> None:
-        """Counts what is left out, and names the first few."""
+        """Counts what is left out, and names the first few; of our own outputs all."""
         self.counts[why] = self.counts.get(why, 0) + 1
         named = self.skipped.setdefault(why, [])
-        if len(named) < _NAMED:
+        if len(named) < _NAMED or why == WRITTEN_BY_US:
             named.append(str(path))
 
     def add_skipped(self, skipped: Mapping[str, Sequence[str]], counts: Mapping[str, int]) -> None:
@@ -97,7 +107,7 @@ def _leave_out_output_files(found: DiscoveredFiles) -> None:
                 is_link = any(path.samefile(log) for log in logs)
                 found.logs.remove(path)
                 if not is_link:  # a copy, not a link of ours
-                    found.skip("the output file of a run that is listed", path)
+                    found.skip(OUTPUT_FILE, path)
 
 
 def _head(path: Path) -> bytes:
@@ -122,13 +132,30 @@ def _same_log(path: Path, log: Path) -> bool:
 
 
 def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
-    """What was skipped, one line for each reason: `skipped a.png and 2 more: binary`. Those of `paths`, and logs that a
-    reader failed on, are each named, up to eight."""
-    lines = []
+    """What was skipped: `skipped a.png and 2 more: binary`, several reasons on one line. The files that `paths` name,
+    and logs that a reader failed on, are each named, up to eight, on a line for each reason."""
+    lines, walked = [], dict[str, dict[str, int]]()
     for why, count in sorted(found.counts.items()):
+        if why in _QUIET:
+            continue
         named = [path for path in found.skipped[why] if path in paths or why.startswith(READER_FAILED)]
-        named = named or found.skipped[why][:1]
-        lines.append(f"skipped {', '.join(map(shown_path, named))}{and_more(count, len(named))}: {why}")
+        if named:
+            lines.append(f"skipped {', '.join(map(shown_path, named))}{and_more(count, len(named))}: {why}")
+        else:
+            walked.setdefault(_BY_NAME if why.startswith(_BY_NAME) else why, {})[why] = count
+    # First what might have been a log.
+    ranked = sorted(walked, key=lambda kind: (not kind.startswith(_UNREAD), -sum(walked[kind].values())))
+    parts = []
+    for kind in ranked[:_REASONS]:
+        first, *others = walked[kind]
+        shown = f"{shown_path(found.skipped[first][0])}{and_more(sum(walked[kind].values()), 1)}"
+        parts.append((shown, kind if others else first))
+    if len(ranked) == 1:
+        lines.append("skipped " + ": ".join(parts[0]))
+    elif ranked:
+        total, rest = (sum(sum(walked[kind].values()) for kind in kinds) for kinds in (ranked, ranked[_REASONS:]))
+        text = ", ".join(f"{shown} ({why})" for shown, why in parts)
+        lines.append(f"skipped {total:,} paths: {text}{f' and {rest:,} others' if rest else ''}")
     return lines
 
 
@@ -182,6 +209,9 @@ def _walk(top: Path, files: DiscoveredFiles, seen: set[tuple[int, int]]) -> None
         if is_bench(folder / BENCH_FILE):
             files.benches.append((folder / BENCH_FILE).resolve())
             continue
+        if folder.name.startswith("offline-run-") and any(entry.name == _OUR_WANDB for entry in entries):
+            files.skip(WRITTEN_BY_US, folder)
+            continue
         folders = []
         for entry in entries:
             path = folder / entry.name
@@ -206,8 +236,10 @@ def _take_file(path: Path, size: int, files: DiscoveredFiles, named: bool) -> No
         return files.skip(EMPTY, path)
     if not named and path.name.startswith("."):
         return files.skip("hidden file", path)
+    if _is_ours(path):
+        return files.skip(WRITTEN_BY_US, path)
     if not named and (no_log := _NO_LOG.search(path.name)):
-        return files.skip(f"no log by its name (*{no_log[0].lower()})", path)
+        return files.skip(f"{_BY_NAME} (*{no_log[0].lower()})", path)
     if is_bench(path):
         if path.resolve() not in files.benches:
             files.benches.append(path.resolve())
@@ -224,6 +256,15 @@ def _take_file(path: Path, size: int, files: DiscoveredFiles, named: bool) -> No
     return None
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether `report` or `plan` wrote the file: a page, or an event file of TensorBoard."""
+    if path.suffix != ".html":
+        return bool(_OUR_EVENTS.match(path.name))
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+        return bool(_OUR_PAGE.search(file.read(_HEAD)))
+    return False
+
+
 def _is_script(path: Path, size: int) -> bool:
     """Whether it is a script for sbatch: by its name or first line, with `#SBATCH` at the start of a line."""
     if size > _LARGEST_SCRIPT:
@@ -237,10 +278,10 @@ def _is_script(path: Path, size: int) -> bool:
 
 def _why(fault: OSError) -> str:
     if isinstance(fault, PermissionError):
-        return "cannot be read: permission denied"
+        return f"{_UNREAD}: permission denied"
     if isinstance(fault, FileNotFoundError):
         return "does not exist"
-    return f"cannot be read: {fault.strerror or fault}"
+    return f"{_UNREAD}: {fault.strerror or fault}"
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.secrets import without_secrets
+from hpc_gpt.core.words import counted_words
 from hpc_gpt.reader.readers.logs import Part, PeakMemory
 from hpc_gpt.reader.readers.logs.parts import BARS
 from hpc_gpt.reader.readers.logs.read_log import READER_FAILED, read_log
@@ -268,7 +269,7 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
     for part in parts:
         counts.update(part.left_out)
     for words, count in counts.items():
-        draft.flag(f"left out: {count:,} {words}")
+        draft.flag(f"left out: {counted_words(count, words)}")
     found = {each.name: each for part in parts for each in dialects_of(part)}
     for name in dict.fromkeys([dialect, *(fact.dialect for part in parts for fact in part.totals.values())]):
         for flag in found[name].flags if name in found else ():

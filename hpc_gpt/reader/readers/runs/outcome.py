@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpc_gpt.core.words import counted
+from hpc_gpt.core.words import counted, counted_words
 from hpc_gpt.reader.readers.logs import Part
 from hpc_gpt.reader.readers.runs.draft import LIBRARIES, Draft
 from hpc_gpt.reader.readers.runs.inferred import consumed_by_step, step_tokens
@@ -281,7 +281,7 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 def add_counts(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds skipped and NaN steps, tokens, saves."""
     if steps.absurd:
-        draft.flag(f"left out: {steps.absurd} figures of steps larger than any can be")
+        draft.flag(f"left out: {counted_words(steps.absurd, 'figures of steps larger than any can be')}")
     if not steps.numbered:
         draft.flag("the lines have no step numbers: the lines are counted instead")
     if len(steps):

@@ -30,8 +30,6 @@ from hpc_gpt.reader.readers.steps import StepTable
 from hpc_gpt.reader.report.loss_curve import MOST_CURVES, loss_curve
 from hpc_gpt.reader.report.page.anomalies import (
     ENDED_TEXTS,
-    FAILED,
-    KNOW,
     Anomaly,
     ended_text,
     is_history,
@@ -55,6 +53,7 @@ from hpc_gpt.reader.report.page.run_table import (
 )
 from hpc_gpt.reader.report.page.summary import best_runs, ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.reader.report.svg import Svg, number, safe
+from hpc_gpt.reader.report.table_notes import FAILED, KNOW
 from hpc_gpt.reader.report.tables import show_begin
 
 # Above these numbers the page says less about each run, so that it stays a few megabytes.

@@ -17,9 +17,7 @@ from hpc_gpt.core.words import ALIKE, FEW_ALIKE, counted, show_digits, without_f
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.readers.steps import StepTable
 from hpc_gpt.reader.report.svg import number, safe
-
-LEVELS = ("failed", "absurd", "figures in doubt", "worth a look", "good to know")
-FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
+from hpc_gpt.reader.report.table_notes import DOUBT, FAILED, KNOW, LEVELS, LOOK, flag_level
 
 # How a run ended, where the text for it is not the class in words; and its level unless it has failed, None if nothing
 # is wrong.
@@ -34,12 +32,6 @@ _ENDED_LEVELS: dict[str, int | None] = {
     "budget": LOOK,
 }
 ENDED_TEXTS = {ended: (_TEXTS.get(ended, ended.replace("_", " ")), _ENDED_LEVELS.get(ended, FAILED)) for ended in ENDED}
-# The level of a flag by its kind; any other is worth a look.
-_FLAG_LEVELS = {
-    **dict.fromkeys(("absurd", "above_peak"), ABSURD),
-    **dict.fromkeys(("layout", "batch", "samples", "value", "nan", "all_skipped"), DOUBT),
-    **dict.fromkeys(("no_peak", "device", "cause", "attempts", "program", "attention"), KNOW),
-}
 # What differs between two runs that fail in the same way: paths, addresses, the unit of a size, and host names.
 _VARYING = re.compile(r"(?:[\w.~-]*/)+[\w.-]+|\b0x[0-9a-fA-F]+\b|\b[KMGT]i?B\b|\bbytes\b")
 _EXCEPTION = re.compile(r"^(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): ")
@@ -174,7 +166,7 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
             str(first.place),
         )
     for flag, kind in record.all_flags[:40]:
-        yield _FLAG_LEVELS.get(kind, LOOK), safe(flag, 300), ""
+        yield flag_level(kind), safe(flag, 300), ""
     if (nan := number(record.nan_steps)) and "nan" not in record.flag_kinds:
         yield DOUBT, f"{counted(int(nan), 'step')} with a NaN loss", ""
     if (skipped := number(record.skipped_steps)) and "all_skipped" not in record.flag_kinds:

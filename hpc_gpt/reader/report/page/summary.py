@@ -13,10 +13,11 @@ import numpy as np
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.words import NOTHING, counted, show_digits, show_params, show_rate, show_share
 from hpc_gpt.reader.readers.runs import RunRead
-from hpc_gpt.reader.report.page.anomalies import DOUBT, FAILED, Anomaly, ended_text, has_failed
+from hpc_gpt.reader.report.page.anomalies import Anomaly, ended_text, has_failed
 from hpc_gpt.reader.report.page.groups import model_of
 from hpc_gpt.reader.report.page.run_table import devices_text, figure_text, layout_text, tokens_per_s_gpu
 from hpc_gpt.reader.report.svg import Svg, element, number, safe
+from hpc_gpt.reader.report.table_notes import DOUBT, FAILED
 
 
 def best_runs(runs: Sequence[RunRead], anomalies: Sequence[Anomaly]) -> tuple[list[dict[str, Any]], list[str]]:
