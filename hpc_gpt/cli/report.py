@@ -17,6 +17,7 @@ from hpc_gpt.core.columns import grid
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.find_runs import no_runs
+from hpc_gpt.core.runs.record import ABSENT
 from hpc_gpt.core.terminal import say, shows_life, width
 from hpc_gpt.core.words import ALIKE, FEW_ALIKE, and_more, counted, plain, without_figures
 from hpc_gpt.reader.report.tables import (
@@ -238,7 +239,8 @@ def _flags(gathered: GatheredRuns) -> list[str]:
     """Each flag once, with the runs that have it; flags that differ only in their figures once, if there are many."""
     runs: dict[str, list[str]] = {}
     for record in gathered.records:
-        for flag in record.flags:
+        absent = "; ".join(flag for flag, kind in record.all_flags if kind == ABSENT)
+        for flag in (*(flag for flag, kind in record.all_flags if kind != ABSENT), *filter(None, [absent])):
             runs.setdefault(flag, []).append(show_name(record))
     shapes: dict[str, list[str]] = {}
     for flag in runs:
