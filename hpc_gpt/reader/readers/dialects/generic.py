@@ -84,8 +84,6 @@ def _fields(seconds: str) -> str:
     )
 
 
-_CHANGING = "(?:decreas|increas|reduc|lower|halv|chang|adjust)ing "
-_TO = rf"(?: from {INT})?(?: to:?| ?[-=]>) "
 # Words between two trainings, and not about a part of one.
 _OF_ONE = "epoch|eval|valid|test|sav(?:e|ing)|checkpoint|sampl|generat|metric|result|summary"
 _BANNER = rf"(?i:(?![^\n]{{0,200}}(?:{_OF_ONE}))[^\n]{{0,40}}[a-z])"
@@ -145,22 +143,6 @@ DIALECT = Dialect(
                 weak=True,
             )
             for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
-        ),
-        # A batch that is another from here on, as programs say that look for the largest that fits.
-        *(
-            Pattern("fact", rf"(?i)\b{regex}(?=\.?\s*$|[\s,;)])", literal=literal, weak=True)
-            for literal, regex in (
-                ("ing batch size", rf"{_CHANGING}batch size{_TO}(?P<device_batch_now>{INT})"),
-                ("ing micro", rf"(?:{_CHANGING}|setting )micro[ -]?batch size{_TO}(?P<micro_batch_now>{INT})"),
-                (
-                    "batch size will be",
-                    rf"micro[ -]?batch size will be (?:de|in)creased{_TO}(?P<micro_batch_now>{INT})",
-                ),
-                ("sing micro", rf"using micro[ -]?batch(?: size)? of (?P<micro_batch_now>{INT})"),
-                ("ing global batch", rf"(?:{_CHANGING}|setting )global batch size{_TO}(?P<global_batch_now>{INT})"),
-                ("full run using", rf"will continue with full run using batch size (?P<device_batch_now>{INT})"),
-                ("batch size of", rf"currently training with a batch size of: (?P<device_batch_now>{INT})"),
-            )
         ),
         Pattern("fact", START + rf"Model [pP]aram(?:eter)?s: (?P<params>{SHORT})" + END, literal="Model ", weak=True),
         # A banner between trainings, framed as scripts print them: `==== run 2: lr=1e-3 ====`.
