@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpc_gpt.core.runs.record import ABSENT
 from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.reader.readers.causes import Cause, first_cause
 from hpc_gpt.reader.readers.logs import Fact, Failure, Part
@@ -213,7 +214,7 @@ def said_record(read: RunRead, said: set[str]) -> Iterator[str]:
     how = [f"{key}: {each[len('inferred: ') :]}" for key, each in inferred.items() if key not in ("name", "gpu_hours")]
     if how:
         yield "inferred: " + "; ".join(how)
-    for flag, kind in read.record.all_flags:
+    for flag, kind in (each for each in read.record.all_flags if each[1] != ABSENT):
         yield f"flag: {flag}" if kind in ("", "program") else f"flag, {kind}: {flag}"
 
 

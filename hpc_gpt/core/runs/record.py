@@ -20,6 +20,8 @@ from hpc_gpt.core.typed_tables import from_tables
 SCHEMA = 1
 # The end of the source of `device` if it is null because no GPU was used.
 ON_CPU = "the ranks ran on CPU"
+# The kind of a flag that says why a main figure is null: nothing is wrong.
+ABSENT = "absent"
 
 
 class Flag(str):

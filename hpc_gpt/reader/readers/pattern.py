@@ -262,6 +262,7 @@ UNITS: dict[str, tuple[str, float]] = {
     "loss_eval_bits": ("loss_eval", math.log(2)),
     "at_ms": ("at", 1e-3),
     "tokens_per_ms": ("tokens_per_s", 1e3),
+    "tokens_per_us": ("tokens_per_s", 1e6),
     "gflops": ("tflops", 1e-3),
     "memory_allocated_bytes": ("memory_allocated_gib", 1 / GIB),
     "memory_allocated_mib": ("memory_allocated_gib", 2.0**-10),

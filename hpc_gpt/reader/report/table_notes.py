@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpc_gpt.core.runs.record import ABSENT
 from hpc_gpt.core.words import ALIKE, FEW_ALIKE, counted, some_names, without_figures
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.report.tables import show_begin, show_name
@@ -16,7 +17,7 @@ FAILED, ABSURD, DOUBT, LOOK, KNOW = range(5)
 _FLAG_LEVELS = {
     **dict.fromkeys(("absurd", "above_peak"), ABSURD),
     **dict.fromkeys(("layout", "batch", "samples", "value", "nan", "all_skipped"), DOUBT),
-    **dict.fromkeys(("no_peak", "device", "cause", "attempts", "program", "attention"), KNOW),
+    **dict.fromkeys(("no_peak", "device", "cause", "attempts", "program", "attention", ABSENT), KNOW),
 }
 # Of several runs so many lines of notes are printed; of one run all, as nothing else has them at a glance.
 MOST_NOTE_LINES = 3
@@ -38,7 +39,10 @@ def flag_level(kind: str) -> int:
 def notes_on(run: RunRead) -> list[RunNote]:
     """What looks wrong with a run, and the checkpoint that a branch begins from."""
     name, parent = show_name(run.record), run.record.settings.get("resumed_from")
-    notes = [RunNote(name, _short(flag, run.files), flag_level(kind)) for flag, kind in run.record.all_flags]
+    flags = [(flag, kind) for flag, kind in run.record.all_flags if kind != ABSENT]
+    notes = [RunNote(name, _short(flag, run.files), flag_level(kind)) for flag, kind in flags]
+    if absent := [flag for flag, kind in run.record.all_flags if kind == ABSENT]:
+        notes.append(RunNote(name, "; ".join(absent), flag_level(ABSENT)))
     if isinstance(parent, dict) and parent.get("branch"):
         notes.insert(0, RunNote(name, f"begins from {show_begin(run.record)}", KNOW))
     return notes

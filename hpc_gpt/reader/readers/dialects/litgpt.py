@@ -61,7 +61,10 @@ DIALECT = Dialect(
             for mark, keys in _CONFIGURATION.items()
             for key, group in keys.items()
         ),
-        Pattern("fact", START + rf"Total parameters:? (?P<params>{INT})(?=\s*$)", weak=True),
+        *(
+            Pattern("fact", START + rf"{total}:? (?P<params>{INT})(?=\s*$)", weak=True)
+            for total in ("Total parameters", "Total Parameters")
+        ),
         Pattern("total", rf"\| - Training Time : (?P<whole_s>{NUMBER}) s(?=\s*$)"),
         Pattern("total", START + rf"Training time: (?P<whole_s>{NUMBER})s(?=\s*$)", weak=True),
         Pattern("memory", rf"\bMemory (?:used|Used {{1,6}}): (?P<memory_allocated_gb>{NUMBER}) GB", weak=True),

@@ -1,8 +1,11 @@
-"""Out of memory: on the GPU by allocators and libraries, on the host by Python, PyTorch and the kernel."""
+"""Out of memory: on the GPU by allocators and libraries, on the host by Python, PyTorch and the kernel.
+
+Also the batch with which a program goes on that looks for the largest that fits: that of the steps from there.
+"""
 
 import re
 
-from hpc_gpt.reader.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, failure, raised
+from hpc_gpt.reader.readers.pattern import ANY_NAME, EXCEPTION_START, INT, Dialect, Pattern, failure, raised
 
 _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
 _SIZE = r"([\d.]{1,12}) (bytes|[KMGT]iB)"
@@ -37,6 +40,9 @@ def _gib(regex: re.Pattern[str], message: str) -> float:
     return sum(float(size) * _GIB[unit] for size, unit in found if size.replace(".", "", 1).isdigit())
 
 
+_CHANGING = "(?:decreas|increas|reduc|lower|halv|chang|adjust)ing "
+_TO = rf"(?: from {INT})?(?: to:?| ?[-=]>) "
+
 DIALECT = Dialect(
     name="memory_exhausted",
     patterns=(
@@ -61,5 +67,21 @@ DIALECT = Dialect(
         failure("host_memory", ": Killed process ",
             r"(?P<words>[Oo]ut of memory(?: \(oom_kill_allocating_task\))?: Killed " r"process \d{1,10}.{0,200})"),
         failure("host_memory", "OOMKilled", EXCEPTION_START + r"(?P<words>.{0,120}\bOOMKilled\b.{0,120})"),
+        # A batch that is another from here on, as programs say that look for the largest that fits.
+        *(
+            Pattern("fact", rf"(?i)\b{regex}(?=\.?\s*$|[\s,;)])", literal=literal, weak=True)
+            for literal, regex in (
+                ("ing batch size", rf"{_CHANGING}batch size{_TO}(?P<device_batch_now>{INT})"),
+                ("ing micro", rf"(?:{_CHANGING}|setting )micro[ -]?batch size{_TO}(?P<micro_batch_now>{INT})"),
+                (
+                    "batch size will be",
+                    rf"micro[ -]?batch size will be (?:de|in)creased{_TO}(?P<micro_batch_now>{INT})",
+                ),
+                ("sing micro", rf"using micro[ -]?batch(?: size)? of (?P<micro_batch_now>{INT})"),
+                ("ing global batch", rf"{_CHANGING}global batch size{_TO}(?P<global_batch_now>{INT})"),
+                ("full run using", rf"will continue with full run using batch size (?P<device_batch_now>{INT})"),
+                ("batch size of", rf"currently training with a batch size of: (?P<device_batch_now>{INT})"),
+            )
+        ),
     ),
 )  # fmt: skip

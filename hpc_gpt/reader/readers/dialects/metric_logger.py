@@ -1,13 +1,14 @@
-"""torchvision's MetricLogger, and what has a copy of it: DETR, DeiT, MAE, DINO, V-JEPA, BLIP.
+"""torchvision's MetricLogger, and what has a copy of it: DETR, DeiT, MAE, DINO, V-JEPA, BLIP, LAVIS.
 
-A figure is the median of the last 20 steps, with the mean so far in brackets; the time is the mean of those 20. In `Epoch:
-[3]` the count is of the batches of an epoch, in `Training` of all steps. Peak memory is allocated, in MiB.
+A figure is the median of the last 20 steps, with the mean so far in brackets, which LAVIS leaves out; the time is the mean
+of those 20. In `Epoch: [3]` and LAVIS' `data epoch: [3]` the count is of the batches of an epoch, in `Training` of all
+steps. Peak memory is allocated, in MiB.
 """
 
 from hpc_gpt.reader.readers.pattern import END, Dialect, Pattern, later, named
 
 _FIELDS = (
-    named(r"(?= \()", loss=" (?:total_)?loss: ", lr=" lr: ")
+    named(r"(?= (?:\(| ))", loss=" (?:total_)?loss: ", lr=" lr: ")
     + named(r"(?=(?: \(| ))", step_s=" time: ")
     + later(" max mem: ", "memory_allocated_mib", END)
 )
@@ -18,7 +19,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            r"\bEpoch: \[(?P<epoch>\d{1,6})(?:/\d{1,6})?\] {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12})"
+            r"\b(?:E|data e)poch: \[(?P<epoch>\d{1,6})(?:/\d{1,6})?\] {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12})"
             + _ETA
             + _FIELDS,
             literal="  eta: ",

@@ -57,6 +57,12 @@ DIALECT = Dialect(
             + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
             literal="tok/sec: ",
         ),
+        # The last stage prints neither time nor rate.
+        Pattern(
+            "step",
+            rf"\bStep (?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \| Training loss: (?P<loss>{NUMBER})(?= ?\| lrm: )",
+            literal="| Training loss: ",
+        ),
         *(
             Pattern(
                 "argument",

@@ -37,6 +37,7 @@ DIALECT = Dialect(
         ),
         # Lightning's and NeMo's, a process for each GPU, unless they are on CPUs.
         line("fact", "GLOBAL_RANK: {}, MEMBER: {}/{gpus_said}", weak=True),
+        line("fact", "| distributed init (rank {}, world {gpus_said}):", weak=True),
         Pattern(
             "fact",
             r"\bAll distributed processes registered\. Starting with (?P<gpus_said>\d{1,7}) processes\b",

@@ -2,7 +2,7 @@
 
 A step also generates and scores its samples. The tokens of a step vary. Its batch is of prompts, and the lengths
 in its configuration are the longest: no sequence length is read. The configuration is printed as Python's pprint does, or
-in the command of a shell.
+in the command of a shell; a pool of 0 nodes is one that is not used.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,11 @@ DIALECT = Dialect(
             literal="timing_s/step:",
         ),
         *(
-            Pattern("argument", before + rf"(?P<key>{_SETTINGS}){between}(?P<value>\w{{1,12}}){after}", literal=literal)
+            Pattern(
+                "argument",
+                before + rf"(?P<key>{_SETTINGS}){between}(?P<value>(?!0\b)\w{{1,12}}){after}",
+                literal=literal,
+            )
             for literal, before, between, after in (  # the lines of Ray's actors are labelled
                 (" pid=", r"(?<=[{ ]')", "': ", r"(?=[,}])"),
                 ("actor_rollout_ref.", r"(?<=[\w]\.)", "=", r"(?=\s)"),

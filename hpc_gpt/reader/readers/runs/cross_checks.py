@@ -4,12 +4,14 @@ Two statements may differ by 5 %. Beyond that the figure is left out and a flag 
 known one of the program's own arithmetic.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from hpc_gpt.core.runs.record import Flag, Record
+from hpc_gpt.core.runs.record import ABSENT, Flag, Record
 from hpc_gpt.core.words import show_digits
+from hpc_gpt.reader.readers.dialects.generic import DIFFUSION
 from hpc_gpt.reader.readers.runs.draft import Draft
 from hpc_gpt.reader.readers.runs.log_steps import LogSteps
 
@@ -95,7 +97,7 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     if printed is None:
         return record
     ratio = printed / record.tokens_per_s
-    if abs(ratio - 1) <= _ALIKE:
+    if abs(ratio - 1) <= _ALIKE or _same_tokens(record, steps):
         return record
     message = (
         f"the program prints {printed:,.0f} tokens/s, but batch, sequence and step time give {record.tokens_per_s:,.0f}"
@@ -107,6 +109,14 @@ def _without_doubtful(record: Record, steps: LogSteps) -> Record:
     gone = {name: None for name in (*_OF_RATE, *derived) if getattr(record, name) is not None}
     sources = {name: source for name, source in record.sources.items() if name not in gone}
     return replace(record, **gone, sources=sources, flags=[*record.flags, Flag(f"{message}: left out", kind)])  # type: ignore[arg-type]
+
+
+def _same_tokens(record: Record, steps: LogSteps) -> bool:
+    """Whether rate and time of the same lines give the tokens of a step: the time may change in the course of a run."""
+    tokens = steps["tokens_per_s"] * steps["step_s"]
+    known = tokens[steps.steady & np.isfinite(tokens)]
+    size = (record.global_batch or 0) * (record.seq or 0)
+    return bool(size and len(known) >= _LEAST and abs(float(np.median(known)) / size - 1) <= _ALIKE)
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> float | None:
@@ -140,3 +150,39 @@ def _arithmetic(record: Record, ratio: float) -> str:
         if count and abs(ratio / count - 1) <= _ALIKE:
             return f"each of {count} {what} counts the whole"
     return ""
+
+
+# {figure: what it follows from, where the program does not print it}
+_FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
+    "step_s": (),
+    "global_batch": ("micro_batch", "micro_batches", "dp"),
+    "seq": (),
+    "tokens_per_s": ("global_batch", "seq", "step_s"),
+    "params": ("hidden", "layers", "heads", "vocab"),
+    "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
+}
+_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line says it") | {"step_s": "no line has a time that is of steps alone"}
+_BY_KIND = ("step_s", "tokens_per_s", "tflops_hardware")  # which another statement can contradict
+
+
+def flag_absent(record: Record, draft: Draft) -> Record:
+    """The record with a flag for each of the main figures that is null: which of its inputs is not known, or what
+    contradicts them."""
+    flags = list(record.flags)
+    of_text = () if DIFFUSION in draft else ("seq", "tokens_per_s", "params", "tflops_hardware")
+    for name, inputs in _FOLLOWS_FROM.items():
+        if getattr(record, name) is None and name in ("step_s", "global_batch", *of_text):
+            flags.append(Flag(f"{name} is null: {_why_null(record, draft, name, inputs)}", ABSENT))
+    return replace(record, flags=flags)
+
+
+def _why_null(record: Record, draft: Draft, name: str, inputs: tuple[str, ...]) -> str:
+    inputs = ("seq",) if name == "global_batch" and draft.whole("global_batch_tokens") else inputs
+    missing = [each for each in inputs if getattr(record, each) is None]
+    reasons = [f"{', '.join(missing)} not known"] if missing else []
+    source = record.sources.get("tflops_hardware" if name == "params" and not missing else name, "")
+    if source.startswith("null: "):
+        reasons.append(source.removeprefix("null: "))
+    if not reasons and name in _BY_KIND:
+        reasons += [flag for flag, kind in record.all_flags if kind in ("disagrees", "absurd")][-1:]
+    return "; ".join(reasons) or _NOT_PRINTED[name]

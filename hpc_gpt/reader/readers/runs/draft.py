@@ -113,9 +113,41 @@ def _who(fact: Fact) -> int:
     return LIBRARY if fact.dialect in LIBRARIES else SAID
 
 
+# A line that says that a batch changed, which another follows: {its fact: (the field, the field that follows)}. The
+# other sizes of the batch stay, if nothing states them again.
+CHANGES = {
+    "device_batch_now": ("micro_batch", "global_batch"),
+    "micro_batch_now": ("micro_batch", "micro_batches"),
+    "global_batch_now": ("global_batch", "micro_batches"),
+}
+_OF_A_START = ("micro_batch", "micro_batches", "global_batch", "global_batch_tokens", "steps_planned")
+
+
+def _facts_of(part: Part) -> Iterator[tuple[str, Sequence[Fact]]]:
+    """The facts of a part by name: of a batch that a line says has changed, what is said from that line on.
+
+    A program that states another micro-batch than before has begun again, as a Trainer does that ran out of memory.
+    """
+    changes = [(fact.place.line, *CHANGES[name], fact) for name in CHANGES for fact in part.facts.get(name, ())]
+    begun: dict[str, Fact] = {}
+    for fact in part.facts.get("micro_batch", ()):
+        if begun.setdefault(fact.dialect, fact).value != fact.value:
+            changes.append((fact.place.line - 1, *CHANGES["device_batch_now"], fact))
+    if not changes:
+        yield from part.facts.items()
+        return
+    line, changed, follows, change = max(changes, key=lambda each: each[0])
+    for name in dict.fromkeys([*part.facts, changed]):
+        found = part.facts.get(name, [])
+        later = [fact for fact in found if fact.place.line > line] if name in _OF_A_START else found
+        earlier = [] if name == follows else found
+        if name not in CHANGES and (known := later or ([change] if name == changed else earlier)):
+            yield name, known
+
+
 def stated(parts: Sequence[Part]) -> dict[str, list[Stated]]:
     """Every value that parts state of each field, the nearest to what ran first; equal values once."""
-    facts = (fact for part in parts for fact in part.facts.items())
+    facts = (fact for part in parts for fact in _facts_of(part))
     said = [(name, Stated(fact.value, _who(fact), str(fact.place))) for name, of_name in facts for fact in of_name]
     found: dict[str, list[Stated]] = {}
     for name, value in [*said, *(each for part in parts for each in asked_at(part).items())]:

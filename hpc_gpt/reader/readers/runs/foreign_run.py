@@ -16,7 +16,7 @@ from hpc_gpt.reader.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import RunRead, add_figures
 from hpc_gpt.reader.readers.runs.attempt_ends import add_ends
-from hpc_gpt.reader.readers.runs.cross_checks import doubt_rates, doubt_step_time
+from hpc_gpt.reader.readers.runs.cross_checks import doubt_rates, doubt_step_time, flag_absent
 from hpc_gpt.reader.readers.runs.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.readers.runs.draft import Draft, dialect_named, dialects_of, draft_of, stated
 from hpc_gpt.reader.readers.runs.grouping import RunParts, group_logs
@@ -35,6 +35,7 @@ from hpc_gpt.reader.readers.runs.kept_records import KeptLogs
 from hpc_gpt.reader.readers.runs.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.readers.runs.outcome import add_counts, add_losses, add_rates, add_times
 from hpc_gpt.reader.readers.runs.param_counts import add_params
+from hpc_gpt.reader.readers.runs.runtime import add_batch_by_rates
 from hpc_gpt.reader.readers.runs.slurm_script import Script, read_script, script_beside
 from hpc_gpt.reader.readers.steps import StepTable
 
@@ -198,6 +199,8 @@ def read_foreign(
     add_gpus(draft, steps, parts)
     add_stages(draft, parts)
     infer_fields(draft, present, arguments)
+    if add_batch_by_rates(draft, parts):
+        infer_fields(draft, present, arguments)
     _add_dtype(draft, dialect)
     add_params(draft, arguments, parts)
     step_s = add_times(draft, steps, parts)
@@ -211,6 +214,8 @@ def read_foreign(
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
     record = doubt_rates(add_figures(_record(draft, name, dialect, arguments, parts), foreign=True), steps)
+    if len(steps) or any(part.progress for part in parts):
+        record = flag_absent(record, draft)
     files = [*run.files, *([script.path] if script else [])]
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, files, causes=causes)

@@ -28,6 +28,7 @@ LARGEST_FIGURE = 1e18  # no figure of a step is larger
 _ABOUT = 0.9  # of the lines of the rank with most of them: the log of another rank may have been cut earlier
 # Without `skipped_so_far`, which becomes `skipped`, and `epoch`, whose steps are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
+_LEAST_APART = 3  # steps from line to line, below which one more or less shows nothing
 _TWICE = 2.0  # two statements of a step's time that differ by this factor are not of the same unit
 
 
@@ -255,9 +256,22 @@ def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | 
     if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
         numbers = np.round(epochs * epoch_steps)
         if numbers[0] > 0 and (np.diff(numbers) > 0).all():
+            numbers = _evenly(numbers)
             return numbers, max(1, round((numbers[-1] - numbers[0]) / max(1, len(numbers) - 1) / steps.stride))
     interval = interval_asked or 1
     return np.arange(1, len(steps) + 1, dtype=np.float64) * interval * steps.stride, interval
+
+
+def _evenly(numbers: StepColumn) -> StepColumn:
+    """Numbers of steps by rounded epochs, every so many steps if they are that to one: an epoch of samples that fill no
+    whole number of batches is longer than its steps. A first line may be of step 1."""
+    apart = np.diff(numbers[1:])
+    every = _most_common(apart) or 0
+    if every < _LEAST_APART or len(apart) < _LEAST_APART or (np.abs(apart - every) > 1).any():
+        return numbers
+    even: StepColumn = every * (np.round(numbers[1] / every) + np.arange(-1.0, len(numbers) - 1))
+    even[0] = even[0] if abs(even[0] - numbers[0]) <= 1 else numbers[0]
+    return even
 
 
 def _join_others(columns: dict[str, StepColumn], part: Part, main: str) -> None:

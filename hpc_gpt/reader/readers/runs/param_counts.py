@@ -230,9 +230,11 @@ def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
         for fact in part.facts.get(name, ())
         if isinstance(fact.value, int | float) and fact.value >= 0
     ]
+    # Counted in two groups.
     for part in parts:
-        for dense, sparse in zip(part.facts.get("params_dense", ()), part.facts.get("params_sparse", ()), strict=False):
-            counts.append(Count(float(dense.value) + float(sparse.value), str(dense.place)))
+        for one, other in (("params_dense", "params_sparse"), ("params_decayed", "params_not_decayed")):
+            for first, second in zip(part.facts.get(one, ()), part.facts.get(other, ()), strict=False):
+                counts.append(Count(float(first.value) + float(second.value), str(first.place)))
     return counts
 
 

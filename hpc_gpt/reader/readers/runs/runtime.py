@@ -74,7 +74,7 @@ def _bars_of(part: Part, number: int) -> StepTable | None:
 
 
 def _counts_steps(part: Part) -> bool:
-    """Whether the bars of a part count steps: the program names their goal, or is a Trainer with one goal."""
+    """Whether the bars of a part count steps: the program names their goal, or is a Trainer of one goal."""
     goals = part.facts.get("steps_planned", ())
     if any(fact.dialect not in (BARS, _TRAINERS) for fact in goals) or _TRAINERS not in part.dialects:
         return False
@@ -83,7 +83,9 @@ def _counts_steps(part: Part) -> bool:
     runtime = part.totals.get("runtime_s")
     last = max((elapsed for _, elapsed, _ in part.progress if elapsed), default=0.0)
     ends = runtime is None or last <= _LONGER * float(runtime.value)
-    return len({fact.value for fact in goals}) == 1 and ends and (_TRAINERS in part.steps or runtime is not None)
+    asked = part.arguments.get("max_steps", ("", None))[0]
+    trains = _TRAINERS in part.steps or runtime is not None or {str(fact.value) for fact in goals} == {asked}
+    return len({fact.value for fact in goals}) == 1 and ends and trains
 
 
 def _pauses(part: Part, bars: StepTable) -> Mask:
@@ -153,7 +155,43 @@ def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
     return 0.0, ""
 
 
+def add_batch_by_rates(draft: Draft, parts: Sequence[Part]) -> bool:
+    """Adds the samples of a step by both rates of the totals, if only one whole number fits what they are rounded to;
+    False without one. An epoch has up to a batch fewer or more samples than its steps."""
+    for part in parts if "global_batch" not in draft else ():
+        samples, rounded = part.totals.get("samples_per_s"), part.totals.get("steps_rounded")
+        steps = draft.whole("steps_planned") or int(max((step for step, _, _ in part.progress), default=0))
+        if samples is None or rounded is None or not steps:
+            continue
+        (least_a, most_a), (least_b, most_b) = _range_of(samples.value), _range_of(rounded.value)
+        slack = _passes(part) / steps
+        if least_a <= 0 or least_b <= 0 or slack >= 1:
+            continue
+        least, most = math.ceil(least_a / most_b * (1 - slack)), math.floor(most_a / least_b * (1 + slack))
+        if least == most:
+            how = f"the only one of {samples.value:g} samples and {rounded.value:g} steps a second ({samples.place})"
+            draft.infer("global_batch", least, how)
+            return True
+    return False
+
+
+def _range_of(value: object) -> tuple[float, float]:
+    """What a rate was before it was rounded, to three decimals or four digits; (0, 0) if it is no number."""
+    if not isinstance(value, int | float) or not 0 < value < _MOST:
+        return 0.0, 0.0
+    decimals = len(f"{value:.6f}".rstrip("0").split(".")[1])
+    off = 0.5 * 10.0 ** -(3 if decimals >= 3 or value < 10 else max(0, 3 - math.floor(math.log10(value))))
+    return value - off, value + off
+
+
+def _passes(part: Part) -> float:
+    """The passes over the data that were begun, by the lines of steps; 1 if they do not say it."""
+    last = [steps["epoch"][-1] for steps in part.steps.values() if len(steps) and np.isfinite(steps["epoch"][-1])]
+    return max(1.0, math.ceil(max(last, default=1.0)))
+
+
 _EXACT_RATE = 0.1  # steps a second of three decimals: exact to half a percent
+_EXACT_STEPS = 0.01
 _OF_PASSES = 0.05  # a rate of samples may be rounded, and the last batch filled up
 
 
@@ -189,5 +227,10 @@ def _steps_of_rates(draft: Draft, part: Part) -> tuple[float, str]:
         what = f"steps of {batch} samples"
     if least == most > 0:
         return float(least), what
+    if batch and samples and (whole := runtime * samples / batch) * _EXACT_STEPS > _passes(part) + 1:
+        # A last batch that is not full is left out or filled up, in each pass.
+        least, most = math.floor(whole - _passes(part)), math.ceil(whole + _passes(part))
+        if (most := min(most, high) if rounded else most) >= (max(least, low) if rounded else least):
+            return float(min(most, math.ceil(whole))), f"steps of {batch} samples, to a hundredth"
     exact = low <= high and rounded >= _EXACT_RATE
     return (runtime * rounded, "steps by their printed rate") if exact else (0.0, "")

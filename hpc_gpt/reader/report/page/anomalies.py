@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from hpc_gpt.core.ends.failures import ENDED, LIVE
-from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.runs.record import ABSENT, Record
 from hpc_gpt.core.words import ALIKE, FEW_ALIKE, counted, show_digits, without_figures
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.readers.steps import StepTable
@@ -165,7 +165,7 @@ def _of_run(run: RunRead, medians: dict[tuple[object, ...], float]) -> Iterator[
             f"{message}, but its log reports {ended_text(first.ended)}: {safe(first.message, 300)}",
             str(first.place),
         )
-    for flag, kind in record.all_flags[:40]:
+    for flag, kind in [pair for pair in record.all_flags if pair[1] != ABSENT][:40]:
         yield flag_level(kind), safe(flag, 300), ""
     if (nan := number(record.nan_steps)) and "nan" not in record.flag_kinds:
         yield DOUBT, f"{counted(int(nan), 'step')} with a NaN loss", ""
