@@ -66,8 +66,8 @@ class Model:
     "Attention heads, a multiple of tp; for example 25."
     vocab: int | None = key(None, resume="never", decides="speed")
     "Tokens of the vocabulary, without padding; for example 50257."
-    seq: int | None = key(None, resume="never", decides="speed")
-    "Tokens of a sample; for example 1024."
+    seq: int | None = key(None, resume="never", decides="speed", thousand=1024)
+    'Tokens of a sample; for example 1024, or "8k", which is 8192.'
     tied: bool | None = key(None, resume="never", decides="speed")
     "Whether the head's weight is the embedding's."
     vocab_multiple: int | None = key(None, resume="never", decides="speed")
