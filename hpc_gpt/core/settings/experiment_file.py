@@ -7,6 +7,7 @@ import contextlib
 import copy
 import math
 import os
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import data_dir, experiments_dir, read_start
+from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
 from hpc_gpt.core.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
@@ -107,6 +109,8 @@ def find_experiment(name: str) -> Path:
                     names = some([each.name for each in files], 5)
                     raise ConfigError(f"folder {name} has {len(files)} TOML files: {names}", "name one of them")
                 return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
+    if hint := value_hint([name]):
+        raise ConfigError(f"{name!r} is a key's value, not an experiment", hint)
     known = list_experiments()
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
@@ -308,6 +312,21 @@ def parse_override(text: str) -> tuple[str, Any]:
         with contextlib.suppress(ValueError, OverflowError):
             return key, count_of_key(Experiment, key, raw)
     return key, raw
+
+
+def value_hint(given: Sequence[str]) -> str:
+    """The options for those of the words of a command line that are KEY=VALUE, as other programs take them; empty if
+    none is.
+
+    >>> value_hint(["train.lr=1e-3", "seq=2048", "demo"])
+    'use --set train.lr=1e-3 --set model.seq=2048'
+    """
+    from hpc_gpt.core.keys import keys_meant
+
+    pairs = [text.lstrip("+").partition("=") for text in given if not text.startswith("-")]
+    meant = [(keys_meant(Experiment, key), value) for key, equals, value in pairs if key and equals]
+    words = [word for keys, value in meant if keys for word in ("--set", f"{keys[0]}={value}")]
+    return hide_secrets(f"use {shlex.join(words)}") if words else ""
 
 
 def gives_way(keys: Collection[str]) -> list[str]:
