@@ -58,7 +58,7 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     ("profile", "reason"),
     [
         ("", "profile site names no device"),
-        ('device = "a100-80g"\n', "profile site names no fabric"),
+        ('device = "a100-80g"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node, and no fabric between"),
         ('device = "h999"\nfabric = "nvlink"\n', "profile site: device 'h999' is not known"),
         ('device = "a100-80g"\nfabric = "infiniband"\n', "fabric 'infiniband' has no rate"),
         ('device = "a100-80g"\nfabric = "nvlink"\ngpus_per_node = 2\n', "4 GPUs are more than the 2 of a node"),
