@@ -134,8 +134,10 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1
     inside = fabric.inside or ("nvlink" if device.nvlink else "pcie")
     if inside == "nvlink" and fabric.generation is None and device.nvlink is None:
-        raise ConfigError(f"device {device.name} has no NVLink",
-                          'leave fabric out for one node, else name what joins nodes, as "pcie + infiniband 4x200G"')  # fmt: skip
+        raise ConfigError(
+            f"device {device.name} has no NVLink",
+            'leave fabric out for one node, else name what joins nodes, as "pcie + infiniband 4x200G"',
+        )
     generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
     is_board = inside == "nvlink" and (generation or 0) <= _BOARD_UP_TO and hosts == 1 and gpus_per_node == _BOARD
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)
