@@ -193,10 +193,8 @@ def test_a_model_that_no_layout_holds_says_so():
     message, hint = error_of(in_process("render", "--gpus", "1", "--pp", "1", "--tp", "1", "--cluster", profile_of(
         "tiny", 'extends = "a100-80g-8"\n[machine]\nmemory_gib = 0.5\n')))  # fmt: skip
     assert "is predicted not to fit" in message
-    assert (
-        hint
-        == "no layout of 1 GPU fits it at global batch 1024: more GPUs, a smaller model, or --force to run it anyway"
-    )
+    fits = "no layout of 1 GPU fits it at global batch 1024"
+    assert hint == f"{fits}: more GPUs, a smaller model, a shorter --seq, or --force to run it anyway"
 
 
 # --- what is left to the planner

@@ -243,7 +243,7 @@ def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
         return LayoutError(
             message,
             f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
-            "more GPUs, a smaller model, or --force to run it anyway",
+            "more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
         )
     step = f", {show_short(nearest.step.step_s)} s a step" if nearest.step and run.step else ""
     host = f", {nearest.host_gib:.1f} GiB of a host" if nearest.host_gib else ""
