@@ -98,8 +98,9 @@ def report(
 
     PATH is a log or a folder of logs of any program, plain, .gz or .zst, LOG#2 for the second run in a log, or - for
     standard input; a run folder or a folder of run folders (logs/ unless given); RUN as for status, of a bench its
-    rows; or a sweep such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table. Updates the
-    record.json of our own runs and writes nothing else. The step time is the median of the steps after warm-up.
+    rows; or a sweep such as experiments/gpt2-meg, for its runs under logs/ in the columns of the published table.
+    Updates the record.json of our own runs and writes nothing else. The step time is the median of the steps after
+    warm-up.
     """
     from hpc_gpt.reader.report.gather import gather_paths
 

@@ -91,11 +91,15 @@ class _Check:
         if origin is dict and isinstance(value, Mapping):
             return {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if kind is int and isinstance(value, str) and (key in self.given or not value[-1:].isdecimal()):
+            if isinstance(value, str) and (key in self.given or value[-1:].isalpha()) and self._is_count(kind, key):
                 value = count_of_key(self.root, key, value)
             return _scalar(kind, value, key in self.given)
         self.faults.setdefault(key, _type_fault(key, kind, value))
         return None
+
+    def _is_count(self, kind: Any, key: str) -> bool:
+        """Whether the number of a key is a whole one, or tokens, which may be written as a float."""
+        return kind is int or (kind is float and bool(getattr(key_in(self.root, key)[1], "thousand", None)))
 
     def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
         """A value of a key that may have several types. The fault of one that has none names each."""
@@ -175,7 +179,7 @@ def count_of_key(root: Any, key: str, text: str) -> int:
     or if the key is not a count, but seconds."""
     if key.endswith("_s") and text[-1:].isalpha():
         raise ValueError(f"{key} is not a count")
-    return read_count(text, getattr(key_in(root, key)[1], "thousand", 1000))
+    return read_count(text, getattr(key_in(root, key)[1], "thousand", None) or 1000)
 
 
 def key_in(root: Any, key: str) -> tuple[Any, Any]:

@@ -286,6 +286,9 @@ def test_a_file_may_have_a_count_with_a_unit(tmp_path):
     path = write(tmp_path / "counts.toml", '[model]\nseq = "8k"\n[train]\nsteps = "10k"\nsave_at = ["1k", 2000]\n')
     experiment = load_experiment(path)
     assert (experiment.model.seq, experiment.train.steps, experiment.train.save_at) == (8192, 10_000, (1000, 2000))
+    phases = 'source = "random"\nphases = ["30B", 4e10]\n[data.mix]\na = { path = "a", weight = [1, 1, 1] }\n'
+    mixed = load_experiment(write(tmp_path / "mixed.toml", f"[data]\n{phases}"))
+    assert mixed.data.phases == (30e9, 40e9)
     late = write(tmp_path / "late.toml", '[train]\nsteps = "1k"\nwarmup_steps = "2k"\n')
     with pytest.raises(ConfigError, match=r"warmup_steps is 2000, longer than the run of train.steps = 1000"):
         load_experiment(late)

@@ -128,8 +128,8 @@ class Data:
     "A damaged file of a stream stops the run, or its rest is skipped and counted."
     mix: dict[str, MixedSource] | None = key(None, resume="never", decides="schedule", added=True)
     "A mixture's sources, a table for each name, in place of path."
-    phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True)
-    "Tokens of a mixture after which its next phase begins, with other weights; for example [30e9]."
+    phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True, thousand=1000)
+    'Tokens of a mixture after which its next phase begins, with other weights; for example [30e9], or ["30B"].'
     max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0, hint="0 is no limit")
     "A run that reads a mixture's source more often is refused, other data are a note; 0 for no limit; for example 8."
 
