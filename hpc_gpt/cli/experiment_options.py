@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "HPC_GPT_"
 
 
-class Count(click.types.IntParamType):
+class CountType(click.types.IntParamType):
     """A whole number as an option's value, after which k, M, B or T may stand: `15T`, `1.5M`, `30e9`."""
 
     def __init__(self, thousand: int = 1000, least: int | None = None) -> None:
@@ -47,7 +47,7 @@ class Count(click.types.IntParamType):
         return count
 
 
-_COUNT = Count()
+_COUNT = CountType()
 
 # (names, key, type, help).
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
@@ -65,7 +65,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--gas",), "layout.micro_batches", _COUNT, "Micro-batches of a step (gradient accumulation steps)."),
     (("--engine",), "engine.name", str, "Engine: deepspeed-3d, deepspeed-zero, fsdp, ddp, … (hpc-gpt help engines)."),
     (("--zero-stage",), "engine.zero_stage", int, "ZeRO stage."),
-    (("--seq-length", "--seq"), "model.seq", Count(1024), "Tokens in a sample; 8k is 8192."),
+    (("--seq-length", "--seq"), "model.seq", CountType(1024), "Tokens in a sample; 8k is 8192."),
     (("--account", "-A"), "job.account", str, "Account to charge."),
     (("--partition", "-p"), "job.partition", str, "Partition."),
     (("--qos", "-q"), "job.qos", str, "Quality of service."),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, Count, planning_options
+from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, CountType, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
@@ -64,7 +64,7 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 )
 @click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
 @click.option("--max-seq", is_flag=True, help="Find the longest sequence of the model that fits; ignores --seq.")
-@click.option("--tokens", type=Count(), default=PLANNED_TOKENS, metavar="N",
+@click.option("--tokens", type=CountType(), default=PLANNED_TOKENS, metavar="N",
               help="Tokens to train on, as 15T, for days and GPU-hours; 300B unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),

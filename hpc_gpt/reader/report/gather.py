@@ -71,8 +71,9 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
         gathered.unread += of_sweeps.unread
         gathered.unwritten += of_sweeps.unwritten
     for name in numbered:
-        run, there = read_one(name, logs), [(run.record.run, run.files) for run in gathered.runs]
-        gathered.runs += [run] if (run.record.run, run.files) not in there else []
+        read = read_one(name, logs)
+        if (read.record.run, read.files) not in [(run.record.run, run.files) for run in gathered.runs]:
+            gathered.runs.append(read)
     return gathered
 
 

@@ -41,7 +41,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
 # Names of the token that begins one: Llama's of 3 and of 2, which is Mistral's, and Gemma's.
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
 # Names of tiktoken's encodings, and of a model on Hugging Face.
-_ENCODINGS = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony")
+_ENCODINGS = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base")
 _MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _REBUILD = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 
