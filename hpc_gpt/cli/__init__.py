@@ -20,6 +20,10 @@ from hpc_gpt.core.terminal import say
 _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
 
 
+# Options of sbatch that give the GPUs or the tasks of a node.
+_OF_A_NODE = ("gpus-per-node", "gpus-per-task", "ntasks-per-node", "ntasks-per-gpu", "gres")
+
+
 class Verb(NamedTuple):
     """A verb's place in the list, and the first sentence of its help."""
 
@@ -203,6 +207,13 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
             hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
             return 2, f"No such option {fault.option_name!r}.", hint
+        if isinstance(fault, click.NoSuchOption) and (of_sbatch := _as_sbatch(fault, arguments)):
+            return 2, *of_sbatch
+        if fault.message.startswith("Got unexpected extra argument") and _has_option(fault, "--set"):
+            from hpc_gpt.core.settings.experiment_file import value_hint
+
+            left = [word for word in arguments if word in fault.message]
+            return 2, fault.format_message(), value_hint(left) or f"{path} --help"
         return 2, fault.format_message(), f"{path} --help"
     if isinstance(fault, click.ClickException):
         return 1, fault.format_message(), ""
@@ -232,12 +243,46 @@ def _is_here_deleted() -> bool:
     return False
 
 
+def _has_option(fault: click.UsageError, name: str) -> bool:
+    return fault.ctx is not None and any(name in parameter.opts for parameter in fault.ctx.command.params)
+
+
 def _keys_meant(fault: click.NoSuchOption) -> list[str]:
     """The experiment's keys that an unknown option may mean; none if the verb has no --set."""
-    if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
+    if not _has_option(fault, "--set"):
         return []
-    from hpc_gpt.core.keys import names_of
+    from hpc_gpt.core.keys import keys_meant
     from hpc_gpt.core.settings.experiment import Experiment
 
-    name = fault.option_name.lstrip("-").replace("-", "_")
-    return [key for key in names_of(Experiment) if name in (key, key.rpartition(".")[2])]
+    return keys_meant(Experiment, fault.option_name.lstrip("-").replace("-", "_"))
+
+
+def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, str] | None:
+    """(message, hint) of an unknown option that is one of sbatch's; None if it is none, or if the verb has no GPUs."""
+    if not _has_option(fault, "--gpus"):
+        return None
+    import json
+    import shlex
+
+    from hpc_gpt.core.secrets import hide_secrets
+    from hpc_gpt.core.slurm.directives import options_of, why_not_added
+
+    name, sbatch = fault.option_name, options_of("sbatch")
+    long = sbatch.named(name[2:]) if name.startswith("--") else sbatch.letters.get(name[1:], "")
+    if long not in sbatch.kinds:
+        return None
+    at = next((place for place, word in enumerate(arguments) if word.partition("=")[0] == name), len(arguments) - 1)
+    value = arguments[at].partition("=")[2] or next(iter(arguments[at + 1 : at + 2]), "")
+    if long in _OF_A_NODE:
+        nodes = re.search(r"(?:^| )(?:-N ?|--nodes[= ])(\d+)", " ".join(arguments))
+        count = re.search(r"(\d+)$", value)
+        total = int(count[1]) * (int(nodes[1]) if nodes else 1) if count and long != "gpus-per-task" else None
+        example = f"-G {total}" if total else "-G 8"
+        return (
+            f"{name} is sbatch's: hpc-gpt takes the GPUs in total, and the cluster profile says how many a node has",
+            f"use {example}{f', {total} GPUs in all' if total else ''}; gpus_per_node in the profile is a node's",
+        )
+    if (owned := why_not_added(long)) or not _has_option(fault, "--account"):
+        return f"{name} is sbatch's: {owned or 'a plan asks for no job'}", "leave it out"
+    given = f"--{long}" + (f"={value}" if sbatch.kinds[long] == "valued" and value else "")
+    return f"{name} is sbatch's", hide_secrets(f"use {shlex.join(['--set', f'job.sbatch={json.dumps([given])}'])}")

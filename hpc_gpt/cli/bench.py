@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import bench_options, on_command_line, option_name
+from hpc_gpt.cli.experiment_options import CountType, bench_options, on_command_line, option_name
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import from_here, logs_folder
@@ -59,10 +59,10 @@ _ROUNDS = 3
     metavar="N,...",
     help="Micro-batches to try, as 1,2,4,8. One that runs out of memory is marked.",
 )
-@click.option("--steps", type=int, metavar="N", help="Steps of each run; the first few are warm-up.")
+@click.option("--steps", type=CountType(), metavar="N", help="Steps of each run; the first few are warm-up.")
 @click.option(
     "--rounds",
-    type=int,
+    type=CountType(),
     metavar="K",
     help=f"How often to measure each row, in turns; {_ROUNDS} if there are several rows, else 1.",
 )

@@ -28,28 +28,50 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 PREFIX = "HPC_GPT_"
 
+
+class CountType(click.types.IntParamType):
+    """A whole number as an option's value, after which k, M, B or T may stand: `15T`, `1.5M`, `30e9`."""
+
+    def __init__(self, thousand: int = 1000, least: int | None = None) -> None:
+        self._thousand, self._least = thousand, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from hpc_gpt.core.typed_tables import read_count
+
+        try:
+            count = read_count(value, self._thousand) if isinstance(value, str) else int(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a whole number, as 4, 8k or 15T.", param, ctx)
+        if self._least is not None and count < self._least:
+            self.fail(f"{count} is not in the range x>={self._least}.", param, ctx)
+        return count
+
+
+_COUNT = CountType()
+
 # (names, key, type, help).
 _OPTIONS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("--model",), "model.preset", str,
      "Model preset: gpt2, 48b, llama3.1-8b, …; or transformers' config.json or its folder."),
-    (("--gpus", "-G"), "layout.gpus", int, "GPUs in total."),
-    (("--nodes", "-N"), "layout.nodes", int, "Nodes."),
-    (("--tensor-model-parallel-size", "--tp"), "layout.tp", int, "Tensor parallel size."),
-    (("--pipeline-model-parallel-size", "--pp"), "layout.pp", int, "Pipeline stages."),
-    (("--context-parallel-size", "--cp"), "layout.cp", int, "Context parallel size: GPUs that share a sample."),
-    (("--data-parallel-size", "--dp"), "layout.dp", int, "Data parallel size; derived from the others unless given."),
-    (("--micro-batch-size", "--mbs"), "layout.micro_batch", int, "Samples in one pass of one replica."),
-    (("--global-batch-size", "--gbs"), "layout.global_batch", int, "Samples in one step."),
-    (("--gas",), "layout.micro_batches", int, "Micro-batches of a step (gradient accumulation steps)."),
+    (("--gpus", "-G"), "layout.gpus", _COUNT, "GPUs in total."),
+    (("--nodes", "-N"), "layout.nodes", _COUNT, "Nodes."),
+    (("--tensor-model-parallel-size", "--tp"), "layout.tp", _COUNT, "Tensor parallel size."),
+    (("--pipeline-model-parallel-size", "--pp"), "layout.pp", _COUNT, "Pipeline stages."),
+    (("--context-parallel-size", "--cp"), "layout.cp", _COUNT, "Context parallel size: GPUs that share a sample."),
+    (("--data-parallel-size", "--dp"), "layout.dp", _COUNT,
+     "Data parallel size; derived from the others unless given."),
+    (("--micro-batch-size", "--mbs"), "layout.micro_batch", _COUNT, "Samples in one pass of one replica."),
+    (("--global-batch-size", "--gbs"), "layout.global_batch", _COUNT, "Samples in one step."),
+    (("--gas",), "layout.micro_batches", _COUNT, "Micro-batches of a step (gradient accumulation steps)."),
     (("--engine",), "engine.name", str, "Engine: deepspeed-3d, deepspeed-zero, fsdp, ddp, … (hpc-gpt help engines)."),
     (("--zero-stage",), "engine.zero_stage", int, "ZeRO stage."),
-    (("--seq-length", "--seq"), "model.seq", int, "Tokens in a sample."),
+    (("--seq-length", "--seq"), "model.seq", CountType(1024), "Tokens in a sample; 8k is 8192."),
     (("--account", "-A"), "job.account", str, "Account to charge."),
     (("--partition", "-p"), "job.partition", str, "Partition."),
     (("--qos", "-q"), "job.qos", str, "Quality of service."),
     (("--constraint", "-C"), "job.constraint", str, "Required node features."),
     (("--time", "-t"), "job.time", str, "Time limit, as for sbatch."),
-    (("--cpus-per-task", "-c"), "job.cpus_per_task", int, "CPUs for each rank."),
+    (("--cpus-per-task", "-c"), "job.cpus_per_task", _COUNT, "CPUs for each rank."),
     (("--exclude", "-x"), "job.exclude", str, "Nodes to exclude."),
     (("--nodelist", "-w"), "job.nodelist", str, "Nodes to use."),
     (("--dependency", "-d"), "job.dependency", str, "Jobs to wait for, as for sbatch; without Slurm runs."),
@@ -67,10 +89,10 @@ _SIZES = {"model.preset", "model.hf", *(f"layout.{name}" for name in ("gpus", "n
 # What a plan depends on; other verbs take the last ones by `--set`.
 PLANNING_OPTIONS = (
     *(option for option in _OPTIONS if not option[1].startswith("job.")),
-    (("--hidden",), "model.hidden", int, "Hidden size."),
-    (("--layers",), "model.layers", int, "Layers."),
-    (("--heads",), "model.heads", int, "Attention heads."),
-    (("--vocab",), "model.vocab", int, "Vocabulary, before padding."),
+    (("--hidden",), "model.hidden", _COUNT, "Hidden size."),
+    (("--layers",), "model.layers", _COUNT, "Layers."),
+    (("--heads",), "model.heads", _COUNT, "Attention heads."),
+    (("--vocab",), "model.vocab", _COUNT, "Vocabulary, before padding."),
     (("--recompute",), "engine.recompute", str, "Recomputation: none, selective or full."),
     (("--offload",), "engine.offload", str, "Offload to the host: none, optimizer or full."),
 )

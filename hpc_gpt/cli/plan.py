@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, planning_options
+from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, CountType, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
@@ -64,8 +64,8 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 )
 @click.option("--max-model", is_flag=True, help="Find the largest model of a family that fits; ignores --model.")
 @click.option("--max-seq", is_flag=True, help="Find the longest sequence of the model that fits; ignores --seq.")
-@click.option("--tokens", type=float, default=PLANNED_TOKENS, metavar="N",
-              help="Tokens to train on, for days and GPU-hours; 300e9 unless given.")  # fmt: skip
+@click.option("--tokens", type=CountType(), default=PLANNED_TOKENS, metavar="N",
+              help="Tokens to train on, as 15T, for days and GPU-hours; 300B unless given.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help='One JSON object: {"schema": 1, "candidates": [...], ...}.')
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write a page with charts of memory and time.")  # fmt: skip
@@ -80,7 +80,7 @@ def plan(
     why: str | None,
     max_model: bool,
     max_seq: bool,
-    tokens: float,
+    tokens: int,
     as_json: bool,
     html: Path | None,
     device: str | None,
@@ -117,18 +117,19 @@ def plan(
         _calibrate(calibrate, cluster, as_json)
         return
     if not 0 < tokens < 1e30:
-        raise ConfigError(f"--tokens is {tokens:g}, but must be a number above 0", "for example --tokens 300e9")
+        raise ConfigError(f"--tokens is {tokens!s:.40}, but must be above 0 and below 1e30", "for example --tokens 15T")
+    budget = float(tokens)
     if html is not None:
         from hpc_gpt.launcher.plan.plan_page import check_page
 
         check_page(html)
     if max_model or max_seq:
-        asked = read_plan_request(request, tokens, calibration, largest=max_model, longest=max_seq)
+        asked = read_plan_request(request, budget, calibration, largest=max_model, longest=max_seq)
         if asked.stands_in:
             say(asked.stand_in_note, err=True)
         _largest(asked, calibration, as_json, html, max_seq)
         return
-    asked = read_plan_request(request, tokens, calibration, why=why)
+    asked = read_plan_request(request, budget, calibration, why=why)
     if asked.stands_in:
         say(asked.stand_in_note, err=True)
     _print(asked, search_plan(asked, must_fit=why is None), as_json, html, why, calibration)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.experiment_options import experiment_options
+from hpc_gpt.cli.experiment_options import CountType, experiment_options
 from hpc_gpt.cli.script_words import ScriptCommand
 from hpc_gpt.core.errors import ConfigError
 
@@ -35,19 +35,19 @@ PLACE = 50
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
 @click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE",
               help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
-@click.option("--max-rows", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
+@click.option("--max-rows", type=CountType(least=1), default=100, show_default=True, metavar="N",
               help="With --grid: the most rows.")  # fmt: skip
-@click.option("--max-parallel", type=click.IntRange(min=1), metavar="N",
+@click.option("--max-parallel", type=CountType(least=1), metavar="N",
               help="With --sweep or --grid: run at most N at a time of rows with equal requests.")  # fmt: skip
 @click.option("--skip-unfit", is_flag=True,
               help="With --sweep or --grid: leave out rows that are refused, and print them.")  # fmt: skip
 @click.option("--race", is_flag=True,
               help="Measure EXPERIMENT's rows, or the planner's best layouts, in turns in one job.")  # fmt: skip
-@click.option("--rounds", type=int, metavar="N",
+@click.option("--rounds", type=CountType(), metavar="N",
               help="With --race: so many rounds, each a visit of each row; 3 unless given.")  # fmt: skip
-@click.option("--steps", type=int, metavar="N",
+@click.option("--steps", type=CountType(), metavar="N",
               help="With --race: steps of a visit, after its warm-up; 20 unless given.")  # fmt: skip
-@click.option("--top", type=int, metavar="N",
+@click.option("--top", type=CountType(), metavar="N",
               help="With --race, without [rows]: so many of the planner's layouts; 5 unless given.")  # fmt: skip
 @click.option("--winner", metavar="RACE[#ROW]",
               help="With the settings of the row that won a race, or of that row, over EXPERIMENT.")  # fmt: skip

@@ -48,6 +48,11 @@ def names_of(kind: Any) -> list[str]:
     return [key.name for key in keys_of(kind)]
 
 
+def keys_meant(kind: Any, name: str) -> list[str]:
+    """The dotted names of `keys_of` that a name means: the whole one, or its last part."""
+    return [key for key in names_of(kind) if name in (key, key.rpartition(".")[2])]
+
+
 def choices_of(kind: Any, name: str) -> tuple[str, ...]:
     """The words that the key of a dotted name can have; none if it has any text, or a number."""
     for part in name.split("."):

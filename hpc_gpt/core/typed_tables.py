@@ -4,8 +4,10 @@ import contextlib
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from decimal import Decimal
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -20,6 +22,8 @@ _EXPLAINED = {"engine.name": "hpc-gpt help engines says what each can do"}
 # {type of a key: what its value should be, in TOML's terms}; any other is a table.
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a sweep needs them for every row
+# A count as a text: `128k`, `1.5M`, `15T`, `30e9`, `10_000`.
+_COUNT = re.compile(r"(?P<number>[+-]?\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?) ?(?P<unit>[kKMBT]?)", re.ASCII)
 
 
 def check_tables(
@@ -33,8 +37,9 @@ def check_tables(
     """The tables as dataclass `kind`. ConfigError lists every fault at once, with close matches for unknown names.
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
-    A value must have its key's own type; the `given` keys also take a text that reads as one (`yes`). `more` has faults
-    that the caller has found, each with its hint. `topic`: of `hpc-gpt help`, with the keys.
+    A value must have its key's own type, or be a count with a unit as a text (`"10k"`); the `given` keys also take a
+    text that reads as one (`yes`). `more` has faults that the caller has found, each with its hint. `topic`: of
+    `hpc-gpt help`, with the keys.
     """
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
@@ -89,9 +94,15 @@ class _Check:
         if origin is dict and isinstance(value, Mapping):
             return {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
         with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if isinstance(value, str) and (key in self.given or value[-1:].isalpha()) and self._is_count(kind, key):
+                value = count_of_key(self.root, key, value)
             return _scalar(kind, value, key in self.given)
         self.faults.setdefault(key, _type_fault(key, kind, value))
         return None
+
+    def _is_count(self, kind: Any, key: str) -> bool:
+        """Whether the number of a key is a whole one, or tokens, which may be written as a float."""
+        return kind is int or (kind is float and bool(getattr(key_in(self.root, key)[1], "thousand", None)))
 
     def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
         """A value of a key that may have several types. The fault of one that has none names each."""
@@ -143,6 +154,51 @@ def _scalar(kind: Any, value: Any, from_text: bool) -> Any:
     if kind in (bool, str) and isinstance(value, kind):
         return value
     raise TypeError("another type")
+
+
+def read_count(text: str, thousand: int = 1000) -> int:
+    """The whole number of a text; after it may stand k, M, B or T: `thousand`, its square, its cube, its fourth power.
+
+    Raises ValueError for any other text, OverflowError for a number of more than 30 digits.
+
+    >>> read_count("15T"), read_count("1.5k"), read_count("30e9"), read_count("128k", thousand=1024)
+    (15000000000000, 1500, 30000000000, 131072)
+    """
+    if (found := _COUNT.fullmatch(text.strip())) is None:
+        raise ValueError(f"{text!r:.60} is not a count")
+    if found["number"].lstrip("+-").isdecimal() and not found["unit"]:
+        return int(found["number"])
+    number = Decimal(found["number"])
+    if number.adjusted() > 30:
+        raise OverflowError(f"{text!r:.60} is too large")
+    count = number * thousand ** " kMBT".index(found["unit"].replace("K", "k") or " ")
+    if count != count.to_integral_value():
+        raise ValueError(f"{text!r:.60} is not a whole number")
+    return int(count)
+
+
+def count_of_key(root: Any, key: str, text: str) -> int:
+    """The whole number that a text means as the value of a dotted key of dataclass `root`. ValueError if it means none,
+    or if the key is not a count, but seconds."""
+    if key.endswith("_s") and text[-1:].isalpha():
+        raise ValueError(f"{key} is not a count")
+    return read_count(text, getattr(key_in(root, key)[1], "thousand", None) or 1000)
+
+
+def key_in(root: Any, key: str) -> tuple[Any, Any]:
+    """(type, rules) of a dotted key of dataclass `root`; None for what there is not."""
+    kind, rules, named = root, None, False
+    for part in key.split("."):
+        if named:  # the part is a name of the user's
+            named = False
+            continue
+        entry = {each.name: each for each in fields(kind)}.get(part) if is_dataclass(kind) else None
+        hint = _hints(kind)[part] if entry is not None else None
+        rules = entry.metadata.get("rules") if entry is not None else None
+        kind, named = table_in(hint)
+        if kind is None:
+            kind = hint
+    return kind, rules
 
 
 def _type_fault(key: str, kind: Any, value: Any) -> str:

@@ -169,7 +169,10 @@ def test_a_batch_that_nobody_gave_has_a_few_million_tokens(seq, batch):
     assert planned(*asked, "--engine", "deepspeed-3d", "--recompute", "full")["global_batch"] == batch
 
 
-@pytest.mark.parametrize("words", [("--model", "llama3.1-8b", "--gpus", "8"), ("demo", "--gpus", "8")])
+@pytest.mark.parametrize(
+    "words",
+    [("--model", "llama3.1-8b", "--gpus", "8"), ("demo", "--gpus", "8"), ("--model", "gpt2", "--gpus", "8")],
+)
 def test_the_longest_sequence_fits_and_the_next_does_not(words):
     page = planned(*words, "--max-seq", "--cluster", "a100-80g-8", "--set", "train.dtype=bf16")
     longest = page["longest_seq"]

@@ -103,20 +103,26 @@ def test_ranks_end_with_their_own_code(tmp_path: Path, command: str, code: int, 
 
 
 @pytest.mark.parametrize(
-    ("hosts", "address", "suffix", "code", "words"),
+    ("hosts", "known", "suffix", "code", "words"),
     [
-        ("n1\nn2", 0, None, 0, "n1"),
-        ("n1\nn2", 0, "-ib", 0, "n1-ib"),
-        ("", 0, None, 7, "fails: scontrol names no host of 'n[1-2]'; set HPC_GPT_MASTER_ADDR by hand"),
-        ("n1", 2, None, 7, "fails: the host n1 has no address; set node_suffix in the cluster profile, or "
-                           "HPC_GPT_MASTER_ADDR by hand"),
+        ("n1\nn2", "n1", None, 0, "n1"),
+        ("n1\nn2", "n1-ib", "-ib", 0, "n1-ib"),
+        ("", "", None, 7, "fails: scontrol names no host of 'n[1-2]'; set HPC_GPT_MASTER_ADDR by hand"),
+        ("n1", "10.0.0.7", None, 0, "10.0.0.7"),
+        ("n1", "other", None, 7, "fails: the host n1 has no address; if n1-ib has one, set node_suffix in the "
+                                 "profile; else export HPC_GPT_MASTER_ADDR"),
+        ("n1", "10.0.0.7", "-ib", 7, "fails: the host n1-ib has no address; correct node_suffix in the cluster "
+                                     "profile, or export HPC_GPT_MASTER_ADDR"),
     ],
 )  # fmt: skip
 def test_the_first_host_is_one_with_an_address(
-    tmp_path: Path, hosts: str, address: int, suffix: str | None, code: int, words: str
+    tmp_path: Path, hosts: str, known: str, suffix: str | None, code: int, words: str
 ) -> None:
-    program(tmp_path, "scontrol", f'[ "$*" = "show hostnames n[1-2]" ] && printf %b {shlex.quote(hosts)}')
-    program(tmp_path, "getent", f'[ "$1" = ahosts ] || exit 9; exit {address}')
+    """By its name, or by the address that Slurm has for it."""
+    names = f'[ "$*" = "show hostnames n[1-2]" ] && printf %b {shlex.quote(hosts)}\n'
+    node = f'[ "$*" = "show node n1" ] && echo "   NodeAddr={known} NodeHostName=n1 Version=22.05.8"\n'
+    program(tmp_path, "scontrol", (node.replace(known, "n1") if known == "other" else node) + names)
+    program(tmp_path, "getent", f'[ "$1" = ahosts ] || exit 9; [ "$2" = "{known}" ] || exit 2')
     done = bash(tmp_path, "slurm/ranks.sh.j2", "first_host 'n[1-2]'", {"node_suffix": suffix})
     assert (done.code, done.out.strip()) == (code, words)
 

@@ -12,7 +12,7 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.launcher.launch.request import compiles
 from hpc_gpt.launcher.plan.links import Links
-from hpc_gpt.launcher.plan.machine import DEFAULT, link_gb_s, machine_of, parse_fabric
+from hpc_gpt.launcher.plan.machine import DEFAULT, check_reach, link_gb_s, machine_of, parse_fabric
 from hpc_gpt.launcher.plan.training import with_choices
 from tests.plan.machines import machine_named
 
@@ -130,6 +130,16 @@ def test_a_send_takes_as_long_as_its_slowest_boundary():
     assert links.send_s(size, 4, 2) == (inside, inside)
     whole = 8 * size / links.network_b_s + links.network_latency_s
     assert links.send_s(size, 8, 2) == links.send_s(size, 32, 2) == pytest.approx((whole, whole))
+
+
+@pytest.mark.parametrize(("device", "inside"), [("l40s", "pcie"), ("rtx-4090", "pcie"), ("a100-80g", "nvlink")])
+def test_a_node_without_a_fabric_has_its_cards_own_links(device, inside, tmp_path):
+    machine = machine_of(load_profile(write(tmp_path, f'device = "{device}"\ngpus_per_node = 8\n')))
+    assert machine == machine_named(device, 8, inside)
+    assert machine.network_gb_s == 0.0
+    check_reach(machine, 8)
+    with pytest.raises(ConfigError, match="16 GPUs are more than the 8 of a node, and no fabric"):
+        check_reach(machine, 16)
 
 
 def test_a_profiles_own_figures_stand_before_the_data_sheets(tmp_path):

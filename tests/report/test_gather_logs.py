@@ -77,6 +77,14 @@ def test_one_run_by_a_log_a_folder_or_its_number_in_a_log(lab, logs):
     assert read_one(str(lab / "a.log"), logs).record.micro_batch == 4
     assert read_one(f"{lab / 'two.log'}#1", logs).record.micro_batch == 4
     assert read_one(f"{lab / 'two.log'}#2", logs).record.micro_batch == 2
+    two, a = str(lab / "two.log"), str(lab / "a.log")
+    for paths, found in (
+        ([f"{two}#2"], ["two#2"]),
+        ([f"{two}#2", a], ["a", "two#2"]),
+        ([f"{two}#2", f"{two}#1", f"{two}#2"], ["two#2", "two"]),
+        ([two, f"{two}#2"], ["two", "two#2"]),
+    ):
+        assert [run.record.run for run in gather_paths(paths, logs).runs] == found
     own = make_run(logs)
     assert read_one(own.run_id, logs).folder == own.path
     assert read_one(str(own.path), logs).folder == own.path
@@ -107,14 +115,21 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
     (lab / "all.json").write_text(json.dumps(page))
     one = {"schema": 1, "records": page["records"][:1]}
     (lab / "one.json").write_text(json.dumps(one))
+    of_two = "LAB/two.log#1, LAB/two.log#2"
+    (lab / "notes").write_text("nothing\n")
     of_bench = f"name one row, such as {bench.id}#1"
     for ask, name, line, hint in (
-        (read_one, lab / "two.log", "2 runs in LAB/two.log: two, two#2", A_LOG),
-        (read_one, f"{lab}/two.log#3", "no run in LAB/two.log#3", A_RUN),
+        (read_one, lab / "two.log", "2 runs in LAB/two.log: two, two#2", f"name one: {of_two}"),
+        (read_one, f"{lab}/two.log#3", "LAB/two.log has no run 3; it has 2 runs", f"name one: {of_two}"),
+        (gather_path, f"{lab}/two.log#0", "LAB/two.log has no run 0; it has 2 runs", f"name one: {of_two}"),
+        (read_one, f"{lab}/notes#2", "no run in LAB/notes#2", A_RUN),
+        (read_one, f"{lab}/two#2", f"no run '{lab}/two#2'", f"did you mean '{lab}/two.log#2'?"),
+        (gather_path, f"{lab}/a#1", f"no run '{lab}/a#1'", f"did you mean '{lab}/a.log#1'?"),
         (read_one, lab, "3 runs in LAB: a, two, two#2", A_LOG),
         (read_one, lab / "none", NONE, RUNS),
         (read_one, bench.path, f"2 runs in {bench.path}: {bench.id}#1, {bench.id}#2", of_bench),
-        (read_one, f"{bench.id}#3", f"no run in {bench.id}#3", A_RUN),
+        (read_one, f"{bench.id}#3", f"{bench.id} has no run 3; it has 2 runs",
+         f"name one: {bench.id}#1, {bench.id}#2"),
         (read_compared, bench.file, f"{bench.file} holds 2 records: {bench.id}#1, {bench.id}#2",
          f"compare single rows, such as {bench.file}#1"),
         (read_compared, lab / "all.json", "LAB/all.json holds 3 records: a, two, two#2", "give a file of one run"),
@@ -122,7 +137,10 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
     ):  # fmt: skip
         with pytest.raises((NoSuchRun, ConfigError)) as refused:
             ask(str(name), logs)
-        assert (str(refused.value).replace(str(lab), "LAB"), refused.value.hint) == (line, hint)
+        said = (str(refused.value), refused.value.hint)
+        assert [text.replace(str(lab), "LAB") for text in said] == [
+            text.replace(str(lab), "LAB") for text in (line, hint)
+        ]
     assert read_compared(str(lab / "one.json"), logs).record.run == "a"
     assert refresh_record(own).run == own.run_id
     assert read_compared(str(own.path / "record.json"), logs).record.run == own.run_id

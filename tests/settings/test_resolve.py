@@ -54,15 +54,20 @@ def write(path, text):
             "use --tp 8 (tp8-pp2-dp1), or --tp 16 --pp 1 (tp16-pp1-dp1) with --allow-tp-across-nodes",
         ),
         ({"tp": 16, "gpus": 16, "pp": 3, "dp": 2}, "use --gpus 96 with --allow-tp-across-nodes"),
+        ({"tp": 2, "pp": 2, "gpus": 3}, "use --gpus 4, or --tp 1 --pp 3 --dp 1 (tp1-pp3-dp1)"),
+        ({"tp": 4, "pp": 1, "gpus": 2}, "use --gpus 4, or --tp 2 (tp2-pp1-dp1)"),
+        ({"tp": 2, "pp": 3, "gpus": 8}, "use --gpus 6, or --pp 4 (tp2-pp4-dp1)"),
+        ({"tp": 4, "pp": 4, "gpus": 7, "dp": 1}, "use --gpus 16, or --tp 1 --pp 7 --dp 1 (tp1-pp7-dp1)"),
+        ({"tp": 2, "pp": 8, "nodes": 1, "gpus": None}, "use --nodes 2, or --pp 4 (tp2-pp4-dp1)"),
     ],
 )
-def test_the_hint_at_a_tp_that_spans_nodes_runs(asked, hint):
+def test_the_hint_at_a_layout_of_other_gpus_runs(asked, hint):
     profile = dataclasses.replace(NODE_OF_4, gpus_per_node=8)
     overrides = {f"layout__{axis}": size for axis, size in asked.items()}
     with pytest.raises(LayoutError, match=r"needs \d+ GPUs") as refusal:
         settle(profile, **overrides)
     assert refusal.value.hint == hint
-    for way in re.findall(r"((?:--(?:tp|pp|dp|gpus) \d+ ?)+)(?:\((\S+)\) ?)?(with)?", hint):
+    for way in re.findall(r"((?:--(?:tp|pp|dp|gpus|nodes) \d+ ?)+)(?:\((\S+)\) ?)?(with)?", hint):
         words = iter(way[0].replace("--", "layout__").split())
         changed = {name: int(size) for name, size in zip(words, words, strict=True)}
         run = settle(profile, **{**overrides, **changed, "layout__allow_tp_across_nodes": bool(way[2])})
@@ -250,6 +255,14 @@ def test_extends_a_shipped_experiment(tmp_path):
         ("job.name=a name; rm -rf ~", ("job.name", "a name; rm -rf ~")),
         ('job.sbatch=["-x", "n1"]', ("job.sbatch", ["-x", "n1"])),
         ("data.path=/a=b", ("data.path", "/a=b")),
+        ("train.steps=10k", ("train.steps", 10_000)),
+        ("model.seq=128k", ("model.seq", 131_072)),
+        ("model.vocab=1.5k", ("model.vocab", 1500)),
+        ("train.seed=10q", ("train.seed", "10q")),
+        ("job.signal_lead_s=2M", ("job.signal_lead_s", "2M")),
+        ("job.mem=64k", ("job.mem", "64k")),
+        ("train.lr=1k", ("train.lr", "1k")),
+        ("train.steps=1e999999999k", ("train.steps", "1e999999999k")),
     ],
 )
 def test_parse_override(text, pair):
@@ -267,6 +280,21 @@ def test_a_whole_float_is_a_number_and_an_option_may_say_yes(tmp_path):
     path = write(tmp_path / "typed.toml", "[train]\nsteps = 1e4\nlr = 1\n")
     experiment = load_experiment(path, dict([parse_override("engine.prefetch=no")]))
     assert (experiment.train.steps, experiment.train.lr, experiment.engine.prefetch) == (10000, 1, False)
+
+
+def test_a_file_may_have_a_count_with_a_unit(tmp_path):
+    path = write(tmp_path / "counts.toml", '[model]\nseq = "8k"\n[train]\nsteps = "10k"\nsave_at = ["1k", 2000]\n')
+    experiment = load_experiment(path)
+    assert (experiment.model.seq, experiment.train.steps, experiment.train.save_at) == (8192, 10_000, (1000, 2000))
+    phases = 'source = "random"\nphases = ["30B", 4e10]\n[data.mix]\na = { path = "a", weight = [1, 1, 1] }\n'
+    mixed = load_experiment(write(tmp_path / "mixed.toml", f"[data]\n{phases}"))
+    assert mixed.data.phases == (30e9, 40e9)
+    late = write(tmp_path / "late.toml", '[train]\nsteps = "1k"\nwarmup_steps = "2k"\n')
+    with pytest.raises(ConfigError, match=r"warmup_steps is 2000, longer than the run of train.steps = 1000"):
+        load_experiment(late)
+    for line in ('steps = "1q"', 'steps = "10"', 'lr = "1k"', 'steps = "1.5"'):
+        with pytest.raises(ConfigError, match=r"input should be a (whole )?number, not the text"):
+            load_experiment(write(tmp_path / "wrong.toml", f"[train]\n{line}\n"))
 
 
 # --- profiles

@@ -28,9 +28,15 @@ REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
 AGAIN = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 PAIR = "copy both files again, or make them again: hpc-gpt data SOURCE -o PREFIX --format megatron"
 SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard = "skip"'
+WHOLE = (
+    "copy it again from a sound copy; gzip -dc x.txt.gz >NAME.txt writes what of it is whole, and data.on_bad_shard = "
+    '"skip" leaves such files out of a stream'
+)
 SET_IT = "set data.end_token to the number of the token that ends a document, or data.mask_documents = false"
 NO_KEY = 'HERE/x.json is JSON, but no object with a string under "text" for each document:'
-AS_JSONL = "hpc-gpt data --text-key KEY reads another key of objects; jq -c '{}' x.json >NAME.jsonl writes them"
+AS_JSONL = "{} jq -c '{}' x.json >NAME.jsonl writes them"
+A_KEY = "hpc-gpt data --text-key KEY reads another key; else"
+BODY = "hpc-gpt data SOURCE --text-key body reads that key; else"
 EACH = ".[] | {text: .KEY}"
 
 
@@ -198,7 +204,23 @@ ROWS: dict[str, Row] = {
     "a token outside": (lambda at: write_tokens(at / "a", 100, "byte", [np.array([3, 100])]),
      "token 100 is outside the vocabulary of 100"),
     "no tokenizer of that name": (lambda at: tokenizer.open_tokenizer("bpe"),
-     "no tokenizer 'bpe'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | use \"byte\""),
+     "no tokenizer 'bpe'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | a model's "
+     "tokenizer is a file: hf download OWNER/MODEL tokenizer.json --local-dir . gets it, and --tokenizer "
+     "tokenizer.json reads it; byte needs none"),
+    "an encoding's name": (lambda at: tokenizer.open_tokenizer("cl100k_base"),
+     "no tokenizer 'cl100k_base'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | use "
+     "tiktoken:cl100k_base"),
+    "a model's name": (lambda at: tokenizer.open_tokenizer("meta-llama/Llama-3.1-8B"),
+     "no tokenizer 'meta-llama/Llama-3.1-8B'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | a "
+     "model's tokenizer is a file: hf download meta-llama/Llama-3.1-8B tokenizer.json --local-dir . gets it, and "
+     "--tokenizer tokenizer.json reads it; byte needs none"),
+    "a model's folder": (of_file(b"{}", lambda path: tokenizer.open_tokenizer(str(path.parent)), "tokenizer.json"),
+     "no tokenizer 'HERE'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | use "
+     "HERE/tokenizer.json"),
+    "another's file": (of_file(b"{}", lambda path: tokenizer.open_tokenizer(str(path)), "tokenizer.model"),
+     "no tokenizer 'HERE/tokenizer.model'; known: byte, char, FILE.vocab.json, a tokenizer.json, tiktoken:NAME | a "
+     "tokenizer is a tokenizer.json of Hugging Face's tokenizers; transformers writes one: "
+     "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
     "no package for it": (without_packages(of_file(b"{}", lambda path: tokenizer.open_tokenizer(str(path)), "t.json")),
      "tokenizer HERE/t.json needs tokenizers, which is not installed | pip install 'hpc-gpt[tokenizers]'"),
     "no package for an encoding": (without_packages(lambda at: tokenizer.open_tokenizer("tiktoken:gpt2")),
@@ -210,7 +232,7 @@ ROWS: dict[str, Row] = {
      "there has the character 'ü' at byte 3 of its text; table char:fb8e20fc2e4c3f24 has none | make a table from "
      "all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char"),
     "no token to begin": (lambda at: tokenizer.open_tokenizer("byte", begins=True),
-     "tokenizer byte has no token that begins a text | ask for none (--begin-token, data.begin_token), or give a "
+     "tokenizer byte has no token that begins a text | leave --begin-token and data.begin_token out, or give a "
      "tokenizer.json with <|begin_of_text|> or <s> or <bos>"),
     "char without a table": (lambda at: tokenizer.open_tokenizer("char"),
      "tokenizer char needs its table of characters, which is made from a text | make it: hpc-gpt data SOURCE -o "
@@ -231,14 +253,18 @@ ROWS: dict[str, Row] = {
     "a table that was changed": (char_file(tokenizer.CharTokenizer("ab").to_json().replace("ab", "ac")),
      f"HERE/a.tokens.vocab.json is not a table of characters, or was changed | {AGAIN}"),
     "no documents": (of_file(b'{"id": 1, "body": "x"}', sources.is_jsonl, "x.json"),
-     f"{NO_KEY} its first object has the keys id, body | {AS_JSONL.format('{text: .KEY}')}"),
+     f"{NO_KEY} its first object has the keys id, body | {AS_JSONL.format(BODY, '{text: .KEY}')}"),
     "a list of documents": (of_file(b'[{"id": 1, "body": "x"}]', sources.is_jsonl, "x.json"),
-     f"{NO_KEY} it begins with [, and the first object in it has the keys id, body | {AS_JSONL.format(EACH)}"),
+     f"{NO_KEY} it begins with [, and the first object in it has the keys id, body | {AS_JSONL.format(BODY, EACH)}"),
     "a number": (of_file(b"17", sources.is_jsonl, "x.json"),
-     f"{NO_KEY} it begins with 17 | {AS_JSONL.format(EACH)}"),
+     f"{NO_KEY} it begins with 17 | {AS_JSONL.format(A_KEY, EACH)}"),
     "a line without text": (of_file(b'{"text": "a"}\n{"id": 2}\n', documents, "x.jsonl"),
      'HERE/x.jsonl:2: no object with a string under "text" at byte 14 of the text: {"id": 2}; its keys are id | '
      'each line must look like {"text": "…"}'),
+    "a line with another text": (of_file(b'{"id": "7", "body of it": "a text"}\n', documents, "x.jsonl"),
+     'HERE/x.jsonl:1: no object with a string under "text" at byte 0 of the text: {"id": "7", "body of it": "a text"}; '
+     "its keys are id, body of it | hpc-gpt data SOURCE --text-key 'body of it' reads that key; else each line must "
+     'look like {"text": "…"}'),
     "half a character": (of_file(b'{"text": "a \\ud83d\\ude00"}\n{"text": "b \\ud83d c"}\n{"text": "d"}\n', documents,
                                  "x.jsonl"),
      'HERE/x.jsonl:2: "text" at byte 27 of the text has \\ud83d, half of a surrogate pair, which is not a character | '
@@ -261,7 +287,7 @@ ROWS: dict[str, Row] = {
     "a column of numbers": (parquet_of(lambda path: list(sources.file_pieces(path, key="id"))),
      'HERE/a.parquet, row 1: "id" is no text | give another column as --text-key'),
     "a gzip cut off": (of_file(gzip.compress(b"x", mtime=0)[:-1], documents, "x.txt.gz"),
-     f"HERE/x.txt.gz is truncated: it ends at byte 20, within its compressed data | {SOUND}"),
+     f"HERE/x.txt.gz is truncated: it ends at byte 20, within its compressed data | {WHOLE}"),
     "no index": (lambda at: megatron.open_megatron(at / "p", 256),
      "cannot read HERE/p.idx: No such file or directory | data.path is the prefix that Megatron's .bin and .idx "
      "share"),

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import glob
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,9 +262,29 @@ def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
         if all(name in job_ids(run) for run in found):
             hint = f"each has a job of that id: name the run, for example {found[-1].run_id}"
         return NoSuchRun(f"{name!r} matches {len(found)} runs under {logs}: {named}", hint)
+    if as_log := _meant_as_log(name):
+        return as_log
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
     return NoSuchRun(
         f"no run {name!r} under {logs}{folder}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
     )
+
+
+_OF_A_LOG = (".log", ".out", ".err", ".txt")
+
+
+def _meant_as_log(name: str) -> NoSuchRun | None:
+    """The error for another program's log, a run in it, or the name that `report` gives that run; None for others."""
+    path, mark, number = name.rpartition("#")
+    place = Path(path) if mark and number.isdecimal() else Path(name)
+    if os.path.isfile(place):
+        message = f"{name} is a run in a log" if place != Path(name) else f"{name} is a file, and not a run of hpc-gpt"
+        return NoSuchRun(message, f"hpc-gpt why {shlex.quote(name)}, report and compare read other programs' logs")
+    if mark and number.isdecimal() and place.name:
+        files = sorted(place.parent.glob(f"{glob.escape(place.name)}.*"))
+        like = [file for file in files if file.suffix in _OF_A_LOG]
+        if like:
+            return NoSuchRun(f"no run {name!r}", f"did you mean {shlex.quote(f'{like[0]}#{number}')}?")
+    return None

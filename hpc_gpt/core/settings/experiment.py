@@ -66,8 +66,8 @@ class Model:
     "Attention heads, a multiple of tp; for example 25."
     vocab: int | None = key(None, resume="never", decides="speed")
     "Tokens of the vocabulary, without padding; for example 50257."
-    seq: int | None = key(None, resume="never", decides="speed")
-    "Tokens of a sample; for example 1024."
+    seq: int | None = key(None, resume="never", decides="speed", thousand=1024)
+    'Tokens of a sample; for example 1024, or "8k", which is 8192.'
     tied: bool | None = key(None, resume="never", decides="speed")
     "Whether the head's weight is the embedding's."
     vocab_multiple: int | None = key(None, resume="never", decides="speed")
@@ -128,8 +128,8 @@ class Data:
     "A damaged file of a stream stops the run, or its rest is skipped and counted."
     mix: dict[str, MixedSource] | None = key(None, resume="never", decides="schedule", added=True)
     "A mixture's sources, a table for each name, in place of path."
-    phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True)
-    "Tokens of a mixture after which its next phase begins, with other weights; for example [30e9]."
+    phases: tuple[float, ...] = key((), resume="never", decides="schedule", added=True, thousand=1000)
+    'Tokens of a mixture after which its next phase begins, with other weights; for example [30e9], or ["30B"].'
     max_epochs: float = key(4.0, resume="free", decides="nothing", added=True, least=0, hint="0 is no limit")
     "A run that reads a mixture's source more often is refused, other data are a note; 0 for no limit; for example 8."
 

@@ -3,19 +3,22 @@
 A file with a `[rows]` table is a sweep (`sweep_rows`).
 """
 
+import contextlib
 import copy
 import math
 import os
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_type_hints
+from typing import Any
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import data_dir, experiments_dir, read_start
+from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
 from hpc_gpt.core.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
@@ -24,7 +27,7 @@ from hpc_gpt.core.settings.resolve import with_pad_token
 from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.core.tables import close_matches, merge_tables, read_toml, set_dotted
-from hpc_gpt.core.typed_tables import check_tables, table_in
+from hpc_gpt.core.typed_tables import check_tables, count_of_key, key_in, read_count
 from hpc_gpt.core.words import some
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
@@ -108,6 +111,8 @@ def find_experiment(name: str) -> Path:
                     names = some([each.name for each in files], 5)
                     raise ConfigError(f"folder {name} has {len(files)} TOML files: {names}", "name one of them")
                 return path / SWEEP_FILE if path / SWEEP_FILE in files else files[0]
+    if hint := value_hint([name]):
+        raise ConfigError(f"{name!r} is a key's value, not an experiment", hint)
     known = list_experiments()
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
@@ -292,7 +297,8 @@ def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def parse_override(text: str) -> tuple[str, Any]:
     """`train.steps=20` as (key, value).
 
-    The value is read as TOML if that is possible and the key's type is not text. No value means the default (None).
+    The value is read as TOML if that is possible and the key's type is not text, or as a count (`10k`). No value means
+    the default (None).
     """
     key, equals, raw = text.partition("=")
     key = key.strip()
@@ -302,10 +308,27 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, None
     if _wants_text(key) and raw[0] not in "\"'":
         return key, raw
-    try:
+    with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):
         return key, tomllib.loads(f"value = {raw}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
-        return key, raw
+    if key_in(Experiment, key)[0] in (int, int | None):
+        with contextlib.suppress(ValueError, OverflowError):
+            return key, count_of_key(Experiment, key, raw)
+    return key, raw
+
+
+def value_hint(given: Sequence[str]) -> str:
+    """The options for those of the words of a command line that are KEY=VALUE, as other programs take them; empty if
+    none is.
+
+    >>> value_hint(["train.lr=1e-3", "seq=2048", "demo"])
+    'use --set train.lr=1e-3 --set model.seq=2048'
+    """
+    from hpc_gpt.core.keys import keys_meant
+
+    pairs = [text.lstrip("+").partition("=") for text in given if not text.startswith("-")]
+    meant = [(keys_meant(Experiment, key), value) for key, equals, value in pairs if key and equals]
+    words = [word for keys, value in meant if keys for word in ("--set", f"{keys[0]}={value}")]
+    return hide_secrets(f"use {shlex.join(words)}") if words else ""
 
 
 def gives_way(keys: Collection[str]) -> list[str]:
@@ -318,17 +341,7 @@ def gives_way(keys: Collection[str]) -> list[str]:
 
 def _wants_text(key: str) -> bool:
     """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
-    kind: Any = Experiment
-    named = False
-    for part in key.split("."):
-        if named:  # the part is a name of the user's
-            named = False
-            continue
-        hint = get_type_hints(kind).get(part) if is_dataclass(kind) else None
-        kind, named = table_in(hint)
-        if kind is None:
-            kind = hint
-    return kind in (str, str | None)
+    return key_in(Experiment, key)[0] in (str, str | None)
 
 
 # --- files that extend others
@@ -425,6 +438,8 @@ def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere:
 def _number(train: Any, key: str) -> float:
     """The value of a key, or its default; NaN, with which every comparison is false, if it is no number."""
     value = train.get(key, getattr(Train, key)) if isinstance(train, Mapping) else None
+    with contextlib.suppress(ValueError, OverflowError):
+        value = read_count(value) if isinstance(value, str) else value
     return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 

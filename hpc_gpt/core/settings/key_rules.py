@@ -20,6 +20,8 @@ class KeyRules:
     "nothing" keys are not in `config_hash`.
     `least`, `above`, `below`: bounds of a number, of which the first is a value that it may have. `hint`: what to do
     about a number that is out of them.
+    `thousand`: the `k` of a count as a text (`"8k"`), 1000 for a whole number without this rule; 1024 for tokens of a
+    sample, whose lengths are powers of two.
     `of_site`: the key belongs to one cluster, so a run that resumes on another one drops it.
     `of_our_loop`: another program does not follow the key.
     `unhashed`: values that are not part of `config_hash`. A key that is added later has its default here, so that runs
@@ -32,6 +34,7 @@ class KeyRules:
     above: int | None = None
     below: int | None = None
     hint: str = ""
+    thousand: int | None = None
     of_site: bool = False
     of_our_loop: bool = False
     branch: bool = False

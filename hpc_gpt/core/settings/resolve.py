@@ -244,11 +244,12 @@ def with_pad_token(model: Model, init: Path) -> Model:
 
 
 def _resolve_layout(
-    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, hints: bool = True
 ) -> tuple[Layout, int]:
     """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp the rest.
 
-    A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested.
+    A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
+    a refusal names what would run.
     """
     check_sizes({name: getattr(request, name) for name in ("gpus", "nodes", *AXES)}, "layout.")
     per_node = profile.gpus_per_node
@@ -286,9 +287,8 @@ def _resolve_layout(
             check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
         check_gpus(layout, gpus)
     except LayoutError as fault:
-        if request.tp is None or request.allow_tp_across_nodes or min(per_node, gpus) % request.tp == 0:
-            raise
-        raise LayoutError(str(fault), f"use {_nearest(request, engine, shape, profile, layout, gpus)}") from None
+        found = _nearest(request, engine, shape, profile, layout, gpus) if hints else ""
+        raise LayoutError(str(fault), f"use {found}" if found else fault.hint) from None
     nodes = request.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
         raise LayoutError(
@@ -306,29 +306,47 @@ def _resolve_layout(
 def _nearest(
     request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """A hint for a `layout` whose tp spans nodes: a tp within a node, or this one with the option that allows it."""
+    """A hint for a `layout` that does not have exactly these GPUs: as many as it has, and the nearest layouts of these,
+    each tried; with a tp above a node's GPUs one within a node, or the option that allows it."""
 
     def changed(**changes: Any) -> Layout | None:
         try:
-            found, _ = _resolve_layout(replace(request, **changes), engine, shape, profile)
+            found, _ = _resolve_layout(replace(request, **changes), engine, shape, profile, hints=False)
             check_split(shape, found)
+            if request.global_batch is not None:
+                solve_batch(found.dp, request.micro_batch, request.micro_batches, request.global_batch)
         except LayoutError:
             return None
         return found
 
-    others, tp = (request.pp or 1) * layout.cp, None
-    if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
-        tp = default_tp(gpus, profile.gpus_per_node, shape, others)
-    options = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
-    across: dict[str, Any] = {"allow_tp_across_nodes": True}
+    across = request.tp is not None and not request.allow_tp_across_nodes and bool(profile.gpus_per_node % request.tp)
+    allowed, how = {"allow_tp_across_nodes": True} if across else {}, " with --allow-tp-across-nodes" if across else ""
+    options = []
+    if across:
+        others, tp = (request.pp or 1) * layout.cp, None
+        if engine_named(engine.name).splits("pp") and gpus % others == 0:  # a small model, too, is to be split here
+            tp = default_tp(gpus, profile.gpus_per_node, shape, others)
+        options = [f"--tp {found.tp} ({found})"] if (found := changed(tp=tp)) else []
+    elif request.gpus is not None:
+        options = [f"--gpus {layout.gpus}"] if changed(gpus=layout.gpus) else []
+    elif request.nodes is not None and changed(nodes=(nodes := -(-layout.gpus // profile.gpus_per_node))):
+        options = [f"--nodes {nodes}"]
     for axis in ("dp", "pp"):
         others = layout.gpus // getattr(layout, axis)
-        if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **across)):
-            options.append(f"--tp {found.tp} --{axis} {getattr(found, axis)} ({found}) with --allow-tp-across-nodes")
+        if gpus % others == 0 and (found := changed(**{axis: gpus // others}, **allowed)):
+            of_tp = f"--tp {found.tp} " if across else ""
+            options.append(f"{of_tp}--{axis} {getattr(found, axis)} ({found}){how}")
             break
-    if not options and changed(gpus=layout.gpus, nodes=None, **across):
-        options.append(f"--gpus {layout.gpus} with --allow-tp-across-nodes")
-    return ", or ".join(options) or f"a tp that divides {min(profile.gpus_per_node, gpus)}"
+    else:
+        smaller: list[dict[str, Any]] = [{"tp": None}, {"pp": None}, {"tp": None, "pp": None}]
+        smaller += [{"tp": None, "pp": None, "dp": None}, {"tp": None, "pp": gpus, "dp": None}]
+        for changes in smaller if not across else ():
+            if found := changed(**changes):
+                options.append(f"{' '.join(f'--{axis} {getattr(found, axis)}' for axis in changes)} ({found})")
+                break
+    if across and not options and changed(gpus=layout.gpus, nodes=None, **allowed):
+        options.append(f"--gpus {layout.gpus}{how}")
+    return ", or ".join(options) or (f"a tp that divides {min(profile.gpus_per_node, gpus)}" if across else "")
 
 
 def _check_train(train: Train, is_open: bool) -> None:

@@ -299,9 +299,16 @@ def _owned_faults(
             continue
         name = flag[2:].partition("=")[0] if flag.startswith("--") else letters.get(flag[1], flag[1])
         if name in owned:
-            instead = owned[name]
-            why = f"set {instead}" if instead else _WHY.get(name, "the script decides it itself")
-            yield f"{key} {hide_secrets(flag)!r} is not for you to add: {why}"
+            yield f"{key} {hide_secrets(flag)!r} is not for you to add: {_why_owned(name, owned)}"
+
+
+def _why_owned(name: str, owned: Mapping[str, str | None]) -> str:
+    return f"set {owned[name]}" if owned[name] else _WHY.get(name, "the script decides it itself")
+
+
+def why_not_added(name: str) -> str:
+    """Why an option of sbatch, by its long name, cannot be added to a script of ours; empty if it can."""
+    return _why_owned(name, _OWNED_SBATCH) if name in _OWNED_SBATCH else ""
 
 
 def _environment_faults(resolved: Resolved) -> Iterator[str]:

@@ -16,6 +16,7 @@ from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.services import Plan
 from hpc_gpt.core.tables import close_matches
@@ -41,6 +42,8 @@ from hpc_gpt.launcher.plan.training import check_matmul, engine_for
 STAND_IN = "a100-80g-8"
 # Of the training whose days and GPU-hours are predicted: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
+# Above it the sequence is what does not fit, not the model.
+_USUAL_SEQ = 131_072
 _BATCH = ("micro_batches", "global_batch")
 _MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
 # {generation of NVLink: the usual ports between nodes of such GPUs}
@@ -294,10 +297,13 @@ def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
     fixed = [name for name in (*AXES, "offload") if name in plan.question.fixed]
     otherwise = f"leave out --{', --'.join(fixed)}" if fixed else "use a smaller model"
     more = fewest_gpus(plan.question, plan.machine)
+    find = "--max-model"
+    if plan.question.shape.seq > _USUAL_SEQ:
+        otherwise, find = "use a shorter --seq", "--max-seq" + f" --model {plan.name}" * (plan.name in PRESETS)
     raise LayoutError(
         f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
         f"{engine_text(nearest.training)}, needs {needs(nearest)}",
-        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan --max-model",
+        f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan {find}",
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.errors import ConfigError, UserError
@@ -17,6 +15,7 @@ from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.sized import Sized, runs_program
 from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.typed_tables import read_count
 from hpc_gpt.core.words import counted
 from hpc_gpt.launcher.plan.prediction import Prediction
 
@@ -81,19 +80,20 @@ def parse_until(texts: Sequence[str]) -> Until:
 
 
 def _number(name: str, raw: str) -> int | float:
-    """A value above 0, for steps and tokens a whole number (as `30e9` and `30_000` are). Raises ConfigError."""
-    value = Decimal("NaN")
-    with contextlib.suppress(InvalidOperation):
-        value = Decimal(raw)
-    if name == "loss" and 0 < (loss := float("nan" if value.is_nan() else value)) < math.inf:
-        return loss
-    most = {"steps": _MOST, "tokens": MOST_TOKENS}.get(name, 0)
-    whole = value.is_finite() and value == value.to_integral_value()
-    if not whole or not 0 < value <= most:
+    """A value above 0, for steps and tokens a whole number (as `30B`, `30e9` and `30_000` are). Raises ConfigError."""
+    most: float = {"steps": _MOST, "tokens": MOST_TOKENS}.get(name, math.inf)
+    value = math.nan
+    try:
+        value = float(raw) if name == "loss" else read_count(raw)
+    except OverflowError:
+        value = math.inf
+    except ValueError:
+        pass
+    if not 0 < value <= most or value == math.inf:
         kind = "a loss above 0" if name == "loss" else f"a whole number of {name} above 0"
-        kind += f" and at most {most:,}" if whole and value > most > 0 else ""
+        kind += f" and at most {most:,}" if value > most else ""
         raise ConfigError(f"--until {name}={raw} is not {kind}", f"for example {_FORMS}")
-    return int(value)
+    return value
 
 
 def length_settings(until: Until, resolved: Sized, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,13 @@ def longest(question: Question, machine: Machine, constants: Constants = DEFAULT
     while length < _LONGEST and _fits(question, replace(question.shape, seq=2 * length), machine):
         length *= 2
     longer = replace(question.shape, seq=2 * length)
-    for seq in (length // 8 * eighths for eighths in (*range(15, 8, -1), 8)):
-        shape = replace(question.shape, seq=seq)
-        if (searched := _with_room(question, shape, machine, constants)) is not None:
-            return Largest(shape, searched, longer, 1)
-        longer = shape
+    while length >= _SHORTEST:  # what fits may yet be tight
+        for seq in (length // 8 * eighths for eighths in range(15, 7, -1)):
+            shape = replace(question.shape, seq=seq)
+            if (searched := _with_room(question, shape, machine, constants)) is not None:
+                return Largest(shape, searched, longer, 1)
+            longer = shape
+        length //= 2
     raise LayoutError(
         f"not even {_SHORTEST:,} tokens of a sequence fit on {question.gpus} {machine.device}",
         "leave --tp, --pp, --dp and the batch open, use more GPUs, or a smaller model",

@@ -76,7 +76,8 @@ class Fabric:
 def machine_of(profile: ClusterProfile) -> Machine:
     """The machine of a cluster profile: figures of its device and fabric, or those in its [machine].
 
-    ConfigError, with what to add, if the profile names no device or no fabric.
+    Without a fabric its nodes are not joined, and the GPUs of one by the device's NVLink, or by PCI Express.
+    ConfigError, with what to add, if the profile names no device.
     """
     figures = asdict(profile.machine) if profile.machine else {}
     given = {key: value for key, value in figures.items() if value is not None}
@@ -87,12 +88,6 @@ def machine_of(profile: ClusterProfile) -> Machine:
             f"{where} names no device",
             "--cluster takes another profile, hpc-gpt profile list names them; in one of yours set device = one of "
             f"{known}; and fabric",
-        )
-    if profile.fabric is None and "network_gb_s" not in given:
-        raise ConfigError(
-            f"{where} names no fabric",
-            'give it fabric = "infiniband 8x200G" (ports of a node x Gbit/s), "nvlink" for one node, or '
-            "network_gb_s in [machine]",
         )
     fabric = parse_fabric(profile.fabric) if profile.fabric is not None else Fabric()
     if profile.device in DEVICES:
@@ -120,7 +115,8 @@ def check_reach(machine: Machine, gpus: int) -> None:
     if gpus > machine.gpus_per_node and machine.network_gb_s <= 0:
         raise ConfigError(
             f"{gpus} GPUs are more than the {machine.gpus_per_node} of a node, and no fabric between nodes is named",
-            'name it, as fabric = "infiniband 8x200G"',
+            'name it in the profile, as fabric = "infiniband 8x200G" (ports of a node x Gbit/s), or network_gb_s in '
+            f"[machine]; or plan for one node: --gpus {machine.gpus_per_node}",
         )
 
 
@@ -138,7 +134,10 @@ def joined(device: Device, gpus_per_node: int, fabric: Fabric) -> Machine:
     hosts = max(1, (device.nvlink_gpus or 0) // gpus_per_node) if fabric.inside != "pcie" else 1
     inside = fabric.inside or ("nvlink" if device.nvlink else "pcie")
     if inside == "nvlink" and fabric.generation is None and device.nvlink is None:
-        raise ConfigError(f"device {device.name} has no NVLink", 'name its fabric, as "pcie"')
+        raise ConfigError(
+            f"device {device.name} has no NVLink",
+            'leave fabric out for one node, else name what joins nodes, as "pcie + infiniband 4x200G"',
+        )
     generation = fabric.generation or (device.nvlink if inside == "nvlink" else None)
     is_board = inside == "nvlink" and (generation or 0) <= _BOARD_UP_TO and hosts == 1 and gpus_per_node == _BOARD
     node_gb_s = link_gb_s(inside, generation) if generation else (device.node_gb_s or device.host_gb_s)

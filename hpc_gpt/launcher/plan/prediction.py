@@ -71,12 +71,12 @@ def search_layouts(resolved: Sized, profile: ClusterProfile, given: Collection[s
     None if tp and pp are `given` (dotted keys), as no other layout is of interest then, if the profile says too little,
     or if the search takes more than _FASTER_S.
     """
-    from hpc_gpt.launcher.plan.machine import machine_of
-
     if runs_program(resolved) or {"layout.tp", "layout.pp"} <= set(given):
         return None
     try:
-        return _search(resolved, profile, machine_of(profile), _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S)
+        return _search(
+            resolved, profile, _machine_for(resolved, profile), _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S
+        )
     except (UserError, TimeoutError):
         return None
 
@@ -90,13 +90,12 @@ def plan_open(
     `given` (dotted keys). They come out of `searched`, that of `search_layouts`, or of a search of their own. Empty if
     the profile says too little, or if nothing fits.
     """
-    from hpc_gpt.launcher.plan.machine import machine_of
     from hpc_gpt.launcher.plan.training import engine_for
 
     if runs_program(resolved):
         return {}, ()
     try:
-        picked = _pick(resolved, profile, machine_of(profile), given, searched)
+        picked = _pick(resolved, profile, _machine_for(resolved, profile), given, searched)
     except UserError:
         picked = None
     if picked is None:
@@ -133,11 +132,10 @@ def best_layouts(
     """(name, {dotted key: value}) of the best layouts of the run's GPUs and global batch that fit, each with its best
     settings, but for the keys `given`, and `of_any_engine` or of the run's. Raises ConfigError if the profile says too
     little for a plan."""
-    from hpc_gpt.launcher.plan.machine import machine_of
     from hpc_gpt.launcher.plan.training import engine_for
 
     open_keys = _LAYOUTS | ({"engine.name"} if of_any_engine else set())
-    found = _search(resolved, profile, machine_of(profile), _ALL - (open_keys - set(given)))
+    found = _search(resolved, profile, _machine_for(resolved, profile), _ALL - (open_keys - set(given)))
     layouts = []
     for run in [each.training for each in found.best_of_layouts if not each.needs_unknown_host][:most]:
         engine = engine_for(run, resolved.engine)
@@ -165,11 +163,19 @@ def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Predictio
     return Prediction(_text(resolved, found), found, _tables(found))
 
 
-def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
-    from hpc_gpt.launcher.plan.machine import check_dtype, check_reach, machine_of
+def _machine_for(resolved: Sized, profile: ClusterProfile) -> Machine:
+    """The profile's machine. ConfigError if it says too little, or if the run's GPUs are more than are joined."""
+    from hpc_gpt.launcher.plan.machine import check_reach, machine_of
 
     machine = machine_of(profile)
     check_reach(machine, resolved.gpus)
+    return machine
+
+
+def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
+    from hpc_gpt.launcher.plan.machine import check_dtype
+
+    machine = _machine_for(resolved, profile)
     # Many profiles name no device: a render then loads no more of the planner.
     from hpc_gpt.launcher.plan.search import candidate_of
     from hpc_gpt.launcher.plan.step_time import predict_step
@@ -239,7 +245,7 @@ def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
         return LayoutError(
             message,
             f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
-            "more GPUs, a smaller model, or --force to run it anyway",
+            "more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
         )
     step = f", {show_short(nearest.step.step_s)} s a step" if nearest.step and run.step else ""
     host = f", {nearest.host_gib:.1f} GiB of a host" if nearest.host_gib else ""

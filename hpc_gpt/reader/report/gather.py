@@ -19,7 +19,7 @@ from hpc_gpt.core.runs.find_runs import (
 )
 from hpc_gpt.core.runs.record import Record, write_record
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.words import some
+from hpc_gpt.core.words import counted, some
 from hpc_gpt.reader.readers.logs.read_log import READER_FAILED
 from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
@@ -56,11 +56,13 @@ class GatheredRuns:
 def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -> GatheredRuns:
     """Reads the PATHs of `report`. `records_only`: without the steps and failures of the runs.
 
-    A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, or a sweep,
-    which means its runs under `logs`. Without PATH: `logs`. NoSuchRun for a PATH that is none of these.
+    A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, a sweep, which
+    means its runs under `logs`, or one run in a log or a bench, as for read_one. Without PATH: `logs`. NoSuchRun for a
+    PATH that is none of these.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
-    rest = [path for path in paths if path not in sweeps.values()]
+    numbered = [path for path in paths if _numbered(path)]
+    rest = [path for path in paths if path not in (*sweeps.values(), *numbered)]
     gathered = _gather_found(rest, logs, records_only=records_only) if rest or not paths else GatheredRuns()
     gathered.sweeps.update(sweeps)
     if sweeps:
@@ -71,7 +73,16 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
         gathered.runs += [run for run in of_sweeps.runs if run.record.run not in there]
         gathered.unread += of_sweeps.unread
         gathered.unwritten += of_sweeps.unwritten
+    for name in numbered:
+        read = read_one(name, logs)
+        if (read.record.run, read.files) not in [(run.record.run, run.files) for run in gathered.runs]:
+            gathered.runs.append(read)
     return gathered
+
+
+def _numbered(name: str) -> bool:
+    """Whether a name ends with the number of a run, as `LOG#2`."""
+    return name.rpartition("#")[2].isdecimal() and "#" in name and not Path(name).exists()
 
 
 def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, records_only: bool = False) -> GatheredRuns:
@@ -197,10 +208,12 @@ def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> Ru
 
     Raises NoSuchRun if there is none, or several.
     """
-    path, mark, which = name.rpartition("#")
-    numbered = bool(mark) and which.isdecimal() and not Path(name).exists()
+    path, _, which = name.rpartition("#")
+    numbered = _numbered(name)
     if numbered and not Path(path).is_file():
-        bench = _find_bench(path, logs)
+        bench = None
+        with contextlib.suppress(NoSuchRun):
+            bench = _find_bench(path, logs)
         path, numbered = str(bench), bench is not None
     place = path if numbered else name
     if not beside and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
@@ -208,9 +221,12 @@ def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> Ru
     gathered = _gather_found([place, *beside], logs, bool(beside))
     runs = gathered.runs
     if numbered:
-        runs = [run for run in runs if ((run.record.run or "").rpartition("#")[2] if which != "1" else "1") == which][
-            :1
-        ]
+        several = {_number(run): run for run in reversed(runs)}
+        if several and which not in several:
+            given, has = name.rpartition("#")[0], counted(len(several), "run")
+            names = some([f"{given}#{number}" for number in reversed(several)], 5)
+            raise NoSuchRun(f"{shown_path(given)} has no run {which}; it has {has}", f"name one: {names}")
+        runs = [several[which]] if several else []
     if len(runs) == 1:
         return runs[0]
     if not runs:
@@ -221,10 +237,18 @@ def read_one(name: str, logs: Path, *beside: str, ends_only: bool = False) -> Ru
         )
     named = some([str(run.record.run) for run in runs], 5)
     benches = runs[0].record.run and all(BENCH_FILE in (file.name for file in run.files) for run in runs)
-    hint = (
-        f"name one row, such as {runs[0].record.run}" if benches else "name one log; the second run in a log is LOG#2"
-    )
+    hint = "name one log; the second run in a log is LOG#2"
+    if benches:
+        hint = f"name one row, such as {runs[0].record.run}"
+    elif not beside and Path(place).is_file():
+        hint = f"name one: {some([f'{place}#{_number(run)}' for run in runs], 5)}"
     raise NoSuchRun(f"{len(runs)} runs in {', '.join(map(shown_path, (name, *beside)))}: {named}", hint)
+
+
+def _number(run: RunRead) -> str:
+    """The number of a run in its log, or of a row in its bench."""
+    _, mark, number = (run.record.run or "").rpartition("#")
+    return number if mark and number.isdecimal() else "1"
 
 
 def read_compared(name: str, logs: Path) -> RunRead:

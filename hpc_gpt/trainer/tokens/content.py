@@ -2,6 +2,7 @@
 
 import codecs
 import errno
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -82,7 +83,21 @@ def _decompressed(path: Path, open_member: Callable[[], Any], damage: type[Excep
             rest = member.unused_data if member.eof else b""
         offset += len(piece)
     if not member.eof:
-        raise DataError(f"{path} is truncated: it ends at byte {offset}, within its compressed data", _SOUND)
+        raise DataError(f"{path} is truncated: it ends at byte {offset}, within its compressed data", _whole_hint(path))
 
 
 _SOUND = 'copy it again from a sound copy, or skip such files: data.on_bad_shard = "skip"'
+
+
+def _whole_hint(path: Path) -> str:
+    """What to do about a file that was cut off: what is before the cut can be read."""
+    program = "zstd" if path.suffix == ".zst" else "gzip"
+    return (
+        f"copy it again from a sound copy; {program} -dc {shlex.quote(path.name)} >NAME.{_text_suffix(path)} writes "
+        'what of it is whole, and data.on_bad_shard = "skip" leaves such files out of a stream'
+    )
+
+
+def _text_suffix(path: Path) -> str:
+    """The suffix without the dot that a file has within its compressed one, `txt` without one."""
+    return path.with_suffix("").suffix.removeprefix(".") or "txt"

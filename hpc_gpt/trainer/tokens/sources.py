@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,8 +208,18 @@ def _no_documents(path: Path, first: dict[str, Any] | None, key: str) -> DataErr
     )
     return DataError(
         f'{path} is JSON, but no object with a string under "{key}" for each document: {plain(known, " ")}',
-        f"hpc-gpt data --text-key KEY reads another key of objects; jq -c {write} {path.name} >NAME.jsonl writes them",
+        f"{_other_key(first) or 'hpc-gpt data --text-key KEY reads another key; else '}"
+        f"jq -c {write} {shlex.quote(path.name)} >NAME.jsonl writes them",
     )
+
+
+def _other_key(document: Any) -> str:
+    """The begin of a hint: the option for the key of an object's longest text; empty if it has none."""
+    texts = {key: text for key, text in document.items() if isinstance(text, str)} if isinstance(document, dict) else {}
+    if not texts:
+        return ""
+    key = shlex.quote(max(texts, key=lambda key: len(texts[key])))
+    return f"hpc-gpt data SOURCE --text-key {plain(key, ' ')} reads that key; else "
 
 
 def pieces(source: Path, count: DocumentCount | None = None, key: str = TEXT_KEY) -> Iterator[bytes]:
@@ -282,7 +293,7 @@ def _jsonl_texts(path: Path, key: str) -> Iterator[bytes]:
             raise DataError(
                 f'{path}:{number}: no object with a string under "{key}" at byte {offset} of the text: {start}'
                 + plain(keys, " "),
-                f'each line must look like {{"{key}": "…"}}',
+                f'{_other_key(value)}each line must look like {{{json.dumps(key, ensure_ascii=False)}: "…"}}',
             )
         try:
             yield text.encode("utf-8")

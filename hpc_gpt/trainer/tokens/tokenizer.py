@@ -16,6 +16,8 @@ digits of the characters' SHA-256, so a table and a token file can be checked ag
 import contextlib
 import hashlib
 import json
+import re
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +40,9 @@ _CHUNK_BYTES = 1 << 16
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
 # Names of the token that begins one: Llama's of 3 and of 2, which is Mistral's, and Gemma's.
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
+# Names of tiktoken's encodings, and of a model on Hugging Face.
+_ENCODINGS = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base")
+_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _REBUILD = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 
 Tokens = NDArray[Any]
@@ -64,7 +69,7 @@ def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
     if not isinstance(tokenizer, WordTokenizer) or begin is None:
         raise DataError(
             f"tokenizer {tokenizer.name} has no token that begins a text",
-            f"ask for none (--begin-token, data.begin_token), or give a tokenizer.json with {' or '.join(_BEGINS)}",
+            f"leave --begin-token and data.begin_token out, or give a tokenizer.json with {' or '.join(_BEGINS)}",
         )
     return WordTokenizer(tokenizer.name, tokenizer.vocab, tokenizer._encode_text, tokenizer.end, begin, begins=True)
 
@@ -90,7 +95,24 @@ def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
         )
     raise DataError(
         f"no tokenizer {description!r}; known: byte, char, FILE{TABLE_SUFFIX}, a tokenizer.json, tiktoken:NAME",
-        'use "byte"',
+        _tokenizer_meant(description),
+    )
+
+
+def _tokenizer_meant(name: str) -> str:
+    """The hint for a name that is none of a tokenizer: an encoding, a model, a folder or another file."""
+    path = find_path(name)
+    if name in _ENCODINGS:
+        return f"use {TIKTOKEN}{name}"
+    if (path / "tokenizer.json").is_file():
+        return f"use {path / 'tokenizer.json'}"
+    written = "transformers writes one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+    if path.exists():
+        return f"a tokenizer is a tokenizer.json of Hugging Face's tokenizers; {written}"
+    model = shlex.quote(name) if _MODEL.fullmatch(name) else "OWNER/MODEL"
+    return (
+        f"a model's tokenizer is a file: hf download {model} tokenizer.json --local-dir . gets it, and "
+        "--tokenizer tokenizer.json reads it; byte needs none"
     )
 
 

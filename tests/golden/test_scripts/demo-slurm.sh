@@ -177,13 +177,14 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
   done
 }
 # --- the ranks -----------------------------------------------------------------------------------------------------
-first_host() { # first_host NODES: prints its name; with localhost every node would form a world of its own
-  local host
+first_host() { # first_host NODES: its name, or Slurm's address of it; with localhost every node would be a world of its own
+  local host address
   host=$(scontrol show hostnames "$1" | head -n 1)
   [ -n "$host" ] || fail "scontrol names no host of '$1'" "set HPC_GPT_MASTER_ADDR by hand"
   ! type getent >/dev/null 2>&1 || getent ahosts "$host" >/dev/null ||
-    fail "the host $host has no address" "set node_suffix in the cluster profile, or HPC_GPT_MASTER_ADDR by hand"
-  echo "$host"
+    address=$(scontrol show node "$host" 2>/dev/null | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p' | grep -vFx -- "$host") ||
+    fail "the host $host has no address" "if $host-ib has one, set node_suffix in the profile; else export HPC_GPT_MASTER_ADDR"
+  echo "${address:-$host}"
 }
 # shellcheck disable=SC2317,SC2329
 be_in_time() { # at the time limit ranks that hang, or still save, have KillWait but for its end, $last_s
