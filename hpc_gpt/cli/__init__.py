@@ -62,6 +62,11 @@ _NEAR = {
 }
 
 
+def is_another_verb(name: str) -> bool:
+    """Whether other programs call a verb so."""
+    return any(name in names.split() for names in _NEAR.values())
+
+
 def near_verb(name: str) -> str:
     """The hint for a name that is no verb; empty if none is near."""
     from hpc_gpt.core.tables import close_matches
