@@ -164,6 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
+    if "_HPC_GPT_COMPLETE" in os.environ:
+        importlib.import_module("hpc_gpt.cli.completion")  # what bash is answered by
     try:
         with at_work("--json" in arguments):
             code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
