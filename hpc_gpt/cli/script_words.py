@@ -82,8 +82,7 @@ def split(
     """
     if not any(may_be_script(word) for word in line):
         return None
-    from hpc_gpt.core.slurm.directives import options_of
-    from hpc_gpt.trainer.program.job_script import is_job_script
+    from hpc_gpt.core.slurm.directives import is_job_script, options_of
 
     sbatch = options_of("sbatch")
     kinds, letters = sbatch

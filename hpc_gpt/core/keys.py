@@ -12,8 +12,8 @@ from hpc_gpt.core.typed_tables import table_in
 
 
 class Key(NamedTuple):
-    """A key by its dotted name; `means` is empty if its source has no string under it, `choices` if it may be any text or
-    number."""
+    """A key by its dotted name; `means` is empty if its source has no string under it, `choices` if it may be any
+    text."""
 
     name: str
     default: Any
