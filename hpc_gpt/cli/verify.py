@@ -21,9 +21,10 @@ def verify(run: str | None, as_json: bool) -> None:
     """Say what has changed since RUN was submitted.
 
     Compares the code, file by file with the snapshot that the run uses; package versions; the cluster profile; the
-    experiment's file; the data; the script; resolved.json with the script; the newest checkpoint, byte by byte. Says
-    what each difference means: the run itself keeps to what was submitted. RUN is as for logs. Exit 0 if all is equal,
-    1 if something differs.
+    experiment's file; the data; the script; resolved.json with the script; the newest checkpoint, byte by byte. Of a
+    job script of yours it compares the file, code and versions. Says what each difference means: the run itself keeps
+    to what was submitted, and what could not be compared. RUN is as for logs. Exit 0 if all is equal, 1 if something
+    differs.
     """
     from hpc_gpt.launcher.launch.verification import MEANS, verify_run
 

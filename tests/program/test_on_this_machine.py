@@ -67,6 +67,17 @@ def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name:
     assert (tmp_path / "out.txt").read_text() == "said\n"
 
 
+def test_verify_compares_the_script_of_yours_and_says_what_it_does_not(tmp_path: Path) -> None:
+    (script := tmp_path / "train.slurm").write_text("#!/bin/bash\n#SBATCH -N 1\necho said\n")
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    hpc_gpt("submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, environment=own, code=0)
+    answer = json.loads(in_process("verify", "--json", cwd=tmp_path, environment=own, code=0).stdout)
+    assert (answer["equal"], "profile" in answer["not_checked"]) == (True, True)
+    script.write_text(script.read_text() + "# edited\n")
+    answer = json.loads(in_process("verify", "--json", cwd=tmp_path, environment=own, code=1).stdout)
+    assert [(each["check"], each["name"]) for each in answer["differences"]] == [("script", str(script))]
+
+
 @pytest.mark.long
 def test_cancel_ends_a_script_whose_folder_was_removed(tmp_path: Path) -> None:
     (tmp_path / "train.slurm").write_text(

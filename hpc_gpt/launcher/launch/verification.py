@@ -144,6 +144,8 @@ def _versions(run: Path) -> Iterator[Difference]:
 
 
 def _profile(resolved: Resolved) -> Iterator[Difference]:
+    if resolved.script is not None:
+        raise LookupError("a job script has its own options, to which a profile only adds what they lack")
     then, now = asdict(resolved.cluster), asdict(load_profile(resolved.cluster.name, of_a_run=True))
     yield from _keys(
         "profile", *({k: v for k, v in tables.items() if k not in OF_THE_PLANNER} for tables in (then, now))
@@ -175,7 +177,10 @@ def _experiment(run: Path, resolved: Resolved) -> Iterator[Difference]:
         raise LookupError("the run's experiment.toml was written from its settings")
     if read_text(run / "experiment.toml").startswith(f"# {NO_EXPERIMENT}\n"):
         raise LookupError("no EXPERIMENT was named: there is no file")
-    then = Path(str(read_stored(run / "provenance.json").get(EXPERIMENT_FILE)))
+    stored = read_stored(run / "provenance.json").get(EXPERIMENT_FILE)
+    if stored is None and resolved.script is not None:
+        raise LookupError("a job script was submitted: there is no file")
+    then = Path(str(stored))
     file = then if then.is_file() else find_experiment(resolved.sweep or resolved.name)
     if read_bytes(file) != read_bytes(run / "experiment.toml"):
         yield Difference("experiment", str(file), "differs from the run's experiment.toml")
@@ -208,6 +213,11 @@ def _init(run: RunFolder, resolved: Resolved, notes: list[str]) -> Iterator[Diff
 
 
 def _script(run: RunFolder, resolved: Resolved) -> Iterator[Difference]:
+    if resolved.script is not None:
+        submitted = Path(str((read_stored(run.path / "provenance.json").get("script") or {}).get("path")))
+        if read_bytes(submitted) != read_bytes(run.path / "slurm_script"):
+            yield Difference("script", str(submitted), "differs from what was submitted, slurm_script of the run")
+        return
     if read_text(run.job_script) != render_script(resolved):
         yield Difference("script", "job.sh", "differs from what is rendered now; one of --template's own does, too")
 

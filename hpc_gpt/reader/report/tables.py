@@ -17,7 +17,7 @@ from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up,
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.keys import names_of
-from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
@@ -105,10 +105,11 @@ def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
 
 
 def all_columns(records: Sequence[Record]) -> list[Column]:
-    """Every column that has a value of a record: what sweeps vary, the usual ones and the MFU."""
+    """What sweeps vary, the usual columns, and every other one that has a value of a record."""
     varied = dict.fromkeys(key for record in records for key in varied_of(record))
-    mfu = replace(FIGURES["mfu"], optional=True)
-    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], mfu, *COLUMNS[-2:]], records)
+    usual = {key for each in COLUMNS for key in each.keys}
+    others = [replace(each, optional=True) for each in FIGURES.values() if not usual.issuperset(each.keys)]
+    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], *others, *COLUMNS[-2:]], records)
 
 
 def varied_of(record: Record) -> dict[str, Any]:
@@ -296,7 +297,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("memory", NOTHING if memory is None else f"{show_digits(memory)} GiB {kind}, on the stage with most"),
         ("predicted", _predicted(record)),
         ("attempts", NOTHING if not record.attempts else str(len(record.attempts))),
-        ("GPU hours", NOTHING if ON_CPU in str(record.sources.get("device")) else show_digits(record.gpu_hours)),
+        ("GPU hours", FIGURES["gpu_hours"].show(record)),
     ]
 
 

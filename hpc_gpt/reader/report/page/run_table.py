@@ -142,7 +142,7 @@ _FEW_COLUMNS = (
     Column("Memory GiB", ("memory_allocated_gib", "memory_reserved_gib"), lambda record: peak_memory_gib(record)[0],
            show_digits, means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
     *_figures("loss_last"),
-    replace(FIGURES["gpu_hours"], value=lambda record: None if record.is_on_cpu else record.gpu_hours),
+    FIGURES["gpu_hours"],
 )  # fmt: skip
 # These are shown if the reader asks for them: the table is then wider than most windows.
 _MORE_COLUMNS = (
