@@ -58,6 +58,9 @@ _NEAR = {
     "init": "new",
     "init --from": "import adopt",
     "export, or hpc-gpt init --from": "convert",
+    "help models": "models model presets preset",
+    "help engines": "engines engine",
+    "help keys": "keys config settings set options",
     "submit --sweep": "sweep",
 }
 
@@ -205,7 +208,7 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
                 f"Invalid value of {variable}={os.environ[variable]}: {fault.message}",
                 f"correct it, or unset {variable}",
             )
-        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
+        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault) or _keys_called(fault)):
             hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
             return 2, f"No such option {fault.option_name!r}.", hint
         return 2, fault.format_message(), f"{path} --help"
@@ -217,6 +220,15 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         where = f"{fault.filename}: " if fault.filename else ""
         return 1, f"{where}{fault.strerror or fault}", "--debug shows where"
     return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
+
+
+def _keys_called(fault: click.NoSuchOption) -> list[str]:
+    """The experiment's keys that other programs call as an unknown option; none if the verb has no --set."""
+    if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
+        return []
+    from hpc_gpt.core.keys import keys_called
+
+    return keys_called(fault.option_name)
 
 
 def _variable_of(fault: click.BadParameter) -> str:

@@ -15,7 +15,7 @@ from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import MEASURED_ON
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import schemas_dir
-from hpc_gpt.core.keys import Key, keys_of
+from hpc_gpt.core.keys import Key, keys_called, keys_of
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.core.settings.devices import DEVICES
@@ -62,6 +62,9 @@ micro_batch = 1
 
 class Topics(UncutGroup):
     """The topics; the name of a verb shows that verb's own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name != "word"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         topic = super().get_command(ctx, name)
@@ -165,20 +168,21 @@ class _About(NamedTuple):
 def _about(word: str, in_meanings: bool = True) -> _About:
     """What has the word as its name or as a value; if nothing has, with `in_meanings` the keys that have it in their
     name or meaning."""
-    name, own = word.strip("[].").lower(), keys_of(Experiment)
-    by_option = {option.lstrip("-"): key for names, key, *_ in PLANNING_OPTIONS for option in names}
+    name, own = word.strip("[].-").lower(), keys_of(Experiment)
+    called = {*keys_called(name), *(key for names, key, *_ in PLANNING_OPTIONS if f"--{name}" in names)}
     engine = all_engines().get(name)
     switches = {f"engine.{switch}" for switch in engine.switches} if engine is not None else set()
     found = [
         key for key in own
-        if name == key.name.rpartition(".")[2] or key.name in switches or key.name == by_option.get(name)
+        if name == key.name.rpartition(".")[2] or key.name in switches or key.name in called
         or name in key.choices
     ]  # fmt: skip
     of_profile = [key for key in keys_of(ClusterProfile) if name in (key.name, key.name.rpartition(".")[2])]
     alike = [other for other in PRESETS if len(name) > 2 and other.startswith(name) and other != name]
     others = [line for each in (name, *alike) for line in _lines_about(each)]
     if in_meanings and not (found or of_profile or others):
-        parts = re.compile(rf"(?<![A-Za-z]){re.escape(name)}(?![A-Za-z])", re.IGNORECASE)
+        words = "[ _-]".join(map(re.escape, re.split("[ _-]", name)))
+        parts = re.compile(rf"(?<![A-Za-z]){words}(?![A-Za-z])", re.IGNORECASE)
         found = [key for key in own if len(name) > 2 and (parts.search(key.name) or parts.search(key.means))]
     return _About(found, of_profile, others)
 
@@ -198,8 +202,8 @@ def _lines_about(name: str) -> list[str]:
         lines.append(f'device = "{name}" in a cluster profile: {device.memory_gib:g} GiB; TFLOP/s: {peaks}')
     if name in list_profiles():
         lines.append(f"--cluster {name}: {load_profile(name).description}; hpc-gpt profile show {name} prints its keys")
-    if name in CLASSES:
-        lines += [f"a run can end as {name}: {CLASSES[name].means}", f"    {_chance(name)}"]
+    for ended in ("gpu_memory", "host_memory") if name == "oom" else [name] if name in CLASSES else []:
+        lines += [f"a run can end as {ended}: {CLASSES[ended].means}", f"    {_chance(ended)}"]
     lines += [
         f"{key.name} of a record, for report --columns: {key.means}" for key in keys_of(Record) if key.name == name
     ]
@@ -282,6 +286,14 @@ def _engine_line(name: str) -> str:
     facts = all_engines()[name]
     axes = " x ".join(axis for axis in AXES if axis == "dp" or axis in facts.axes)
     return f"{name}: {axes}" + (f"; ZeRO {', '.join(map(str, facts.zero_stages))}" if facts.has_zero else "")
+
+
+@help_command.command("models")
+def models() -> None:
+    """List every model preset, for --model: parameters and shape."""
+    for name in PRESETS:
+        click.echo(_lines_about(name)[0])
+    click.echo("\n--model also takes transformers' config.json or its folder; --hidden, --layers, … a shape", err=True)
 
 
 @help_command.command("sweeps")

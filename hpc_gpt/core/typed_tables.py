@@ -115,7 +115,12 @@ class _Check:
         known = _field_names(table)
         # The key belongs to another table.
         elsewhere = [f"{other}.{name}" for other, of in _hints(self.root).items() if name in _field_names(of)]
-        match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
+        if not elsewhere and (match := close_matches(name, known)):
+            return f"unknown key {prefix}{name}; {match}"
+        from hpc_gpt.core.keys import keys_called  # which reads tables by this module
+
+        elsewhere = elsewhere or [key for key in keys_called(name) if key.partition(".")[0] in _hints(self.root)]
+        match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         return f"unknown key {prefix}{name}; " + (match or f"known here: {', '.join(known)}")
 
 

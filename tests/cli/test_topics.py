@@ -44,6 +44,10 @@ def test_no_description_of_a_command_is_cut(words):
         ("a100-80g-8", "hpc-gpt profile show a100-80g-8"),
         ("gpu_flag", 'of a cluster profile:\ngpu_flag  "gres"'),
         ("gpu_memory", "a run can end as gpu_memory: "),
+        ("oom", "a run can end as host_memory: "),
+        ("batch_size", "layout.global_batch "),
+        ("learning-rate", "train.lr "),
+        ("models", "--model smollm3-3b: "),
         ("mfu", "mfu of a record, for report --columns: "),
     ],
 )
