@@ -70,9 +70,7 @@ def test_every_shown_command_parses(page, words, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
     ctx, command, bare = click.Context(cli.group, **cli.group.context_settings), cli.group, len(words) == 1
     while isinstance(command, click.Group) and words:
-        name, *words = words
-        command = command.get_command(ctx, name)
-        assert command is not None, f"{page}: no verb {name}"
+        _, command, words = command.resolve_command(ctx, list(words))  # raises UserError for an unknown verb
     if not bare:
         command.make_context("hpc-gpt", list(words), parent=ctx)
 
