@@ -226,7 +226,7 @@ def _keys_called(fault: click.NoSuchOption) -> list[str]:
     """The experiment's keys that other programs call as an unknown option; none if the verb has no --set."""
     if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
         return []
-    from hpc_gpt.core.keys import keys_called
+    from hpc_gpt.core.tables import keys_called
 
     return keys_called(fault.option_name)
 

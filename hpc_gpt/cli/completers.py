@@ -110,7 +110,7 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     return []
 
 
-def settings(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def keys_and_values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Keys of an experiment, each with `=` after it, and what it means; after KEY= its values, or files."""
     from hpc_gpt.core.keys import keys_of
     from hpc_gpt.core.settings.experiment import Experiment

@@ -139,7 +139,7 @@ _ACROSS_NODES = click.option(
     help="Let tensor parallelism span nodes.",
 )  # fmt: skip
 _SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-                    shell_complete=completers.settings,
+                    shell_complete=completers.keys_and_values,
                     help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
 _EXPERIMENT = click.argument(
     "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completers.experiments

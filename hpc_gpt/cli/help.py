@@ -15,7 +15,7 @@ from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.facts import MEASURED_ON
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import schemas_dir
-from hpc_gpt.core.keys import Key, keys_called, keys_of
+from hpc_gpt.core.keys import Key, keys_of
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.core.settings.devices import DEVICES
@@ -24,7 +24,7 @@ from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.core.tables import close_matches, toml_value
+from hpc_gpt.core.tables import close_matches, keys_called, toml_value
 from hpc_gpt.launcher.launch.render import variables
 
 PLACE = 210

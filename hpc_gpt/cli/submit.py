@@ -33,7 +33,7 @@ PLACE = 50
               help="On this machine without Slurm: do not wait for GPUs that other runs have.")  # fmt: skip
 @click.option("--here", is_flag=True,
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
-@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", shell_complete=completers.settings,
+@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", shell_complete=completers.keys_and_values,
               help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
 @click.option("--max-rows", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
               help="With --grid: the most rows.")  # fmt: skip

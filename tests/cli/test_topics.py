@@ -55,7 +55,7 @@ def test_any_word_finds_the_keys_and_names_that_have_it(word, shown):
     assert shown in in_process("help", word, code=0).stdout
 
 
-def test_a_keys_last_part_is_a_key_and_words_are_keys_as_json_too():
+def test_a_keys_last_part_is_a_key_and_json_has_keys():
     assert in_process("help", "keys", "lr", code=0).stdout == in_process("help", "lr", code=0).stdout
     keys = json.loads(in_process("help", "fsdp", "--json", code=0).stdout)["keys"]
     assert {"engine.name", "engine.prefetch"} < {row["key"] for row in keys}

@@ -67,7 +67,7 @@ def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name:
     assert (tmp_path / "out.txt").read_text() == "said\n"
 
 
-def test_verify_compares_the_script_of_yours_and_says_what_it_does_not(tmp_path: Path) -> None:
+def test_verify_compares_the_users_script(tmp_path: Path) -> None:
     (script := tmp_path / "train.slurm").write_text("#!/bin/bash\n#SBATCH -N 1\necho said\n")
     own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
     hpc_gpt("submit", "--cluster", "local", "--wait", "train.slurm", cwd=tmp_path, environment=own, code=0)
