@@ -7,7 +7,7 @@ Nothing is printed or asked, and no folder, variable or signal handler of the pr
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.slurm.directives import is_job_script
 from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
 from hpc_gpt.launcher.launch.prepare import prepare
-from hpc_gpt.launcher.launch.request import Request, completed, with_model_file
+from hpc_gpt.launcher.launch.request import Request, ScriptRequest, completed, with_model_file
 from hpc_gpt.launcher.launch.submission import data_lines, submit_run
 from hpc_gpt.launcher.launch.until import parse_until
 from hpc_gpt.launcher.plan.search import Figures, figures_of
@@ -70,10 +71,25 @@ def plan(
 def submit(
     experiment: _Name, settings: Mapping[str, Any] | None = None, *, cluster: _Name | None = None,
     row: str | None = None, until: Iterable[str] = (), logs: _Name | None = None,
+    args: Iterable[str] = (), sbatch: Iterable[str] = (),
 ) -> "Run":  # fmt: skip
-    """Submits an experiment to Slurm, or starts it here, as `hpc-gpt submit`. `until`: such as ["tokens=30e9"]. Raises
-    UserError."""
-    request = _request(experiment, settings or {}, cluster, row, until=parse_until(tuple(until)))
+    """Submits an experiment or a job script to Slurm, or starts it here, as `hpc-gpt submit`. `until`: such as
+    ["tokens=30e9"]. Of a job script, a file that begins with `#!`: `args` are its arguments, `sbatch` further options,
+    such as ["--time=2:00:00"]. Raises UserError."""
+    words, options, goal = tuple(args), tuple(sbatch), parse_until(tuple(until))
+    request = _request(experiment, settings or {}, cluster, row, until=goal)
+    if is_job_script(Path(experiment)):
+        if row is not None or goal != parse_until(()):
+            raise ConfigError(
+                f"row and until are of an experiment, and {experiment} is a job script, which runs as it is",
+                "leave them out; args are its arguments, and sbatch its options",
+            )
+        request = replace(request, script=ScriptRequest(Path(experiment), words, options))
+    elif words or options:
+        raise ConfigError(
+            f"args and sbatch are of a job script, and {experiment} does not begin with #!",
+            "give options of sbatch as settings, such as job.time",
+        )
     prepared = prepare(request, queueing=True)
     if prepared.job_script is not None and prepared.job_script.array:
         raise ConfigError(f"{experiment} is an array of jobs", f"hpc-gpt submit {experiment}")

@@ -77,7 +77,7 @@ MAY_IMPORT = {
         "report",
         "supervision",
     },
-    "api": {"settings", "engines", "runs", "plan", "readers", "watch", "launch", "report"},
+    "api": {"settings", "engines", "runs", "slurm", "plan", "readers", "watch", "launch", "report"},
     "cli": {
         "terminal",
         "settings",

@@ -62,10 +62,18 @@ _NEAR = {
     "init": "new",
     "init --from": "import adopt",
     "export, or hpc-gpt init --from": "convert",
+    "help models": "models model presets preset",
+    "help engines": "engines engine",
+    "help keys": "keys config settings set options",
     "submit --sweep": "sweep",
     "submit --smoke": "rehearse rehearsal",
     "submit --resume RUN --dry-run": "verify",
 }
+
+
+def is_another_verb(name: str) -> bool:
+    """Whether other programs call a verb so."""
+    return any(name in names.split() for names in _NEAR.values())
 
 
 def near_verb(name: str) -> str:
@@ -165,6 +173,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
+    if "_HPC_GPT_COMPLETE" in os.environ:
+        importlib.import_module("hpc_gpt.cli.completion")  # what bash is answered by
     try:
         with at_work("--json" in arguments):
             code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
@@ -204,7 +214,7 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
                 f"Invalid value of {variable}={os.environ[variable]}: {fault.message}",
                 f"correct it, or unset {variable}",
             )
-        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
+        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault) or _keys_called(fault)):
             hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
             return 2, f"No such option {fault.option_name!r}.", hint
         if isinstance(fault, click.NoSuchOption) and (of_sbatch := _as_sbatch(fault, arguments)):
@@ -223,6 +233,15 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         where = f"{fault.filename}: " if fault.filename else ""
         return 1, f"{where}{fault.strerror or fault}", "--debug shows where"
     return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
+
+
+def _keys_called(fault: click.NoSuchOption) -> list[str]:
+    """The experiment's keys that other programs call as an unknown option; none if the verb has no --set."""
+    if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
+        return []
+    from hpc_gpt.core.tables import keys_called
+
+    return keys_called(fault.option_name)
 
 
 def _variable_of(fault: click.BadParameter) -> str:

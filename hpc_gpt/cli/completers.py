@@ -1,11 +1,13 @@
-"""What the shell offers after TAB: experiments, profiles, runs, keys, values.
+"""What the shell offers after TAB: experiments, profiles, runs, keys, values, files.
 
 Many verbs import this module, and `--help` and TAB must be fast, so each function imports what it needs. A function
 that completes never raises.
 """
 
 import contextlib
+import os
 import re
+from collections.abc import Callable
 from glob import escape, glob
 
 import click
@@ -13,13 +15,21 @@ from click.shell_completion import CompletionItem
 
 
 def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Names under experiments/, and the TOML files and folders of the current folder."""
+    """Names under experiments/, and the TOML files, job scripts and folders of the current folder."""
+    from hpc_gpt.cli.script_words import may_be_script
     from hpc_gpt.core.settings.experiment_file import list_experiments
 
     names = [name for name in list_experiments() if name.startswith(begun)]
-    # The shell completes names that need quoting by itself.
-    names += sorted(name for name in glob(f"{escape(begun)}*.toml") if re.fullmatch(r"[\w./+-]+", name))
-    return _or_files(begun, names)
+    return _or_files(begun, names + _paths(begun, lambda name: name.endswith(".toml") or may_be_script(name)))
+
+
+def _paths(begun: str, is_wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """The files that are wanted, and once a path has begun the folders, with a / after each. The shell itself completes
+    names that need quoting."""
+    found = sorted(name for name in glob(f"{escape(begun)}*") if re.fullmatch(r"[\w./+@-]+", name))
+    folders = {name for name in found if os.path.isdir(name)}
+    shown = [name for name in found if (begun if name in folders else is_wanted(name))]
+    return [f"{name}/" if name in folders else name for name in shown]
 
 
 def _or_files(begun: str, names: list[str]) -> list[CompletionItem]:
@@ -48,7 +58,7 @@ def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[
     """Sets of columns, then keys of a record."""
     from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES
 
-    sets = [name for name in ("auto", "usual", "published", *PUBLISHED_TABLES) if name.startswith(begun)]
+    sets = [name for name in ("auto", "all", "usual", "published", *PUBLISHED_TABLES) if name.startswith(begun)]
     return sets + record_keys(ctx, parameter, begun)
 
 
@@ -74,9 +84,15 @@ def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
 
 
 def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Profiles by name."""
     from hpc_gpt.core.settings.cluster import list_profiles
 
     return [name for name in list_profiles() if name.startswith(begun)]
+
+
+def profiles_and_files(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Profiles by name and by file."""
+    return profiles(ctx, parameter, begun) + _paths(begun, lambda name: name.endswith(".toml"))
 
 
 def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
@@ -94,23 +110,67 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     return []
 
 
-def complete_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Keys of an experiment, each with `=` after it, and what it means."""
+def keys_and_values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Keys of an experiment, each with `=` after it, and what it means; after KEY= its values, or files."""
     from hpc_gpt.core.keys import keys_of
     from hpc_gpt.core.settings.experiment import Experiment
 
+    name, equals, value = begun.partition("=")
+    if equals:
+        done, comma, last = value.rpartition(",") if parameter.name == "grid" else ("", "", value)
+        return [CompletionItem(f"{name}={done}{comma}{text}") for text in _values_of(name, last)]
     return [CompletionItem(f"{key.name}=", help=key.means) for key in keys_of(Experiment) if key.name.startswith(begun)]
 
 
-def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The values of an option that sets a key with a choice of them."""
-    from hpc_gpt.core.keys import choices_of
+# Keys that name a file or a folder; the last part of data.mix.NAME.path is one.
+_FILES = ("data.path", "model.hf", "train.init", "command.workdir", "command.script", "engine.offload_path")
+
+
+def _values_of(key: str, begun: str) -> list[str]:
+    """The values of a key that has a choice of them, and files of one that names a file."""
+    from hpc_gpt.core.keys import keys_of
     from hpc_gpt.core.settings.experiment import Experiment
     from hpc_gpt.core.settings.presets import PRESETS
 
-    key = str(parameter.name).replace("__", ".")
-    found = tuple(PRESETS) if key == "model.preset" else choices_of(Experiment, key)
+    if key in _FILES or re.fullmatch(r"data\.mix\.[^.]+\.path", key):
+        return _paths(begun)
+    if key == "data.tokenizer":
+        return _tokenizers(begun)
+    of_key = next((each for each in keys_of(Experiment) if each.name == key), None)
+    if key == "model.preset":
+        found = tuple(PRESETS)
+    elif of_key is None or of_key.type.startswith("list of"):
+        found = ()
+    else:
+        found = ("true", "false") if of_key.type == "true | false" else of_key.choices
     return [value for value in found if value.startswith(begun)]
+
+
+def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """The values of an option that sets a key with a choice of them; of --model files, too."""
+    key = str(parameter.name).replace("__", ".")
+    files = _paths(begun, lambda name: name.endswith("config.json")) if key == "model.preset" else []
+    return _values_of(key, begun) + files
+
+
+def until(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """How far a run may be told to train, each with `=` after it."""
+    return [f"{name}=" for name in ("tokens", "steps", "loss") if name.startswith(begun)]
+
+
+def sources(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Python's own sources, and files."""
+    return _or_files(begun, [name for name in ("stdlib",) if name.startswith(begun)] + _paths(begun))
+
+
+def tokenizers(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Tokenizers by name, and their files."""
+    return _or_files(begun, _tokenizers(begun))
+
+
+def _tokenizers(begun: str) -> list[str]:
+    names = [name for name in ("byte", "char", "tiktoken:") if name.startswith(begun)]
+    return names + _paths(begun, lambda name: name.endswith(".json"))
 
 
 def complete_engines(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.core.terminal import say, shows_life
 from hpc_gpt.core.words import counted, plain
@@ -14,11 +15,17 @@ _DEMO_VOCAB = 256  # the demo reads bytes
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=completers.sources)
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), help="The token file; NAME.tokens in this folder unless given."
 )
-@click.option("--tokenizer", default="byte", show_default=True, help="byte, char, a tokenizer.json, or tiktoken:NAME.")
+@click.option(
+    "--tokenizer",
+    default="byte",
+    show_default=True,
+    shell_complete=completers.tokenizers,
+    help="byte, char, a tokenizer.json, or tiktoken:NAME.",
+)
 @click.option(
     "--format",
     "form",

@@ -161,13 +161,13 @@ _ACROSS_NODES = click.option(
     help="Let tensor parallelism span nodes.",
 )  # fmt: skip
 _SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
-                    shell_complete=completers.complete_keys,
+                    shell_complete=completers.keys_and_values,
                     help="Any value of the experiment (hpc-gpt help keys). May be repeated.")  # fmt: skip
 _EXPERIMENT = click.argument(
     "experiment", required=False, envvar="HPC_GPT_EXPERIMENT", shell_complete=completers.experiments
 )
 _CLUSTER = click.option(
-    "--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completers.profiles,
+    "--cluster", envvar="HPC_GPT_CLUSTER", metavar="PROFILE", shell_complete=completers.profiles_and_files,
     help="Cluster profile, by name or file.",
 )  # fmt: skip
 _SHARED = (

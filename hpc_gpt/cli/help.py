@@ -1,10 +1,14 @@
 """hpc-gpt help: topics that `--help` has no room for."""
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import is_dataclass
+from typing import NamedTuple
 
 import click
 
+from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS
 from hpc_gpt.cli.option_groups import UncutGroup
 from hpc_gpt.core.ends.failures import CLASSES, LIVE, RETRY_WORDS
 from hpc_gpt.core.engines import engines as all_engines
@@ -13,15 +17,18 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import schemas_dir
 from hpc_gpt.core.keys import Key, keys_of
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
+from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.engines import fast_settings_of, fast_text
 from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.core.settings.layout import AXES
+from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve
-from hpc_gpt.core.tables import close_matches, toml_value
+from hpc_gpt.core.tables import close_matches, keys_called, toml_value
 from hpc_gpt.launcher.launch.render import variables
 
 PLACE = 210
+_NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
 
 SWEEPS = """\
 # A file with [rows] is a sweep, usually experiments/<name>/sweep.toml: a base, and for each row what it changes.
@@ -56,6 +63,9 @@ micro_batch = 1
 class Topics(UncutGroup):
     """The topics; the name of a verb shows that verb's own help."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name != "word"]
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         topic = super().get_command(ctx, name)
         verbs = ctx.find_root().command
@@ -72,12 +82,15 @@ class Topics(UncutGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from hpc_gpt.cli import near_verb
+            from hpc_gpt.cli import is_another_verb, near_verb, verbs
 
             topics, tables = self.list_commands(ctx), _tables_of_keys()
             if args[0].strip("[].").partition(".")[0] in tables:
                 return super().resolve_command(ctx, ["keys", *args])
-            hint = _of_profiles(args[0]) or close_matches(args[0], [*topics, *(f"keys {table}" for table in tables)])
+            begins_another = any(each.startswith(args[0]) for each in (*topics, *verbs()))
+            if not is_another_verb(args[0]) and any(_about(args[0], not begins_another)):
+                return super().resolve_command(ctx, ["word", *args])
+            hint = _of_profiles(args[0]) or close_matches(args[0], topics)
             hint = hint or close_matches(args[0], tables).replace("mean ", "mean help keys ") or near_verb(args[0])
             hint = hint or f"topics: {', '.join(topics)}; or a verb of hpc-gpt --help"
             raise UserError(f"no topic and no verb {args[0]!r}", hint)
@@ -87,7 +100,15 @@ class Topics(UncutGroup):
 @click.group("help", cls=Topics)
 def help_command() -> None:
     """List the keys of an experiment, a profile and a record, the engines, a template's variables, how runs end; how to
-    write a sweep."""
+    write a sweep.
+
+    Any other word is looked for in the names of keys, their values and meanings, and among engines, models, profiles,
+    GPUs and ends.
+
+    \b
+    hpc-gpt help keys train
+    hpc-gpt help wsd
+    """
 
 
 def _tables_of_keys() -> list[str]:
@@ -96,7 +117,7 @@ def _tables_of_keys() -> list[str]:
 
 def _of_profiles(word: str) -> str:
     """The hint for a word that is of cluster profiles; empty for any other."""
-    known = {"profile", "profiles", "cluster", "clusters", *(key.name for key in keys_of(ClusterProfile))}
+    known = {"profiles", "cluster", "clusters", *(key.name for key in keys_of(ClusterProfile))}
     return "hpc-gpt help profile lists the keys of a cluster profile" if word in known else ""
 
 
@@ -105,11 +126,17 @@ def _print_keys(found: list[Key], as_json: bool, asides: str) -> None:
         rows = [{"key": key.name, "default": key.default, "type": key.type, "means": key.means} for key in found]
         click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
         return
-    width = max(len(key.name) for key in found)
-    for key in found:
-        value = "-" if key.default is None else toml_value(key.default)
-        click.echo(f"{key.name.ljust(width)}  {value.ljust(16)}  {key.type}\n    {key.means}")
+    click.echo("\n".join(_key_lines(found)))
     click.echo(f"\n{asides}", err=True)
+
+
+def _key_lines(found: Sequence[Key]) -> list[str]:
+    width = max((len(key.name) for key in found), default=0)
+    values = ["-" if key.default is None else toml_value(key.default) for key in found]
+    return [
+        f"{key.name.ljust(width)}  {value.ljust(16)}  {key.type}\n    {key.means}"
+        for key, value in zip(found, values, strict=True)
+    ]
 
 
 @help_command.command("keys")
@@ -120,15 +147,84 @@ def keys(table: str | None, as_json: bool) -> None:
     found = keys_of(Experiment)
     if table is not None:
         wanted = table.strip("[].")
-        found = [key for key in found if wanted in (key.name, key.name.partition(".")[0])]
+        named = [key for key in found if wanted in (key.name, key.name.partition(".")[0])]
+        found = named or [key for key in found if wanted == key.name.rpartition(".")[2]]
         if not found:
             tables = _tables_of_keys()
             hint = close_matches(wanted, [*tables, *(key.name for key in keys_of(Experiment))])
             hint = _of_profiles(wanted) or hint or f"tables: {', '.join(tables)}"
             raise ConfigError(f"an experiment has no table or key {table!r}", hint)
-    _print_keys(
-        found, as_json, "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
-    )
+    _print_keys(found, as_json, _NOT_SET)
+
+
+class _About(NamedTuple):
+    """What a word means: keys of an experiment; keys of a cluster profile; lines of all else that has it."""
+
+    keys: list[Key]
+    profile_keys: list[Key]
+    others: list[str]
+
+
+def _about(word: str, in_meanings: bool = True) -> _About:
+    """What has the word as its name or as a value; if nothing has, with `in_meanings` the keys that have it in their
+    name or meaning."""
+    name, own = word.strip("[].-").lower(), keys_of(Experiment)
+    called = {*keys_called(name), *(key for names, key, *_ in PLANNING_OPTIONS if f"--{name}" in names)}
+    engine = all_engines().get(name)
+    switches = {f"engine.{switch}" for switch in engine.switches} if engine is not None else set()
+    found = [
+        key for key in own
+        if name == key.name.rpartition(".")[2] or key.name in switches or key.name in called
+        or name in key.choices
+    ]  # fmt: skip
+    of_profile = [key for key in keys_of(ClusterProfile) if name in (key.name, key.name.rpartition(".")[2])]
+    alike = [other for other in PRESETS if len(name) > 2 and other.startswith(name) and other != name]
+    others = [line for each in (name, *alike) for line in _lines_about(each)]
+    if in_meanings and not (found or of_profile or others):
+        words = "[ _-]".join(map(re.escape, re.split("[ _-]", name)))
+        parts = re.compile(rf"(?<![A-Za-z]){words}(?![A-Za-z])", re.IGNORECASE)
+        found = [key for key in own if len(name) > 2 and (parts.search(key.name) or parts.search(key.means))]
+    return _About(found, of_profile, others)
+
+
+def _lines_about(name: str) -> list[str]:
+    """A line of each engine, model, GPU, cluster profile, end and key of a record of that name."""
+    lines = []
+    if name in all_engines():
+        lines.append(_engine_line(name))
+    if name in PRESETS:
+        shape = PRESETS[name]
+        sizes = f"hidden {shape.hidden}, layers {shape.layers}, heads {shape.heads}, vocab {shape.vocab}"
+        lines.append(f"--model {name}: {shape.params / 1e9:.3g}e9 parameters, {sizes}, seq {shape.seq}")
+    if name in DEVICES:
+        device = DEVICES[name]
+        peaks = ", ".join(f"{dtype} {peak:g}" for dtype, peak in device.peaks.items())
+        lines.append(f'device = "{name}" in a cluster profile: {device.memory_gib:g} GiB; TFLOP/s: {peaks}')
+    if name in list_profiles():
+        lines.append(f"--cluster {name}: {load_profile(name).description}; hpc-gpt profile show {name} prints its keys")
+    for ended in ("gpu_memory", "host_memory") if name == "oom" else [name] if name in CLASSES else []:
+        lines += [f"a run can end as {ended}: {CLASSES[ended].means}", f"    {_chance(ended)}"]
+    lines += [
+        f"{key.name} of a record, for report --columns: {key.means}" for key in keys_of(Record) if key.name == name
+    ]
+    return lines
+
+
+@help_command.command("word", hidden=True)
+@click.argument("word")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys; of an experiment alone.")
+def word_command(word: str, as_json: bool) -> None:
+    """Say what a word means, of keys, values, engines, models, profiles, ends."""
+    found = _about(word)
+    if as_json:
+        _print_keys(found.keys, as_json, "")
+        return
+    parts = ["\n".join(found.others), "\n".join(_key_lines(found.keys))]
+    if found.profile_keys:
+        parts.append("\n".join(["of a cluster profile:", *_key_lines(found.profile_keys)]))
+    click.echo("\n\n".join(filter(None, parts)))
+    if found.keys:
+        click.echo(f"\n{_NOT_SET}", err=True)
 
 
 @help_command.command("plan-traits")
@@ -180,12 +276,24 @@ def engines(as_json: bool) -> None:
         click.echo(json.dumps({"schema": 1, "engines": rows}, indent=1))
         return
     for name, facts in all_engines().items():
-        axes = " x ".join(axis for axis in AXES if axis == "dp" or axis in facts.axes)
-        stages = f"; ZeRO {', '.join(map(str, facts.zero_stages))}" if facts.has_zero else ""
-        click.echo(f"{name}: {axes}{stages}")
+        click.echo(_engine_line(name))
         click.echo(click.wrap_text(", ".join(sorted(facts.switches)), 100, "    ", "    "))
     click.echo("\n" + fast_text(), nl=False)
     click.echo("\nhpc-gpt help keys lists the values of each switch", err=True)
+
+
+def _engine_line(name: str) -> str:
+    facts = all_engines()[name]
+    axes = " x ".join(axis for axis in AXES if axis == "dp" or axis in facts.axes)
+    return f"{name}: {axes}" + (f"; ZeRO {', '.join(map(str, facts.zero_stages))}" if facts.has_zero else "")
+
+
+@help_command.command("models")
+def models() -> None:
+    """List every model preset, for --model: parameters and shape."""
+    for name in PRESETS:
+        click.echo(_lines_about(name)[0])
+    click.echo("\n--model also takes transformers' config.json or its folder; --hidden, --layers, … a shape", err=True)
 
 
 @help_command.command("sweeps")
@@ -204,10 +312,15 @@ def causes(as_json: bool) -> None:
         click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
         return
     for name, row in CLASSES.items():
-        click.echo(f"{name}: {row.means}")
-        over = name not in ("done", *LIVE)
-        text = f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}" if over else row.to_do
-        click.echo(f"    {text}")
+        click.echo(f"{name}: {row.means}\n    {_chance(name)}")
+
+
+def _chance(name: str) -> str:
+    """Whether a retry of a run that ended so can succeed, and what to do."""
+    row = CLASSES[name]
+    if name in ("done", *LIVE):
+        return row.to_do
+    return f"retry: {RETRY_WORDS[row.can_succeed]}; a chain {row.chain}; {row.to_do}"
 
 
 @help_command.command("json")

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from hpc_gpt.cli.experiment_options import init_options, on_command_line
+from hpc_gpt.cli.script_words import may_be_script
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, write_new
 from hpc_gpt.core.settings.resolved import folder_name
@@ -43,6 +44,8 @@ def init(request: Request, name: str | None, script: Path | None, folder: Path) 
             raise ConfigError(f"--from takes all from the script, and {option} is given, too", "change the files then")
         from_script(script, name, folder)
         return
+    if name is not None and may_be_script(name):
+        raise ConfigError(f"{name} is a job script", f"hpc-gpt init --from {name} writes an experiment of it")
     if name is None:
         raise ConfigError("no script or NAME is given", "use --from job.slurm, or NAME --model gpt2 --gpus 8")
     from_plan(name, request, folder)

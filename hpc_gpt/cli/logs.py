@@ -15,7 +15,7 @@ PLACE = 70
     "--follow", "-f", is_flag=True, help="Print what the run writes, over all its attempts, until it has ended."
 )
 @click.option("--attempt", type=click.IntRange(min=1), help="The log of this attempt; the last unless given.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
+@click.option("--tail", "-n", type=click.IntRange(min=0), metavar="LINES", help="Only the last lines.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only what is of this rank.")
 @click.option("--path", is_flag=True, help="Print the log's path instead.")
 def logs(run: str | None, follow: bool, attempt: int | None, tail: int | None, rank: int | None, path: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hpc_gpt.cli import completers
 from hpc_gpt.cli.experiment_options import PLANNING_OPTIONS, CountType, planning_options
 from hpc_gpt.cli.option_groups import GroupedCommand
 from hpc_gpt.core.engines import engine_named
@@ -74,7 +75,9 @@ _CHOSEN = ("name", "zero_stage", "recompute")
 @click.option("--calibrate", type=_FILE, multiple=True, metavar="RECORDS",
               help="Fit the planner's constants to records of runs, such as logs/, and store them in the profile of "
               "--cluster. May be repeated.")  # fmt: skip
-@click.option("--calibration", metavar="NAME", help="Use the constants of that cluster.")
+@click.option(
+    "--calibration", metavar="NAME", shell_complete=completers.profiles, help="Use the constants of that cluster."
+)
 def plan(
     request: Request,
     why: str | None,

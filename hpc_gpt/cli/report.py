@@ -178,9 +178,9 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
         return [text]
     if lines is not None:
         return [sweep_text(lines, form)]
-    if columns == "all" and form in ("table", "md") and gathered.records:
+    if columns == "all" and form in ("table", "md", "csv") and gathered.records:
         every, room = all_columns(gathered.records), width()
-        if form == "md" or room is None or grid(every, gathered.records).width <= room:
+        if form != "table" or room is None or grid(every, gathered.records).width <= room:
             return record_pieces(gathered.records, form, room, every)
         return ["\n".join(as_block(replace(record, flags=[]), room) for record in gathered.records)]
     chosen = COLUMNS if columns in ("auto", "usual", "all") else choose_columns(_keys(columns))

@@ -80,10 +80,9 @@ def split(
 
     Raises ConfigError for an option that a job script does not take.
     """
-    if not any(_may_be_script(word) for word in line):
+    if not any(may_be_script(word) for word in line):
         return None
-    from hpc_gpt.core.slurm.directives import options_of
-    from hpc_gpt.trainer.program.job_script import is_job_script
+    from hpc_gpt.core.slurm.directives import is_job_script, options_of
 
     sbatch = options_of("sbatch")
     kinds, letters = sbatch
@@ -131,7 +130,7 @@ def _is_flag(parameter: Any) -> bool:
     return bool(getattr(parameter, "is_flag", False) or getattr(parameter, "count", False))
 
 
-def _may_be_script(word: str) -> bool:
+def may_be_script(word: str) -> bool:
     """Whether a word names a file that begins with `#!`: looked at here, as help must load in 0.15 s."""
     try:
         with open(word, "rb") as file:

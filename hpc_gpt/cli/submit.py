@@ -33,7 +33,7 @@ PLACE = 50
               help="On this machine without Slurm: do not wait for GPUs that other runs have.")  # fmt: skip
 @click.option("--here", is_flag=True,
               help="Within salloc or a job: run on its nodes now, with the log here.")  # fmt: skip
-@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE",
+@click.option("--grid", multiple=True, metavar="KEY=VALUE,VALUE", shell_complete=completers.keys_and_values,
               help="A row for each value; of several --grid for each combination. With [rows] over --row.")  # fmt: skip
 @click.option("--max-rows", type=CountType(least=1), default=100, show_default=True, metavar="N",
               help="With --grid: the most rows.")  # fmt: skip
@@ -53,7 +53,7 @@ PLACE = 50
               help="With the settings of the row that won a race, or of that row, over EXPERIMENT.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="One JSON object on stdout: what was submitted; all else as lines of JSON on stderr.")  # fmt: skip
-@click.option("--until", "until", multiple=True, metavar="WHAT",
+@click.option("--until", "until", multiple=True, metavar="WHAT", shell_complete=completers.until,
               help="Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.")  # fmt: skip
 @click.option("--resume", metavar="RUN", shell_complete=completers.runs,
               help="Resume from RUN's checkpoint: the same run, or with other options a new run.")  # fmt: skip

@@ -12,12 +12,14 @@ from hpc_gpt.core.typed_tables import table_in
 
 
 class Key(NamedTuple):
-    """A key by its dotted name; `means` is empty if its source has no string under it."""
+    """A key by its dotted name; `means` is empty if its source has no string under it, `choices` if it may be any
+    text."""
 
     name: str
     default: Any
     type: str
     means: str
+    choices: tuple[str, ...] = ()
 
 
 def keys_of(kind: Any, prefix: str = "") -> list[Key]:
@@ -39,7 +41,9 @@ def _keys_of(kind: Any, prefix: str) -> tuple[Key, ...]:
             rows += keys_of(table, f"{prefix}{entry.name}.{'NAME.' * is_named}")
         else:
             default = None if entry.default is MISSING else entry.default
-            rows.append(Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, "")))
+            rows.append(
+                Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, ""), _literals(hint))
+            )
     return tuple(rows)
 
 

@@ -13,6 +13,34 @@ from hpc_gpt.core.errors import ConfigError
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _QUOTED = re.compile(r"'(.*)'")
+# {key: what other programs call it}: nanoGPT, transformers, Megatron-LM, torchtitan, litgpt.
+_CALLED = {
+    "train.lr": "learning_rate max_lr peak_lr",
+    "train.steps": "max_steps max_iters train_iters num_steps total_steps training_steps iterations",
+    "train.warmup_steps": "warmup warmup_iters lr_warmup_iters num_warmup_steps",
+    "train.decay": "schedule scheduler lr_scheduler lr_scheduler_type lr_decay_style",
+    "train.clip": "grad_clip clip_grad max_grad_norm gradient_clipping gradient_clip_val",
+    "train.dtype": "precision mixed_precision",
+    "train.save_every": "save_interval save_steps checkpoint_interval",
+    "train.eval_every": "eval_interval eval_steps",
+    "train.log_every": "log_interval logging_steps",
+    "layout.micro_batch": "batch_size per_device_train_batch_size micro_batch_size local_batch_size",
+    "layout.global_batch": "batch_size global_batch_size train_batch_size",
+    "layout.micro_batches": "grad_accum grad_accum_steps gradient_accumulation gradient_accumulation_steps",
+    "layout.gpus": "num_gpus ngpus n_gpus world_size",
+    "layout.nodes": "num_nodes nnodes n_nodes",
+    "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.kv_heads": "n_kv_head n_kv_heads num_key_value_heads num_query_groups",
+    "model.hidden": "n_embd n_embed d_model dim hidden_size",
+    "model.ffn": "d_ff intermediate_size ffn_hidden_size",
+    "model.seq": "block_size seq_len seq_length sequence_length context_length max_seq_len max_position_embeddings",
+    "model.vocab": "vocab_size n_vocab padded_vocab_size",
+    "engine.recompute": "gradient_checkpointing activation_checkpointing recompute_activations",
+    "data.path": "dataset data_path dataset_path train_data",
+    "data.workers": "num_workers dataloader_num_workers",
+    "job.time": "walltime time_limit",
+}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -140,6 +168,16 @@ def close_matches(name: str, known: Iterable[str]) -> str:
     begun = [other for other in known if len(name) > 2 and _letters(other).startswith(_letters(name))]
     matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or begun[:3]
     return f"did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def keys_called(name: str) -> list[str]:
+    """The keys of an experiment that other programs call so.
+
+    >>> keys_called("--batch-size"), keys_called("lr")
+    (['layout.micro_batch', 'layout.global_batch'], [])
+    """
+    plain = name.strip("-").replace("-", "_").lower()
+    return [key for key, names in _CALLED.items() if plain in names.split()]
 
 
 def _letters(name: str) -> str:

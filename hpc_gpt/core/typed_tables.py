@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get
 
 from hpc_gpt.core.errors import raise_faults
 from hpc_gpt.core.secrets import hide_secrets
-from hpc_gpt.core.tables import close_matches, flat
+from hpc_gpt.core.tables import close_matches, flat, keys_called
 
 T = TypeVar("T")
 LARGEST = 2**64  # the largest stored whole number: a product of larger ones may be too large for a float
@@ -129,7 +129,10 @@ class _Check:
         known = _field_names(table)
         # The key belongs to another table.
         elsewhere = [f"{other}.{name}" for other, of in _hints(self.root).items() if name in _field_names(of)]
-        match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else close_matches(name, known)
+        if not elsewhere and (match := close_matches(name, known)):
+            return f"unknown key {prefix}{name}; {match}"
+        elsewhere = elsewhere or [key for key in keys_called(name) if key.partition(".")[0] in _hints(self.root)]
+        match = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         return f"unknown key {prefix}{name}; " + (match or f"known here: {', '.join(known)}")
 
 

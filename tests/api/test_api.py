@@ -159,6 +159,27 @@ def test_errors_are_the_verbs_own():
     assert not list(logs_dir().glob("*/*"))
 
 
+def test_a_job_script_is_submitted_as_the_verb_does(tmp_path, monkeypatch):
+    make_stand_ins(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    text = '#!/bin/bash\n#SBATCH --nodes=2\necho "$@"\n'
+    (tmp_path / "train.slurm").write_text(text)
+    run = submit("train.slurm", {"job.account": "abc"}, args=["--lr", "a b"], sbatch=["--time=2:00:00"])
+    job = (run.folder / "job.sh").read_text()
+    assert [line for line in job.splitlines() if line.startswith("#SBATCH")][:4] == [
+        "#SBATCH --nodes=2", "#SBATCH --account=abc", "#SBATCH --time=2:00:00", "#SBATCH --job-name=train.slurm",
+    ]  # fmt: skip
+    shown = in_process("render", "--time=2:00:00", "--account=abc", "train.slurm", "--lr", "a b", cwd=tmp_path).stdout
+    assert [line for line in job.splitlines() if "a b" in line] == [
+        line for line in shown.splitlines() if "a b" in line
+    ]
+    with pytest.raises(ConfigError, match=r"row and until are of an experiment, and train\.slurm is a job script"):
+        submit("train.slurm", until=["steps=5"])
+    with pytest.raises(ConfigError, match="args and sbatch are of a job script, and demo does not begin with #!"):
+        submit("demo", args=["--lr"])
+
+
 def test_a_run_that_failed_raises_at_its_result():
     failed = Run(done_run(ended="gpu_memory", cause="out of memory").path)
     assert failed.wait().state == "gpu_memory"

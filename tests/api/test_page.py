@@ -10,7 +10,7 @@ from tests.docs.pages import text_of
 
 def test_the_page_runs_from_top_to_bottom(tmp_path):
     examples = re.findall(r"^```python\n(.*?)^```", text_of("docs/python.md"), re.M | re.S)
-    assert len(examples) == 5
+    assert len(examples) == 6
     environment = {name: value for name, value in os.environ.items() if name != "HPC_GPT_LOGS"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(examples)],

@@ -79,13 +79,17 @@ def main() -> None:
     if asked.search:
         print(_search(asked.search))
         return
-    if asked.fit or asked.without:
+    if not asked.rows.exists() and asked.rows == SHARED / "planner":
+        print(f"no published rows at {asked.rows}, as they are not part of the repository: no errors are printed")
+        if asked.fit or asked.without or asked.write:
+            sys.exit("--fit, --without and --write need them: give --rows FOLDER")
+    elif asked.fit or asked.without:
         (_fit if asked.fit else _without)(asked.rows)
         return
-    if not asked.rows.is_dir():
+    elif not asked.rows.is_dir():
         compare(asked.rows, asked.calibrate)
         return
-    if (asked.rows / "open.json").is_file():
+    elif (asked.rows / "open.json").is_file():
         _figures(asked.rows, asked.write)
     else:
         print(f"no rows at {asked.rows}: no errors are printed")

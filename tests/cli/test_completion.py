@@ -1,12 +1,16 @@
 """Completion: the scripts of three shells are fit for them, and TAB offers verbs, experiments, profiles, runs, keys."""
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
+from tests import marked
 from tests.cli.command import hpc_gpt, in_process
+from tests.terminal import on_a_terminal
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -64,6 +68,77 @@ def test_profiles():
 
 def test_keys():
     assert offered("submit", "--set", "train.st") == ["train.steps="]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with a job script, tokens, a model, a tokenizer, a profile and another folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "llama-1b/config.json",
+        "llama-1b/tokenizer.json",
+        "memos.slurm",
+        "corpus.tokens",
+        "site.toml",
+        "a b.tokens",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("submit memo", ["memory-ladder", "memory-techniques", "memos.slurm"]),
+        ("submit --cluster si", ["site.toml"]),
+        ("submit --model gpt2-x", ["gpt2-xl"]),
+        ("submit --model llama-", ["llama-1b/"]),
+        ("submit --model llama-1b/", ["llama-1b/config.json"]),
+        ("submit --until s", ["steps="]),
+        ("submit --set train.decay=w", ["train.decay=wsd"]),
+        ("submit --set job.exclusive=", ["job.exclusive=true", "job.exclusive=false"]),
+        ("submit --set engine.name=deepspeed-", ["engine.name=deepspeed-3d", "engine.name=deepspeed-zero"]),
+        ("submit --set model.preset=gpt2-x", ["model.preset=gpt2-xl"]),
+        ("submit --set data.path=c", ["data.path=corpus.tokens"]),
+        ("submit --set data.mix.web.path=c", ["data.mix.web.path=corpus.tokens"]),
+        ("submit --set data.tokenizer=llama-1b/t", ["data.tokenizer=llama-1b/tokenizer.json"]),
+        ("submit --set train.lr=", []),
+        ("submit --grid train.decay=cosine,w", ["train.decay=cosine,wsd"]),
+        ("data --tokenizer b", ["byte"]),
+        ("data c", ["corpus.tokens"]),
+        ("report --columns a", ["auto", "all"]),
+    ],
+)
+def test_values_of_a_key_and_files(files, words, answer):
+    assert [name for name in offered(*words.split()) if name != words.split()[-1]][: len(answer)] == answer
+
+
+TYPED = {
+    "submit --set train.dty\tb\t": "submit --set train.dtype=bf16",
+    "submit --engine=fs\t": "submit --engine=fsdp",
+    "submit memos\t": "submit memos.slurm",
+    "data a\\ b\t": "data a b.tokens",
+    "submit --set data.path=cor\t": "submit --set data.path=corpus.tokens",
+    "submit --set=train.decay=w\t": "submit --set=train.decay=wsd",
+    "plan --model llama-\tc\t": "plan --model llama-1b/config.json",
+    "data --tokenizer=llama-1b/t\tcor\t": "data --tokenizer=llama-1b/tokenizer.json corpus.tokens",
+}
+
+
+@pytest.mark.parametrize("lines", marked([4, 8], [8]))
+def test_bash_writes_the_word_that_tab_means(files, tmp_path, lines):
+    """Bash itself, at a terminal: `=` and `:` break its words."""
+    program = tmp_path / "bin" / "hpc-gpt"
+    program.parent.mkdir()
+    answers = f'if [ -n "$_HPC_GPT_COMPLETE" ]; then exec {sys.executable} -m hpc_gpt; fi'
+    program.write_text(f"#!/bin/sh\n{answers}\nprintf 'got:'; printf ' %s' \"$@\"; printf ':got\\n'\n")
+    program.chmod(0o755)
+    script = hpc_gpt("completion", "bash", code=0).stdout
+    (tmp_path / "rc").write_text(f"PATH={program.parent}:$PATH\nPS1='ready> '\n{script}")
+    bash = f"import os; os.execvp('bash', ['bash', '--noprofile', '--rcfile', {str(tmp_path / 'rc')!r}, '-i'])"
+    typed = "".join(f"hpc-gpt {line}\n" for line in list(TYPED)[:lines])
+    _, shown = on_a_terminal("-c", bash, type_in=f"{typed}exit\n", after="ready> ", TERM="dumb", seconds=120)
+    assert re.findall("^got: (.*):got$", shown, re.MULTILINE) == list(TYPED.values())[:lines], shown
 
 
 def test_values():

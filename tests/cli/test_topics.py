@@ -28,6 +28,39 @@ def test_no_description_of_a_command_is_cut(words):
     assert [line for line in rest.splitlines() if line.endswith("...")] == []
 
 
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("lr", "train.lr "),
+        ("mbs", "layout.micro_batch "),
+        ("wsd", "train.decay "),
+        ("warmup", "train.warmup_steps "),
+        ("rotation", "model.rope_theta "),
+        ("fsdp", "fsdp: tp x cp x dp\n\nengine.name "),
+        ("fsdp", "engine.prefetch "),
+        ("GPT2", "--model gpt2: 0.124e9 parameters, hidden 768, layers 12,"),
+        ("llama3.1", "--model llama3.1-70b: "),
+        ("h200", 'device = "h200" in a cluster profile: 140.4 GiB; '),
+        ("a100-80g-8", "hpc-gpt profile show a100-80g-8"),
+        ("gpu_flag", 'of a cluster profile:\ngpu_flag  "gres"'),
+        ("gpu_memory", "a run can end as gpu_memory: "),
+        ("oom", "a run can end as host_memory: "),
+        ("batch_size", "layout.global_batch "),
+        ("learning-rate", "train.lr "),
+        ("models", "--model smollm3-3b: "),
+        ("mfu", "mfu of a record, for report --columns: "),
+    ],
+)
+def test_any_word_finds_the_keys_and_names_that_have_it(word, shown):
+    assert shown in in_process("help", word, code=0).stdout
+
+
+def test_a_keys_last_part_is_a_key_and_json_has_keys():
+    assert in_process("help", "keys", "lr", code=0).stdout == in_process("help", "lr", code=0).stdout
+    keys = json.loads(in_process("help", "fsdp", "--json", code=0).stdout)["keys"]
+    assert {"engine.name", "engine.prefetch"} < {row["key"] for row in keys}
+
+
 @pytest.mark.parametrize("word", ["train.lr", "[train]", "train", "model.hidden"])
 def test_a_key_or_a_table_is_a_topic(word):
     shown = in_process("help", word, code=0).stdout

@@ -1,28 +1,38 @@
-"""Every command that README and docs show is parsed. Those that plan, render, report or look are run; the others are in
-one list, with the reason."""
+"""Every command that README and docs show is parsed. Those that plan, render, report or look are run, and those that
+submit as a dry run; the others are in one list, with the reason. Every TOML shown is read by what reads it."""
 
 import contextlib
 import importlib.util
 import json
 import re
 import shutil
+import tomllib
+from dataclasses import fields
 
 import click
 import pytest
 
 from hpc_gpt import cli
 from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.weights.config import config_of
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
-from tests.docs.pages import blocks, shown
+from tests.docs.pages import PAGES, blocks, shown
 from tests.made_runs import add_attempt, make_run, metrics_line
 
 COMMANDS = shown("hpc-gpt")
 # {how a command begins: why no test here runs it}
 NOT_RUN = {
-    "submit": "queues or trains: tests/slurm and tests/local do; with --dry-run it is run here",
+    "submit --resume": "needs a run with a checkpoint: tests/cli/test_resuming.py",
+    "submit --branch": "the same: tests/cli/test_branching.py",
+    "submit --here": "needs an allocation: tests/slurm/test_here.py",
+    "submit big.toml": "what init writes, with tokens: tests/cli/test_init.py",
+    "submit --model Llama-3.2-1B": "needs published weights: tests/weights",
+    "submit demo --winner": "needs a race: tests/local/test_race.py",
+    "submit demo --engine NAME": "of an engine to be written: tests/engines/test_seventh.py",
+    "submit demo --cluster local --dependency": "needs a run that is queued: tests/local",
     "export": "needs a trained run: tests/distributed/test_export.py",
     "bench": "measures for minutes: tests/bench runs --smoke, a ladder and a peer",
     "doctor": "asks Slurm: tests/slurm/test_doctor.py and test_first_hour.py",
@@ -47,8 +57,6 @@ NOT_RUN = {
 
 def reason_not_to_run(words):
     """The entry of NOT_RUN that a command falls under; None if it is run."""
-    if "--dry-run" in words:
-        return None
     text = " ".join(words) + " "
     return next((begin for begin in NOT_RUN if text.startswith(f"{begin} ")), None)
 
@@ -63,9 +71,7 @@ def test_every_shown_command_parses(page, words, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
     ctx, command, bare = click.Context(cli.group, **cli.group.context_settings), cli.group, len(words) == 1
     while isinstance(command, click.Group) and words:
-        name, *words = words
-        command = command.get_command(ctx, name)
-        assert command is not None, f"{page}: no verb {name}"
+        _, command, words = command.resolve_command(ctx, list(words))  # raises UserError for an unknown verb
     if not bare:
         command.make_context("hpc-gpt", list(words), parent=ctx)
 
@@ -108,6 +114,8 @@ def place(tmp_path_factory):
             )
             attempt.log.write_text("step 30\n12: step 30\n")
     (folder / "corpus.jsonl").write_text('{"text": "To be, or not to be.", "content": "That is the question."}\n' * 200)
+    for name in ("corpus", "web", "code"):
+        in_process("data", "corpus.jsonl", "-o", f"{name}.tokens", cwd=folder)
     for name, of in (("path/to/Qwen3-8B", "qwen3-8b"), ("Llama-3.2-1B", "llama3.2-1b")):
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(config_of(preset(of))))
@@ -140,14 +148,41 @@ def test_it_does_what_the_page_says(words, place, tmp_path):
         "HPC_GPT_LOGS": str(place / "logs"),
         "HPC_GPT_CACHE": str(tmp_path / "cache"),
     }
-    if words[0] == "init":  # it overwrites nothing, and train.toml is there
+    if words[0] in ("init", "data"):  # they overwrite nothing, and train.toml and corpus.tokens are there
+        shutil.copy(place / "corpus.jsonl", tmp_path)
         for script in ("train.slurm", "job.slurm"):
             shutil.copy(place / script, tmp_path)
         shutil.copytree(place / "Llama-3.2-1B", tmp_path / "Llama-3.2-1B")
         place = tmp_path
+    if words[0] == "submit" and "--dry-run" not in words:  # as shown it queues or trains: tests/slurm and tests/local
+        words = ["submit", "--dry-run", *words[1:]]
     done = in_process(*(names.get(word, word) for word in words), cwd=place, environment=environment)
     assert done.code == EXPECTED.get(" ".join(words), 0), done.stderr
     assert done.stdout or done.stderr
 
 
-EXPECTED = {"submit --resume RUN --dry-run": 2}  # the run here is done
+# The exit code of the page's script, which asks for two nodes.
+EXPECTED = {"submit --dry-run --cluster local --wait train.slurm": 2}
+
+
+TOMLS = [(str(page.relative_to(REPOSITORY)), text) for page in PAGES for text in blocks(str(page), "toml")]
+PROGRAM = '[engine]\nname = "command"\n[layout]\nnodes = 1\n'
+
+
+@pytest.mark.parametrize(("page", "text"), TOMLS, ids=[f"{page}: {text[:24]}" for page, text in TOMLS])
+def test_every_toml_shown_is_read_by_what_reads_it(page, text, place, tmp_path):
+    tables = tomllib.loads(text)
+    if {*tables} <= {each.name for each in fields(ClusterProfile)}:
+        (tmp_path / "site.toml").write_text(text)
+        assert load_profile(str(tmp_path / "site.toml")).name == "site"
+        return
+    if not isinstance(tables.get("command", {}), dict):
+        text = f"[notify]\n{text}"  # the key alone
+    if "[command]" in text and "engine" not in tables:
+        own = "" if "run" in tables["command"] else '[command]\nrun = "python train.py"\n'
+        text = PROGRAM + (own + text.replace("[command]\n", "") if own else text)
+    elif not {"model", "engine"} & {*tables}:
+        text = f'extends = "demo"\n[layout]\nmicro_batch = 8\n{text}'
+    (place / "shown.toml").write_text(text)
+    done = in_process("render", "shown.toml", "--cluster", "generic-slurm", cwd=place)
+    assert done.code == 0, done.stderr

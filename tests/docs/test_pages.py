@@ -63,6 +63,7 @@ def test_what_it_does_not_do_is_so():
 def test_a_short_answer_is_short_and_has_a_command():
     answers = re.split(r"^## ", text_of("docs/how-do-i.md"), flags=re.MULTILINE)[1:]
     assert len(answers) >= 16
+    assert f"[{len(answers)} short answers](docs/how-do-i.md)" in README.read_text(encoding="utf-8")
     for answer in answers:
         text = re.sub(r"^```.*?^```", "", answer.partition("\n")[2], flags=re.DOTALL | re.MULTILINE)
         assert len(text.strip().splitlines()) <= 3, answer

@@ -355,7 +355,7 @@ ROWS: dict[str, Row] = {
      "0.25 or more, or train.eval_every = 0"),
     "no more for evaluation": (listing(1, eval_fraction=0.1, train={"eval_every": 1}),
      "HERE has 1 shard, of which data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
-     "or more, or set train.eval_every = 0"),
+     "or more, set train.eval_every = 0, or make a token file: hpc-gpt data HERE"),
     "shards read otherwise": (before,
      "1 file of HERE, as b.txt, would be read otherwise than when the run began: content says now what is jsonl, "
      "and beside it README and the like are no text | submit a new run, or start the old run's own job.sh again: "

@@ -15,6 +15,7 @@ from hpc_gpt.core.files import from_here, logs_folder, whose, within_time
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
+from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.words import some
 
 # Benches are in `logs/<experiment>-bench/<bench id>/`, each with the runs of its rounds.
@@ -252,6 +253,14 @@ def _is_called(run: RunFolder, name: str) -> bool:
     return False
 
 
+def _file_alike(path: Path) -> str:
+    """The hint for a path that is not there, of a log for report, why or compare: files that are called nearly so."""
+    try:
+        return close_matches(str(path), [str(path.parent / each) for each in os.listdir(path.parent) if "." in each])
+    except OSError:
+        return ""
+
+
 def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
     """The error for a name that means no run, or several."""
     if found := oldest_first(run for each in meant for run in each.runs):
@@ -267,8 +276,10 @@ def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"
+    alike = _file_alike(Path(name)) if Path(name).suffix else ""
     return NoSuchRun(
-        f"no run {name!r} under {logs}{folder}", f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder"
+        f"no run {name!r} under {logs}{folder}",
+        alike or f"{last}; hpc-gpt status lists them, HPC_GPT_LOGS names the folder",
     )
 
 

@@ -116,8 +116,25 @@ def find_experiment(name: str) -> Path:
     known = list_experiments()
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
-        close_matches(name, [*map(str, Path().glob("*.toml")), *known]) or f"known: {', '.join(known)}",
+        _meant_by(name, known) or f"known: {', '.join(known)}",
     )
+
+
+def _meant_by(name: str, known: Sequence[str]) -> str:
+    """The hint for a name that is no experiment: it is a model, or a file is called nearly so; empty if neither."""
+    from glob import escape
+
+    from hpc_gpt.core.settings.presets import PRESETS
+
+    if name.lower() in PRESETS or (Path(name) / "config.json").is_file():
+        return f"that is a model: --model {name}"
+    # By the stem, as a suffix alone makes names alike.
+    stem, suffix = os.path.splitext(name)
+    for ending in filter(None, dict.fromkeys((suffix, ".toml"))):
+        files = sorted(Path().glob(f"*{escape(ending)}"))
+        if alike := [path.name for path in files if close_matches(stem, [path.stem])]:
+            return f"did you mean {' or '.join(alike[:3])}?"
+    return close_matches(stem if suffix else name, known)
 
 
 def list_experiments() -> list[str]:

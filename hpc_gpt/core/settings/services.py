@@ -164,8 +164,9 @@ def _after_faults(after: After) -> Iterator[tuple[str, str]]:
 
 def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
     """(message, hint) of each fault of [track]."""
-    if track.wandb is not None and not track.wandb.strip():
-        yield "track.wandb is empty, but names the project to send to", 'for example wandb = "gpt"'
+    if track.wandb is not None and track.wandb.strip().lower() in ("", "true", "false", "yes", "no", "on", "off"):
+        what = f"{track.wandb!r}" if track.wandb.strip() else "empty"
+        yield f"track.wandb is {what}, but names the project to send to", 'for example wandb = "gpt"'
 
 
 def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -100,6 +100,15 @@ def options_of(command: Literal["sbatch", "srun"]) -> Options:
     return options_table(*_OPTIONS[command])
 
 
+def is_job_script(path: Path) -> bool:
+    """Whether a file begins with `#!`."""
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and file.read(2) == b"#!"
+    except (OSError, ValueError):
+        return False
+
+
 _ASKS_FOR_GPUS = re.compile(r"^#SBATCH\s.*?(?:--gpus\b|--gpus-per-|--gres[= ]\S*gpu|-G\s?\d)", re.MULTILINE)
 
 

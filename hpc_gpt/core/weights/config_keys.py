@@ -75,7 +75,8 @@ def read_config_json(file: Path) -> dict[str, Any]:
     if not file.exists() and (there := sorted(path.name for path in file.parent.glob("*"))):
         if "params.json" in there:
             hint = "these are of Meta's format, which transformers' convert_llama_weights_to_hf.py converts"
-        raise ConfigError(f"{file.parent} has no {file.name}, but {', '.join(there[:4])}", hint)
+        raise ConfigError(f"{file.parent} has no {file.name}, but {', '.join(there[:4])}", _preset_or(file, hint))
+    hint = hint if file.exists() else _preset_or(file, hint)
     with OsErrorAs(ConfigError, str(file), hint):
         try:
             config = json_in(file)
@@ -85,6 +86,15 @@ def read_config_json(file: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: no object, but a {type(config).__name__}", "give a config.json of transformers")
     return config
+
+
+def _preset_or(file: Path, hint: str) -> str:
+    """The hint for a file that is not there: the preset that its folder, or itself, is named after has its shape."""
+    from hpc_gpt.core.settings.presets import PRESETS
+
+    names = ["".join(filter(str.isalnum, part.lower())) for part in file.parts[-2:]]
+    alike = [name for name in PRESETS if any("".join(filter(str.isalnum, name)) in part for part in names)]
+    return f"--model {max(alike, key=len)} has its shape, without a file; or {hint}" if alike else hint
 
 
 def model_type_of(config: Mapping[str, Any], file: Path) -> str:

@@ -232,7 +232,7 @@ def profile_text(site: Site, partition: SlurmPartition) -> str:
     nodes = partition.kinds[kind]
     lines = [
         f"# {plain(site.name)}, partition {plain(partition.name)}, as sinfo, scontrol and sacctmgr describe it.",
-        "# `hpc-gpt help keys` lists every key; `hpc-gpt doctor` checks this file against the cluster.",
+        "# `hpc-gpt help profile` lists every key; `hpc-gpt doctor` checks this file against the cluster.",
         "",
         f"description = {_text(f'{site.name}, partition {partition.name}: {kind.text}')}",
         *_devices(kind),

@@ -232,6 +232,9 @@ def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterat
     if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
         which = f"step {late[0]} of train.save_at or train.profile_steps"
         yield f"{which} is not reached: the run has {train.steps:,} steps"
+    mem = resolved.job.mem
+    if mem is not None and resolved.cluster.scheduler == "slurm" and mem.isdecimal() and 0 < int(mem) < 1024:
+        yield f"job.mem {mem} is {mem} MiB a node, as sbatch counts; {mem}G is {mem} GiB"
     if train.init is not None and not smoke and "train.lr" not in given:
         usual = f"usual for trained ones is --set train.lr={LR_OF_TRAINED:g}"
         yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"

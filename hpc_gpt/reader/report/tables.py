@@ -105,10 +105,11 @@ def choose_columns(keys: Sequence[str]) -> tuple[Column, ...]:
 
 
 def all_columns(records: Sequence[Record]) -> list[Column]:
-    """Every column that has a value of a record: what sweeps vary, the usual ones and the MFU."""
+    """What sweeps vary, the usual columns, and every other one that has a value of a record."""
     varied = dict.fromkeys(key for record in records for key in varied_of(record))
-    mfu = replace(FIGURES["mfu"], optional=True)
-    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], mfu, *COLUMNS[-2:]], records)
+    usual = {key for each in COLUMNS for key in each.keys}
+    others = [replace(each, optional=True) for each in FIGURES.values() if not usual.issuperset(each.keys)]
+    return filled([*choose_columns(list(varied)), *COLUMNS[:-2], *others, *COLUMNS[-2:]], records)
 
 
 def varied_of(record: Record) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.secrets import hide_secrets, is_secret
 from hpc_gpt.core.settings.resolved import folder_name
-from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, OF_JOB, OF_SITE, is_command, quote_directive
+from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, OF_JOB, OF_SITE, is_command, is_job_script, quote_directive
 from hpc_gpt.core.slurm.sbatch_words import Option, read_options, sizes_of, split_directive
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.words import plain, some
@@ -105,15 +105,6 @@ class JobScript:
         """16 hex digits of the script without its directives."""
         lines = [line for line in self.data.splitlines() if not line.startswith(DIRECTIVE.encode())]
         return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
-
-
-def is_job_script(path: Path) -> bool:
-    """Whether a file begins with `#!`."""
-    try:
-        with path.open("rb") as file:
-            return path.is_file() and file.read(2) == b"#!"
-    except OSError:
-        return False
 
 
 def read_job_script(path: Path) -> JobScript:

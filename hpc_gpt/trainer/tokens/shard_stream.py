@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,8 @@ def check_count(path: Path, count: int, resolved: Resolved) -> int:
             "evaluation",
             f"set data.eval_fraction to {fraction_for(1, count):.6g} or more, or train.eval_every = 0"
             if count > readers
-            else f"split the text into {count + 1} files or more, or set train.eval_every = 0",
+            else f"split the text into {count + 1} files or more, set train.eval_every = 0, or make a token file: "
+            f"hpc-gpt data {shlex.quote(str(path))}",
         )
     return training
 

@@ -23,6 +23,7 @@ STDIN = "-"
 _ZSTANDARD_PIECE = 1 << 10
 # First bytes -> what it is.
 _MAGIC = (
+    (b"HPCGPTTK", "a token file"),
     (b"PK\x03\x04", "a zip archive, as of a checkpoint"),
     (b"PK\x05\x06", "a zip archive"),
     (b"\x7fELF", "a program"),

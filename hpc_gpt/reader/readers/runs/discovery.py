@@ -41,7 +41,8 @@ _OUR_WANDB = "hpc-gpt.json"
 # Names of texts that may quote a log, and of files that are no text.
 _NO_LOG = re.compile(
     r"\.(?:py|pyi|ipynb|md|rst|tex|html?|css|js|ts|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|toml|ya?ml|ini|cfg|patch|diff"
-    r"|svg|bib|lock|pyc|pt|pth|ckpt|safetensors|npy|npz|bin|idx|distcp|tfevents[^/]*)$",
+    r"|svg|bib|lock|pyc|pt|pth|ckpt|safetensors|npy|npz|bin|idx|distcp|tfevents[^/]*)$"
+    r"|^(?:(?:generation_|tokenizer_)?config|tokenizer|model\.safetensors\.index)\.json$",
     re.IGNORECASE,
 )
 _SCRIPT_NAME = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub|job|batch)$", re.IGNORECASE)
