@@ -72,7 +72,7 @@ class Pattern:
     # Many programs print such a line: it shows no program; a total counts beside others only, an end after steps only.
     weak: bool = False
     to_do: str = ""  # what cures this failure, where its class says less
-    head: str = ""  # a regex for how a match begins, if `head_of` finds none: of a long line few such places are looked at
+    head: str = ""  # a regex for the begin of a match, if `head_of` finds none: few such places of a line are tried
 
     def __post_init__(self) -> None:
         if not self.literal:

@@ -25,12 +25,13 @@ from hpc_gpt.reader.readers.logs.mentions import only_mentions
 from hpc_gpt.reader.readers.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled
 
 LONGEST_TEXT = 1000  # characters of a value
-# Many matches of one pattern in a line are no print of a program's: so many are looked for, and more while what they and
-# the places that begin like a match look at is little for the line's length. A line's length bounds its time so.
+# A program prints few steps, facts or failures on a line. So many matches of one pattern are looked for, and more while
+# all that they look at, and the places that begin like a match, is little for the line's length, which bounds its time.
 MOST_MATCHES = 4
-_MOST_LOOKED_AT = 10  # characters for each character of a line
-_LEAST_LOOKED_AT = 1000  # characters for a match, which also takes time when it is read
+_MOST_LOOKED_AT = 7  # characters for each character of a line
+_LEAST_LOOKED_AT = 2000  # characters for a match, which also takes time when it is read
 _REACH = re.compile(r"\{\d*,(\d{3,})\}")  # how far a piece of a regex looks
+_MOST_ARGUMENTS = 400  # of one pattern
 _SHORT = 200  # characters of a line that has few such places
 _BEGIN = 3  # characters of a literal by which it is looked up in one line
 # How a line ends that a terminal's width, or a program, cut.
@@ -78,7 +79,7 @@ class DialectPattern:
             if match := self.regex.match(line, begin.start()):
                 found.append(match)
                 place = max(place, match.end())
-            if tried >= MOST_MATCHES and self._looks_at_too_much(tried, line):
+            if tried >= MOST_MATCHES // 2 and self._looks_at_too_much(tried, line):
                 break
             begin = self._head.search(line, place)
         return found
@@ -88,7 +89,7 @@ class DialectPattern:
             case "failure" | "traceback" | "end":
                 return True
             case "argument":  # a dump has many on a line
-                return False
+                return times >= _MOST_ARGUMENTS
         return times * sum(min(reach, len(line)) for reach in self._reaches) > _MOST_LOOKED_AT * len(line)
 
 
