@@ -5,7 +5,7 @@ import re
 from hpc_gpt.reader.readers.pattern import ANY_NAME, EXCEPTION_START, Dialect, failure, raised
 
 _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
-_SIZE = r"([\d.]{1,12}) (bytes|[KMGT]iB)"
+_SIZE = r"(?<![\d.])([\d.]{1,12}+) (bytes|[KMGT]iB)"
 # PyTorch's message, of 1.x and of 2.x: the GPU's memory, what is free of it, and what this process has.
 _TOTAL = re.compile(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}")
 _FREE = re.compile(rf"{_SIZE} (?:is )?free\b")

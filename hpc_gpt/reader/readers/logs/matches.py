@@ -28,7 +28,7 @@ LONGEST_TEXT = 1000  # characters of a value
 # A program prints few steps, facts or failures on a line. So many matches of one pattern are looked for, and more while
 # all that they look at, and the places that begin like a match, is little for the line's length, which bounds its time.
 MOST_MATCHES = 4
-_MOST_LOOKED_AT = 7  # characters for each character of a line
+_MOST_LOOKED_AT = 6  # characters for each character of a line
 _LEAST_LOOKED_AT = 2000  # characters for a match, which also takes time when it is read
 _REACH = re.compile(r"\{\d*,(\d{3,})\}")  # how far a piece of a regex looks
 _MOST_ARGUMENTS = 400  # of one pattern
