@@ -72,6 +72,7 @@ class Pattern:
     # Many programs print such a line: it shows no program; a total counts beside others only, an end after steps only.
     weak: bool = False
     to_do: str = ""  # what cures this failure, where its class says less
+    head: str = ""  # a regex for the begin of a match, if `head_of` finds none: few such places of a line are tried
 
     def __post_init__(self) -> None:
         if not self.literal:
@@ -98,6 +99,22 @@ def literal_of(regex: str) -> str:
     assert "|" not in text, f"{regex} has several forms: name a literal"
     assert not regex.startswith("(?i"), f"{regex} has letters of both cases: name a literal"
     return re.sub("[\ue000-\ue0ff]", lambda found: chr(ord(found[0]) - _ASIDE), longest)
+
+
+def head_of(regex: str) -> str:
+    """The piece of a regex before the first text that it looks ahead for, by which the places are found where a match
+    may begin; empty if that piece has no text, or is in a group.
+
+    >>> head_of(r"\\bstep (?P<step>\\d{1,12}),(?=[^\\n]{0,400} loss: )")
+    '\\\\bstep (?P<step>\\\\d{1,12}),'
+    """
+    head = re.split(r"\(\?[=!]", regex)[0]
+    try:
+        re.compile(head)
+        literal_of(head)
+    except (AssertionError, re.error):
+        return ""
+    return head
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:
@@ -236,9 +253,10 @@ def raised(names: str, about: str = "") -> str:
     >>> re.search(raised("KeyError"), "[rank3]: KeyError: 'x'")["words"]
     "KeyError: 'x'"
     """
-    words = rf"(?=.{{0,2000}}(?:{about}))" if about else ""
-    module = r"(?:[A-Za-z_]\w{0,60}\.){0,8}"
-    return rf"{EXCEPTION_START}{words}(?P<words>{module}(?:{names})(?::.{{0,700}}|\.?$))"
+    name = rf"(?:[A-Za-z_]\w{{0,60}}\.){{0,8}}(?:{names})"
+    # The name first: few lines have one, and the search for the message is long.
+    words = rf"(?={name}(?::|\.?$))(?=.{{0,2000}}(?:{about}))" if about else ""
+    return rf"{EXCEPTION_START}{words}(?P<words>{name}(?::.{{0,700}}|\.?$))"
 
 
 # group or key -> (field, factor). A name that is not here is a field's own, unscaled.

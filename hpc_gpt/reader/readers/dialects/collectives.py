@@ -36,7 +36,7 @@ DIALECT = Dialect(
             r"|timed out after \d{1,9} ?(?:ms|s|seconds)|operation timed out|DEADLINE_EXCEEDED: ")),
         failure("hang", "NCCL", r"(?P<words>(?:Heartbeat monitor timed out|[Ff]irst PG on this rank that detected "
             r"no heartbeat|ProcessGroupNCCL's watchdog got stuck).{0,300})"),
-        failure("hang", "NCCL", r"(?P<words>\S{0,80} ?watchdog got stuck.{0,300})"),
+        failure("hang", "NCCL", r"(?P<words>(?:(?<!\S)\S{0,80} ?)?watchdog got stuck.{0,300})"),
         # consequences
         echo("collective_timeout", "monitoredBarrier",
             r"(?:\S{0,60}Error: )?(?P<words>Rank (?P<rank>\d{1,7}) successfully reached monitoredBarrier, but received"
@@ -64,14 +64,14 @@ DIALECT = Dialect(
         # A link that gave up; status 5 (flushed) and the others follow from that, here or at the peer.
         failure("node_failure", "NET/IB", rf"(?P<words>(?:NCCL WARN )?{_IB}.{{0,200}}?(?:{_LINK_FAULT}).{{0,300}})"),
         failure("node_failure", "ransport retry count exceeded",
-            r"(?:\[(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}[^\]]{0,60}\] {1,4})?(?P<words>\S{0,40} ?Transport retry count"
+            r"(?:\[(?P<node>[A-Za-z][\w.-]{0,80}):\d{1,9}[^\]]{0,60}\] {1,4})?(?P<words>(?:(?<!\S)\S{0,40} ?)?Transport retry count"
             r" exceeded.{0,200})"),
         echo("node_failure", "NET/IB",
             rf"(?P<words>(?:NCCL WARN )?{_IB}(?!.{{0,200}}(?:{_LINK_FAULT}|{_LINK_NEWS})).{{0,300}})"),
         echo("error", "NCCL WARN ", r"(?P<words>NCCL "
             rf"WARN (?!NET/IB ?:? ?(?:Got|\S{{1,40}} (?:Got|async))|NET/OFI Request|Cuda failure.{{0,8}}out of memory|{_HARMLESS}).{{0,300}})"),
         echo("error", "remote peer",
-            r"(?P<words>\w{0,40}:? ?Connection closed by remote peer(?: (?P<node>[A-Za-z][\w-]{0,80})[\w.-]{0,80}"
+            r"(?P<words>(?:\b\w{1,40}:? ?)?Connection closed by remote peer(?: (?P<node>[A-Za-z][\w-]{0,80})[\w.-]{0,80}"
             r"<\d{1,5}>)?.{0,100})"),
         echo("error", "rror", raised(ANY_NAME,
             r"[Cc]onnection (?:was |was likely )?(?:closed|reset)|[Bb]roken pipe|remote process exited"

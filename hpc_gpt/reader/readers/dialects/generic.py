@@ -31,6 +31,7 @@ _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
 _OF = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))" + _IS
 _COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
+_STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}"
 _COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
 
 
@@ -95,10 +96,9 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            rf"{_FIRST}(?i:(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}{_COUNT_OF_EPOCH}"
-            + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})")
-            + ")",
+            rf"{_FIRST}(?i:{_STEP}{_COUNT_OF_EPOCH}" + _fields(rf"(?:{_TIME}){_IS}(?={_NUMBER} ?s{_END})") + ")",
             literal="oss",
+            head=rf"{_FIRST}(?i:{_STEP})",
         ),
         # The batch of an epoch in brackets, as torch's examples print it: a meter has seconds, and their mean in brackets.
         Pattern(
@@ -107,6 +107,7 @@ DIALECT = Dialect(
             + _fields(rf"(?<!data )(?<!load )time {{1,8}}(?={_NUMBER} {{1,4}}\()")
             + ")",
             literal="poch",
+            head=rf"[Ee](?<![\w./-].)(?i:{_EPOCH})",
         ),
         # In bits a character.
         Pattern(

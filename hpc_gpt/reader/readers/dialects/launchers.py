@@ -17,7 +17,7 @@ DIALECT = Dialect(
             r"(?P<words>Child process \d{1,10} \(local_rank \d{1,7}\) FAILED \(exitcode (?!-15\b)-?\d{1,4}\))"),
         echo("cancelled", "Sending process ", r"(?P<words>Sending process \d{1,10} closing signal \w{1,20})"),
         echo("cancelled", "SignalException: Process ",
-            r"(?P<words>(?:\w{1,60}\.){0,8}SignalException: Process \d{1,10} got signal: " r"\d{1,3})"),
+            r"(?P<words>(?:\b(?<!\.)(?:\w{1,60}\.){1,8})?SignalException: Process \d{1,10} got signal: " r"\d{1,3})"),
         # deepspeed's
         echo("error", "exits with return code = ", r"(?P<words>exits with return code = (?!0\b)-?\d{1,4})"),
         echo("cancelled", "Killing subprocess ", r"(?P<words>Killing subprocess \d{1,10})"),
@@ -42,7 +42,7 @@ DIALECT = Dialect(
         failure("user_error", ": line ",
             r": (?P<words>line \d{1,6}: (?:syntax error|unexpected EOF while|[^:]{1,200}: bad (?:substitution|interpreter)"
             r"|conditional binary operator).{0,200})"),
-        failure("user_error", ": bad interpreter: ", r"(?P<words>\S{1,200}: bad interpreter: .{0,200})"),
+        failure("user_error", ": bad interpreter: ", r"(?P<words>(?<!\S)\S{1,200}: bad interpreter: .{0,200})"),
         failure("user_error", "/env: ", r"^(?P<words>/usr/bin/env: \S{1,200}: No such file or directory)"),
         failure("error", "Fatal Python error: ", r"(?P<words>Fatal Python error: (?:Segmentation fault|Bus error"
             r"|Illegal instruction|Floating|init|_?Py|none_dealloc|deallocating|take_gil|drop_gil|_enter_buffered).{0,200})"),

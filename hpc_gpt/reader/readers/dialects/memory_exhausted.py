@@ -8,7 +8,7 @@ import re
 from hpc_gpt.reader.readers.pattern import ANY_NAME, EXCEPTION_START, INT, Dialect, Pattern, failure, raised
 
 _GIB = {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
-_SIZE = r"([\d.]{1,12}) (bytes|[KMGT]iB)"
+_SIZE = r"(?<![\d.])([\d.]{1,12}+) (bytes|[KMGT]iB)"
 # PyTorch's message, of 1.x and of 2.x: the GPU's memory, what is free of it, and what this process has.
 _TOTAL = re.compile(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}")
 _FREE = re.compile(rf"{_SIZE} (?:is )?free\b")
@@ -48,12 +48,12 @@ DIALECT = Dialect(
     patterns=(
         # Ray's, of the host; its next line has the node's address
         failure("host_memory", "running low on memory", raised("OutOfMemoryError", "node running low on memory")),
-        failure("host_memory", "NODE_OUT_OF_MEMORY", r"(?P<words>.{0,200}\bNODE_OUT_OF_MEMORY\b.{0,200})"),
+        failure("host_memory", "NODE_OUT_OF_MEMORY", r"(?P<words>(?:\b\w{1,20}:? ){0,6}NODE_OUT_OF_MEMORY\b.{0,200})"),
         failure("host_memory", "Memory on the node (IP: ",
             r"(?P<words>Memory on the node \(IP: (?P<node>\d{1,3}(?:\.\d{1,3}){3}).{0,300})"),
         failure("gpu_memory", "OutOfMemoryError", raised(r"OutOfMemoryError")),
         failure("gpu_memory", "out of memory",
-            r"(?P<words>(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
+            r"(?P<words>(?:(?<![\w.])(?:\w{1,60}\.){0,6}(?:\w{1,60}: )?)?(?:(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
             r"(?! (?:errors? )?(?:is|are|can|could|will|would|may|might|should|if)\b)"
             r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d{1,4} )?'out of memory').{0,700})"),
         failure("gpu_memory", "rror", raised(ANY_NAME,

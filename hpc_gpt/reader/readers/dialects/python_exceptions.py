@@ -65,8 +65,8 @@ DIALECT = Dialect(
         failure("data", "Dataset does not exist", r"(?P<words>Dataset does not exist: .{0,300})"),
         failure("data", "zlib.error", EXCEPTION_START + r"(?P<words>zlib\.error: .{0,200})"),
         # disks
-        failure("disk_full", "No space left on device", r"(?:\S{1,80} ){0,12}No space left on device"),
-        failure("disk_full", "rror", r"(?P<words>(?:\S{1,80} ){0,12}Disk quota exceeded.{0,200})"),
+        failure("disk_full", "No space left on device", r"(?:(?<!\S)(?>\S{1,80} ){1,12})?No space left on device"),
+        failure("disk_full", "rror", r"(?P<words>(?:(?<!\S)(?>\S{1,80} ){1,12})?Disk quota exceeded.{0,200})"),
         failure("disk_full", "nsufficient free space",
             r"\b(?:ERROR|CRITICAL|FATAL)\b[^\w\n].{0,80}?(?P<words>Insufficient free space on .{0,200})"),
         failure("disk_full", "rror", raised(ANY_NAME,

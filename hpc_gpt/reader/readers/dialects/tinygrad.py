@@ -26,6 +26,7 @@ DIALECT = Dialect(
             + _before(r" s run\b", "step_s")
             + _LOSS_AND_LR,
             literal="s run",
+            head=START + r"\d{1,12} {1,8}[-+\dni]",
         ),
         Pattern(
             "step",

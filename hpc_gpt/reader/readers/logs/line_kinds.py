@@ -150,12 +150,12 @@ class LineKinds:
         """
         text = without_colours(line.decode("utf-8", "replace"))
         found = find(text, tried)
-        digits = asked_digits(tried, text)
         if not found:
-            return (NOTHING if digits != () else self._remember(zeros, NOTHING)), text, found
+            return (NOTHING if asked_digits(tried, text) != () else self._remember(zeros, NOTHING)), text, found
         kind = found[0][1].pattern.kind
-        if len(found) == 1 and digits is not None and kind in ("step", "progress", "timers") and self._has_room(zeros):
-            made = _kind(line, text, *found[0], digits)
+        if len(found) == 1 and kind in ("step", "progress", "timers") and self._has_room(zeros):
+            digits = asked_digits(tried, text)
+            made = None if digits is None else _kind(line, text, *found[0], digits)
             if made is not None:
                 return self._remember(zeros, self._number(made)), text, found
         return UNKNOWN, text, found

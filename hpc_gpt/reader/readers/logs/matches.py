@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,17 @@ from numpy.typing import NDArray
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.readers.dialects import dialects
 from hpc_gpt.reader.readers.logs.mentions import only_mentions
-from hpc_gpt.reader.readers.pattern import STEP_FIELDS, Dialect, Pattern, scaled
+from hpc_gpt.reader.readers.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled
 
 LONGEST_TEXT = 1000  # characters of a value
+# A program prints few steps, facts or failures on a line. So many matches of one pattern are looked for, and more while
+# all that they look at, and the places that begin like a match, is little for the line's length, which bounds its time.
+MOST_MATCHES = 4
+_MOST_LOOKED_AT = 6  # characters for each character of a line
+_LEAST_LOOKED_AT = 2000  # characters for a match, which also takes time when it is read
+_REACH = re.compile(r"\{\d*,(\d{3,})\}")  # how far a piece of a regex looks
+_MOST_ARGUMENTS = 400  # of one pattern
+_SHORT = 200  # characters of a line that has few such places
 _BEGIN = 3  # characters of a literal by which it is looked up in one line
 # How a line ends that a terminal's width, or a program, cut.
 _CUT = re.compile(r"(?:…|(?<!\.)\.{3,})[\])}]?\s*$")
@@ -42,6 +50,47 @@ class DialectPattern:
     def regex(self) -> re.Pattern[str]:
         """The regex of the pattern, compiled when a line first needs it."""
         return re.compile(self.pattern.regex)
+
+    @cached_property
+    def _head(self) -> re.Pattern[str] | None:
+        head = self.pattern.head or head_of(self.pattern.regex)
+        return re.compile(head) if head else None
+
+    @cached_property
+    def _reaches(self) -> tuple[int, ...]:
+        """How many characters the pieces of the regex look at, at most."""
+        return (_LEAST_LOOKED_AT, *map(int, _REACH.findall(self.pattern.regex)))
+
+    def matches(self, line: str) -> list[re.Match[str]]:
+        """The matches in a line; of very many the first ones."""
+        if self.pattern.regex[0] == "^":  # a search would try every other place, too
+            return [match] if (match := self.regex.match(line)) else []
+        found: list[re.Match[str]] = []
+        if len(line) <= _SHORT or self._head is None:
+            for match in self.regex.finditer(line):
+                found.append(match)
+                if len(found) >= MOST_MATCHES and self._looks_at_too_much(len(found), line):
+                    break
+            return found
+        tried, begin = 0, self._head.search(line)
+        while begin is not None:
+            tried += 1
+            place = begin.start() + 1
+            if match := self.regex.match(line, begin.start()):
+                found.append(match)
+                place = max(place, match.end())
+            if tried >= MOST_MATCHES // 2 and self._looks_at_too_much(tried, line):
+                break
+            begin = self._head.search(line, place)
+        return found
+
+    def _looks_at_too_much(self, times: int, line: str) -> bool:
+        match self.pattern.kind:
+            case "failure" | "traceback" | "end":
+                return True
+            case "argument":  # a dump has many on a line
+                return times >= _MOST_ARGUMENTS
+        return times * sum(min(reach, len(line)) for reach in self._reaches) > _MOST_LOOKED_AT * len(line)
 
 
 Found = tuple[re.Match[str], DialectPattern]
@@ -74,25 +123,40 @@ def _with_literal(line: str) -> list[DialectPattern]:
     return [each for some in likely for literal, group in some.items() if literal in line for each in group]
 
 
+# What was found in the last lines with failures: ranks print the same ones, and they match many patterns.
+_failures_found: dict[str, list[Found]] = {}
+_MOST_FAILURES = 64
+
+
 def find(line: str, tried: Sequence[DialectPattern] | None = None) -> list[Found]:
     """What the patterns find in a line, or in a piece of one between carriage returns, without colours.
 
     `tried`: the patterns that may match it, in the order of their numbers, if they are known.
     """
+    if line in _failures_found:
+        return _failures_found[line]
     if tried is None:
         wanted = sorted(_with_literal(line), key=lambda each: each.number)
     else:
         wanted = [each for each in tried if each.pattern.literal in line]
     first = [each for each in wanted if not each.dialect.last_resort]
-    found = [(match, each) for each in first for match in each.regex.finditer(line)]
+    found = [(match, each) for each in first for match in each.matches(line)]
     if not found:
-        found = [(match, each) for each in wanted if each.dialect.last_resort for match in each.regex.finditer(line)]
+        found = [(match, each) for each in wanted if each.dialect.last_resort for match in each.matches(line)]
     if any(each.pattern.kind in ("failure", "end") for _, each in found):
         found = [pair for pair in found if not _is_mention(line, *pair)]
+        if len(_failures_found) >= _MOST_FAILURES:
+            _failures_found.clear()
+        _failures_found[line] = found = _of_one_program(found)
+        return found
+    return _of_one_program(found)
+
+
+def _of_one_program(found: list[Found]) -> list[Found]:
+    """The matches; of those of steps, the ones of one dialect: whose match begins first, and then is the longest."""
     steps = [(match, each) for match, each in found if each.pattern.kind == "step"]
     if not steps:
         return found
-    # A line of steps is of one dialect: the one whose match begins first, then the longest.
     _, winner = min(steps, key=lambda pair: (pair[0].start(), -pair[0].end()))
     return [pair for pair in found if pair[1].pattern.kind != "step" or pair[1].dialect is winner.dialect]
 
@@ -110,9 +174,16 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if pattern.keys:
         _add_keys(line, match, pattern, spans)
-    if ("…" in line or "..." in line) and (mark := _CUT.search(line)):
-        return {name: span for name, span in spans.items() if span[1] < mark.start() or name == "words"}
+    if ("…" in line or "..." in line) and (cut := _cut_at(line)) is not None:
+        return {name: span for name, span in spans.items() if span[1] < cut or name == "words"}
     return spans
+
+
+@lru_cache(maxsize=4)
+def _cut_at(line: str) -> int | None:
+    """Where the mark of a cut is: a long line may have very many matches."""
+    mark = _CUT.search(line)
+    return mark.start() if mark else None
 
 
 def _add_keys(line: str, match: re.Match[str], pattern: Pattern, spans: dict[str, tuple[int, int]]) -> None:
@@ -224,6 +295,7 @@ def time_of(line: str) -> float | None:
     return moment.timestamp() + (float(f"0.{line[slice(*spans['part'])]}") if "part" in spans else 0.0)
 
 
+@lru_cache(maxsize=4)  # a line may have many
 def time_of_failure(line: str) -> float | None:
     """Epoch seconds as `time_of`; for glog's clocks, which have no year, seconds since the start of the year.
 
