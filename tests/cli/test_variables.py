@@ -24,7 +24,7 @@ def options_of(verb):
 @pytest.mark.parametrize("verb", ["plan", "render", "submit", "bench", "doctor", "init"])
 def test_the_name_of_an_option_is_refused_with_what_to_type(verb):
     for option in options_of(verb):
-        if option.opts[-1] in ("--checkpoints", "--cluster", "--yes", "-y"):  # of which the variables are read
+        if option.opts[-1] in ("--checkpoints", "--cluster", "--device", "--yes", "-y"):  # whose variables are read
             continue
         text = "1" if option.is_flag else "a=1 b=2" if option.multiple else "x y"
         typed = option_name(option)

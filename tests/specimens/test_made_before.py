@@ -47,7 +47,7 @@ def run_of(made: Path, name: str) -> Path:
     return run
 
 
-def test_runs_are_shown_reported_verified_and_compared(made):
+def test_runs_are_shown_reported_and_compared(made):
     for name in (*DONE, "stopped"):
         run = run_of(made, name)
         kept = json.loads((run / "record.json").read_text())
@@ -70,12 +70,6 @@ def test_runs_are_shown_reported_verified_and_compared(made):
             {key: now[key] for key in before} for now, before in zip(record["attempts"], kept["attempts"], strict=True)
         ]
         assert {**{key: record[key] for key in kept}, "settings": settings, "attempts": attempts} == kept
-        # The code of today is another one, and so may be the comments and messages of its script; nothing else is.
-        differing = [
-            line.split()[0] for line in in_process("verify", run).stdout.splitlines() if not line.startswith(" ")
-        ]
-        assert "code" in differing
-        assert set(differing) <= {"code", "script", "versions"}
     compared = in_process("compare", run_of(made, "ddp"), run_of(made, "fsdp"))
     assert compared.code == 0, compared.stderr
     assert "ddp -> fsdp" in compared.stdout

@@ -61,7 +61,7 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
     PATH that is none of these.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
-    numbered = [path for path in paths if _numbered(path)]
+    numbered = [path for path in paths if _numbered(str(path))]
     rest = [path for path in paths if path not in (*sweeps.values(), *numbered)]
     gathered = _gather_found(rest, logs, records_only=records_only) if rest or not paths else GatheredRuns()
     gathered.sweeps.update(sweeps)
