@@ -100,7 +100,7 @@ TRAINER = {"model", "train"}
 # On the nodes, too: modules of other packages.
 ON_NODES = {"preflight.measurements", "weights.tensors"}
 HEAVY = {"torch", "deepspeed"}
-NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2", "rich", "markdown_it"}
+NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2"}
 
 
 # The rooms, and the rooms that each may import from. Here and in docs/architecture.md a module's name is without it.
@@ -328,12 +328,7 @@ def test_only_the_trainer_names_torch():
 def test_the_trainer_names_no_click():
     for module in filter(on_nodes, MODULES):
         names = {name.split(".")[0] for name, _ in imports_of(MODULES[module])}
-        assert not names & {"click", "rich", "submitit", "jinja2", "tqdm"}, module
-
-
-def test_only_the_terminal_names_rich():
-    users = {module for module in MODULES if "rich" in {name.split(".")[0] for name, _ in imports_of(MODULES[module])}}
-    assert users <= {"terminal"}
+        assert not names & {"click", "submitit", "jinja2", "tqdm"}, module
 
 
 def loaded_by(modules):
@@ -377,4 +372,4 @@ def test_the_trainer_loads_no_click():
     left_out = ("__main__", "triton_kernels")
     loaded = loaded_by(m for m in MODULES if part_of(m) in TRAINER and not m.endswith(left_out))
     assert "torch" in loaded
-    assert not loaded & {"click", "rich", "submitit"}
+    assert not loaded & {"click", "submitit"}

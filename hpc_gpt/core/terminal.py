@@ -1,4 +1,4 @@
-"""The terminal. This is the only module that uses rich, and it loads rich only to draw."""
+"""The terminal: how wide it is, colours, progress, and questions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import termios
 import threading
 import time
 import tty
+import unicodedata
 from collections.abc import Callable, Iterator
 
 from hpc_gpt.core import output
@@ -182,6 +183,15 @@ def _fitted(text: str, columns: int, most: int) -> str:
 
 def _rows(text: str, columns: int) -> int:
     """Rows of the terminal that a text takes, with long lines wrapped."""
-    from rich.cells import cell_len
+    return sum(max(1, math.ceil(_cells(line) / columns)) for line in _CODE.sub("", text).split("\n"))
 
-    return sum(max(1, math.ceil(cell_len(line) / columns)) for line in _CODE.sub("", text).split("\n"))
+
+def _cells(line: str) -> int:
+    r"""Columns of the terminal that a line takes: two for a wide character, none for one that joins the one before.
+
+    >>> _cells("loss"), _cells("\u640d\u5931"), _cells("e\u0301")
+    (4, 4, 1)
+    """
+    joining = ("Mn", "Me", "Cf")
+    shown = (char for char in line if unicodedata.category(char) not in joining)
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in shown)

@@ -4,6 +4,7 @@ python -m tests.docs.pictures docs            all; takes some minutes, and Chrom
 python -m tests.docs.pictures docs LOGS       the curves of the runs in LOGS instead of those trained here
 """
 
+import html
 import os
 import re
 import shlex
@@ -14,9 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from hpc_gpt.reader.readers.runs import RunRead, add_figures
 from hpc_gpt.reader.report.page import write_page
 from hpc_gpt.reader.report.published_tables import sweep_lines
@@ -26,6 +24,15 @@ from tests.terminal import on_a_terminal
 SIZE = WIDTH, HEIGHT = (1280, 640)
 PLAN = "hpc-gpt plan --model 48b --gpus 64 --cluster jean-zay-v100-32g"
 COLUMNS = 122
+MARGIN = 14
+_CODE, _SPLIT = re.compile(r"\x1b\[(\d*)m"), r"(\x1b\[\d*m)"
+FOREGROUND = "#c5c8c6"
+# {code of a style on a terminal: how SVG shows it}
+STYLES = {
+    1: ' font-weight="bold"', 31: ' fill="#cc555a"', 32: ' fill="#98a84b"', 33: ' fill="#d0b344"',
+    34: ' fill="#608ab1"', 35: ' fill="#98729f"', 36: ' fill="#68a0b3"', 91: ' fill="#ff4e5a"',
+    94: ' fill="#7da6d6"', 95: ' fill="#c397d8"',
+}  # fmt: skip
 ROWS = 10  # those that fit, and some that do not
 # The sweep of the report's picture: the step times, memory and ends that its source has published.
 PUBLISHED, DEVICE = "mingpt-fsdp", "v100-16g"
@@ -41,17 +48,56 @@ def picture_of_plan() -> str:
     """The answer of PLAN as SVG in the terminal's colours, without a font or anything else from a network."""
     code, shown = on_a_terminal("-m", "hpc_gpt", *shlex.split(PLAN)[1:], COLUMNS=str(COLUMNS), NO_COLOR="")
     assert code == 0, shown
-    kept, rows = [Text(f"$ {PLAN}")], 0
-    for line in Text.from_ansi(shown.rstrip()).split("\n"):
-        rows += re.match(r"tp\d+-pp\d+-dp\d+ ", line.plain) is not None
-        if rows > ROWS or (rows and not line.plain.strip()):
+    lines, rows = [f"$ {PLAN}"], 0
+    for line in shown.replace("\r", "").rstrip().split("\n"):
+        plain = _CODE.sub("", line)
+        rows += re.match(r"tp\d+-pp\d+-dp\d+ ", plain) is not None
+        if rows > ROWS or (rows and not plain.strip()):
             break
-        kept.append(line)
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), color_system="truecolor")  # noqa: SIM115
-    console.print(Text("\n").join(kept))
-    drawn = console.export_svg(title="hpc-gpt plan", unique_id="plan")
-    drawn = drawn.replace("<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', 1)
-    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+        lines += _wrapped(line)
+    size = (WIDTH - 2 * MARGIN) / (0.6 * COLUMNS)  # a character of a monospaced font is 0.6 of its size wide
+    step = min(1.3 * size, (HEIGHT - 2 * MARGIN) / len(lines))
+    drawn = "".join(
+        f'<text xml:space="preserve" x="{MARGIN}" y="{MARGIN + step * (number + 0.75):.1f}">{_spans(line)}</text>\n'
+        for number, line in enumerate(lines)
+    )
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" xmlns="http://www.w3.org/2000/svg" role="img">\n'
+        "<title>hpc-gpt plan</title>\n"
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#292929"/>\n'
+        f'<g font-family="Menlo, Consolas, DejaVu Sans Mono, monospace" font-size="{size:.2f}" fill="{FOREGROUND}">\n'
+        f"{drawn}</g>\n</svg>\n"
+    )
+
+
+def _wrapped(line: str) -> list[str]:
+    """The line as a terminal of COLUMNS shows it, with the codes of its styles."""
+    lines, count = [""], 0
+    for part in re.split(_SPLIT, line):
+        if _CODE.fullmatch(part):
+            lines[-1] += part
+            continue
+        for letter in part:
+            if count == COLUMNS:
+                lines.append("")
+                count = 0
+            lines[-1] += letter
+            count += 1
+    return lines
+
+
+def _spans(line: str) -> str:
+    """A line's text in SVG, a part of one style in a span of its own that says where it begins."""
+    spans, style, column = "", "", 0
+    for part in re.split(_SPLIT, line):
+        if code := _CODE.fullmatch(part):
+            style = STYLES.get(int(code[1] or 0), "")
+        elif part:
+            at = f' x="{MARGIN + column * (WIDTH - 2 * MARGIN) / COLUMNS:.1f}"' if column else ""
+            text = html.escape(part, quote=False)
+            spans += f"<tspan{at}{style}>{text}</tspan>" if style or at else text
+            column += len(part)
+    return spans
 
 
 def published_runs() -> list[RunRead]:

@@ -109,7 +109,7 @@ def test_the_pictures_are_small():
     names = re.findall(r"!\[[^]]+\]\((\S+)\)", README.read_text(encoding="utf-8"))
     assert sorted(names) == ["docs/plan.svg", "docs/report.png"]
     for name in names:
-        assert 5_000 < (REPOSITORY / name).stat().st_size < 150_000, name
+        assert 2_000 < (REPOSITORY / name).stat().st_size < 150_000, name
 
 
 def test_the_pictures_have_their_size_and_the_plans_its_rows():

@@ -32,7 +32,7 @@ from tests.mutations.map import Map, map_of, package_of
 from tests.processes import all_pids, command_of, environment_of
 
 # Imported once, and forked for each fault; none of them imports hpc_gpt.
-_WARM = ("torch", "torch._dynamo", "deepspeed", "hypothesis", "click", "rich.console", "jinja2", "numpy", "pytest")
+_WARM = ("torch", "torch._dynamo", "deepspeed", "hypothesis", "click", "jinja2", "numpy", "pytest")
 # A test hangs after so many times what it takes without the fault, and so long for whatever else this machine does.
 _USUAL, _START_S = 3.0, 30.0
 _HUNG = -1000
