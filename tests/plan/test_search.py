@@ -154,7 +154,7 @@ def test_it_finds_what_trying_everything_finds(asked, engines, gib):
     by_layout = {each.layout: [] for each in found.candidates}
     for each in found.candidates:
         by_layout[each.layout].append(each)
-    firsts = {layout: sorted(alike, key=lambda one: one.rank)[:KEPT] for layout, alike in by_layout.items()}
+    firsts = {layout: ranked(alike)[:KEPT] for layout, alike in by_layout.items()}
     best = [each.training for each in found.candidates if each in firsts[each.layout]]
     assert [each.training for each in usual.candidates] == best
 

@@ -109,12 +109,28 @@ def head_of(regex: str) -> str:
     '\\\\bstep (?P<step>\\\\d{1,12}),'
     """
     head = re.split(r"\(\?[=!]", regex)[0]
+    return head if _literal_or_none(head) else ""
+
+
+def words_literal(regex: str) -> str:
+    """The longest text in the group of words that ends a regex; empty without one.
+
+    >>> words_literal(r"(?:^|\\s)(?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300})")
+    'watchdog got stuck'
+    >>> words_literal(r"(?P<words>(?:a first|a second) text or another|one more)")
+    ''
+    """
+    group = re.fullmatch(r"[^|]*?\(\?P<words>(.*)\)", regex)
+    return _literal_or_none(group[1]) if group else ""
+
+
+def _literal_or_none(piece: str) -> str:
+    """`literal_of` a piece of a regex; empty if that has none, or is not whole."""
     try:
-        re.compile(head)
-        literal_of(head)
+        re.compile(piece)
+        return literal_of(piece)
     except (AssertionError, re.error):
         return ""
-    return head
 
 
 def failure(ended: str, literal: str, regex: str, echo: bool = False) -> Pattern:

@@ -43,6 +43,7 @@ DIALECT = Dialect(
             + later(r"\| ", "step_ms", "(?=ms)")
             + later(r"\| mfu ", "mfu_percent", "(?=%)", _MFU),
             literal="| mfu ",
+            head=START + r"\d{1,12} \|",
         ),
         # wordplay's, of figures in milliseconds and in millions of tokens a second of the job.
         Pattern(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.readers.dialects import dialects
 from hpc_gpt.reader.readers.logs.mentions import only_mentions
-from hpc_gpt.reader.readers.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled
+from hpc_gpt.reader.readers.pattern import STEP_FIELDS, Dialect, Pattern, head_of, scaled, words_literal
 
 LONGEST_TEXT = 1000  # characters of a value
 # A program prints few steps, facts or failures on a line. So many matches of one pattern are looked for, and more while
@@ -57,12 +57,19 @@ class DialectPattern:
         return re.compile(head) if head else None
 
     @cached_property
+    def _words(self) -> str:
+        """A text of the group of words, which is in every line that matches; empty if that group has several forms."""
+        return words_literal(self.pattern.regex)
+
+    @cached_property
     def _reaches(self) -> tuple[int, ...]:
         """How many characters the pieces of the regex look at, at most."""
         return (_LEAST_LOOKED_AT, *map(int, _REACH.findall(self.pattern.regex)))
 
     def matches(self, line: str) -> list[re.Match[str]]:
         """The matches in a line; of very many the first ones."""
+        if len(line) > _SHORT and self._words not in line:
+            return []
         if self.pattern.regex[0] == "^":  # a search would try every other place, too
             return [match] if (match := self.regex.match(line)) else []
         found: list[re.Match[str]] = []
