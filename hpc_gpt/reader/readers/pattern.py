@@ -115,7 +115,7 @@ def head_of(regex: str) -> str:
 def words_literal(regex: str) -> str:
     """The longest text in the group of words that ends a regex; empty without one.
 
-    >>> words_literal(r"(?:^|\\s)(?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300})")
+    >>> words_literal(r"\\brank \\d{1,7}: (?P<words>(?:(?<!\\S)\\S{0,80} ?)?watchdog got stuck.{0,300})")
     'watchdog got stuck'
     >>> words_literal(r"(?P<words>(?:a first|a second) text or another|one more)")
     ''
