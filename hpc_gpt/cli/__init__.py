@@ -214,7 +214,7 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
                 f"Invalid value of {variable}={os.environ[variable]}: {fault.message}",
                 f"correct it, or unset {variable}",
             )
-        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault) or _keys_called(fault)):
+        if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
             hint = f"use --set {' or '.join(f'{key}=VALUE' for key in keys)}"
             return 2, f"No such option {fault.option_name!r}.", hint
         if isinstance(fault, click.NoSuchOption) and (of_sbatch := _as_sbatch(fault, arguments)):
@@ -233,15 +233,6 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         where = f"{fault.filename}: " if fault.filename else ""
         return 1, f"{where}{fault.strerror or fault}", "--debug shows where"
     return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
-
-
-def _keys_called(fault: click.NoSuchOption) -> list[str]:
-    """The experiment's keys that other programs call as an unknown option; none if the verb has no --set."""
-    if fault.ctx is None or not any("--set" in parameter.opts for parameter in fault.ctx.command.params):
-        return []
-    from hpc_gpt.core.tables import keys_called
-
-    return keys_called(fault.option_name)
 
 
 def _variable_of(fault: click.BadParameter) -> str:
@@ -267,13 +258,16 @@ def _has_option(fault: click.UsageError, name: str) -> bool:
 
 
 def _keys_meant(fault: click.NoSuchOption) -> list[str]:
-    """The experiment's keys that an unknown option may mean; none if the verb has no --set."""
+    """The experiment's keys that an unknown option may mean, by our name of them or another program's; none if the verb
+    has no --set."""
     if not _has_option(fault, "--set"):
         return []
     from hpc_gpt.core.keys import keys_meant
     from hpc_gpt.core.settings.experiment import Experiment
+    from hpc_gpt.core.tables import keys_called
 
-    return keys_meant(Experiment, fault.option_name.lstrip("-").replace("-", "_"))
+    name = fault.option_name.lstrip("-").replace("-", "_")
+    return keys_meant(Experiment, name) or keys_called(fault.option_name)
 
 
 def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""What the shell offers after TAB: experiments, profiles, runs, keys, values, files.
+"""Words that the shell offers after TAB: experiments, profiles, runs, keys, values, files.
 
 Many verbs import this module, and `--help` and TAB must be fast, so each function imports what it needs. A function
 that completes never raises.
@@ -154,7 +154,7 @@ def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[s
 
 
 def until(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """How far a run may be told to train, each with `=` after it."""
+    """The measures of --until, with `=` after them."""
     return [f"{name}=" for name in ("tokens", "steps", "loss") if name.startswith(begun)]
 
 

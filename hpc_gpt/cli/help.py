@@ -158,7 +158,7 @@ def keys(table: str | None, as_json: bool) -> None:
 
 
 class _About(NamedTuple):
-    """What a word means: keys of an experiment; keys of a cluster profile; lines of all else that has it."""
+    """Entries that have a word: keys of an experiment, keys of a cluster profile, and lines of all others."""
 
     keys: list[Key]
     profile_keys: list[Key]
@@ -166,7 +166,7 @@ class _About(NamedTuple):
 
 
 def _about(word: str, in_meanings: bool = True) -> _About:
-    """What has the word as its name or as a value; if nothing has, with `in_meanings` the keys that have it in their
+    """The entries whose name or value is the word; if there are none, with `in_meanings` the keys that have it in their
     name or meaning."""
     name, own = word.strip("[].-").lower(), keys_of(Experiment)
     called = {*keys_called(name), *(key for names, key, *_ in PLANNING_OPTIONS if f"--{name}" in names)}

@@ -116,7 +116,7 @@ class Candidate:
 
     @property
     def plainness(self) -> tuple[int, ...]:
-        """What its settings need beyond a plain run on one GPU, the costliest first; the engine apart."""
+        """The settings beyond a plain run on one GPU, the costliest first, without the engine."""
         run = self.training
         return (
             OFFLOADS.index(run.offload),
@@ -219,8 +219,8 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _simplest(alike: Sequence[Candidate]) -> Candidate:
-    """Of the candidates of one layout, sorted by rank, the first of the simplest engine that is as fast as the first of
-    all and needs no more settings, and no more memory in percent."""
+    """The best candidate of the simplest engine that equals the fastest in speed and needs no more settings and, in
+    percent, no more memory. `alike`: the candidates of one layout, sorted by rank."""
     first = alike[0]
     equal = [each for each in alike if each.equals(first) and each.plainness <= first.plainness]
     equal = [each for each in equal if round(each.share, 2) <= round(first.share, 2)]

@@ -1,4 +1,4 @@
-"""What may go of runs that have ended, and its removal: checkpoints, and what `report` keeps of their logs; the whole
+"""Removal of files of runs that have ended: checkpoints, and what `report` keeps of their logs; the whole
 folder of a run whose submission was refused, of which nothing was ever queued.
 
 A record, log or script of a run that was queued never goes, nor data. Of a run that trains or waits nothing does; one

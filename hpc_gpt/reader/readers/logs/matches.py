@@ -58,12 +58,12 @@ class DialectPattern:
 
     @cached_property
     def _words(self) -> str:
-        """A text of the group of words, which is in every line that matches; empty if that group has several forms."""
+        """A text that every matching line has in the group of words; empty if that group has several forms."""
         return words_literal(self.pattern.regex)
 
     @cached_property
     def _reaches(self) -> tuple[int, ...]:
-        """How many characters the pieces of the regex look at, at most."""
+        """The longest reach of each piece of the regex, in characters."""
         return (_LEAST_LOOKED_AT, *map(int, _REACH.findall(self.pattern.regex)))
 
     def matches(self, line: str) -> list[re.Match[str]]:
@@ -188,7 +188,7 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
 
 @lru_cache(maxsize=4)
 def _cut_at(line: str) -> int | None:
-    """Where the mark of a cut is: a long line may have very many matches."""
+    """The place of the mark of a cut, found once for a line, which may have very many matches."""
     mark = _CUT.search(line)
     return mark.start() if mark else None
 

@@ -133,8 +133,10 @@ def _same_log(path: Path, log: Path) -> bool:
 
 
 def notes(found: DiscoveredFiles, paths: Sequence[str] = ()) -> list[str]:
-    """What was skipped: `skipped a.png and 2 more: binary`, several reasons on one line. The files that `paths` name,
-    and logs that a reader failed on, are each named, up to eight, on a line for each reason."""
+    """The notes on skipped paths: `skipped a.png and 2 more: binary`, several reasons on one line.
+
+    The files that `paths` name, and logs that a reader failed on, are each named, up to eight, on a line for each
+    reason."""
     lines, walked = [], dict[str, dict[str, int]]()
     for why, count in sorted(found.counts.items()):
         if why in _QUIET:
