@@ -43,8 +43,8 @@ MAY_IMPORT = {
         "model",
     },
     "plan": {"settings", "engines", "report"},
-    "chain": {"ends", "readers"},
-    "watch": {"terminal", "settings", "engines", "runs", "slurm", "ends", "readers"},
+    "attempts": {"settings", "runs", "slurm", "ends", "readers"},
+    "watch": {"terminal", "settings", "engines", "runs", "slurm", "ends", "readers", "attempts"},
     "launch": {
         "terminal",
         "settings",
@@ -59,6 +59,7 @@ MAY_IMPORT = {
         "readers",
         "preflight",
         "program",
+        "attempts",
         "watch",
     },
     "doctor": {"settings", "engines", "runs", "slurm", "ends", "plan", "preflight", "launch"},
@@ -72,6 +73,7 @@ MAY_IMPORT = {
         "plan",
         "readers",
         "preflight",
+        "attempts",
         "watch",
         "launch",
         "report",
@@ -361,7 +363,7 @@ def test_no_launcher_module_loads_torch():
     loaded = loaded_by(
         m
         for m in MODULES
-        if part_of(m) in ("launch", "watch", "ends", "slurm", "program", "supervision", "plan")
+        if part_of(m) in ("launch", "watch", "attempts", "ends", "slurm", "program", "supervision", "plan")
         and not m.endswith("__main__")
     )
     assert not loaded & HEAVY

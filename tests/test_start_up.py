@@ -55,3 +55,12 @@ def test_render_and_report_load_no_torch(arguments):
 )
 def test_render_loads_no_numpy(arguments):
     assert not modules_after(*arguments) & (HEAVY | {"numpy"})
+
+
+def test_what_a_job_script_starts_loads_no_reader_of_logs():
+    """At the time limit a job has only seconds; a log is read if nothing else says how the attempt ended."""
+    names = [f"hpc_gpt.launcher.attempts.{name}" for name in ("may_start", "notify", "script_end", "what_next")]
+    program = f"import sys\nimport {', '.join(names)}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    heavy = HEAVY | {"numpy", "jinja2", "click", "hpc_gpt.reader.readers.causes", "hpc_gpt.reader.readers.logs"}
+    assert not {*done.stdout.split()} & heavy

@@ -86,7 +86,7 @@ def test_doctor_says_so_of_this_machine_and_doubts_a_clusters(cluster: str, leve
 
 def chain_before(run: RunFolder, limit: str) -> str:
     attempt = add_attempt(run, [], None, job_id="7")
-    done = python_with(limit, "hpc_gpt.launcher.chain.before", run.path, attempt.number, 1, "")
+    done = python_with(limit, "hpc_gpt.launcher.attempts.may_start", run.path, attempt.number, 1, "")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -9,11 +9,10 @@ import pytest
 
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.bad_nodes import forgive, left_out, listed, note
-from hpc_gpt.core.ends.decisions import ShownJob
-from hpc_gpt.core.ends.what_next import decide_next
 from hpc_gpt.core.files import state_dir
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
-from hpc_gpt.reader.readers.attempt_cause import read_cause
+from hpc_gpt.launcher.attempts.decisions import ShownJob
+from hpc_gpt.launcher.attempts.what_next import decide_next
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 
 
@@ -154,7 +153,7 @@ def test_a_slow_node_is_noted_for_every_run(seconds: float, listed: list[str]) -
             attempt.heartbeats,
             RankHeartbeat(rank, f"n{rank + 1}", 1, 1, 5, "training", 0.0, 300.0, 0.0, probe_s=probe_s),
         )
-    decide_next(run, attempt, "error", "", ShownJob(), 1_700_003_600.0, read_cause)
+    decide_next(run, attempt, "error", "", ShownJob(), 1_700_003_600.0)
     cluster = run.resolved().cluster.name
     assert list(bad_nodes.listed(cluster)) == listed
     assert bad_nodes.left_out(cluster, "another run") == listed

@@ -16,16 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
-from hpc_gpt.core.ends.may_start import SlurmStates, may_start
 from hpc_gpt.core.ends.run_state import SILENT_S
 from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, pause_s, slurm_state, state_of
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
+from hpc_gpt.launcher.attempts.decisions import read_history
+from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status
-from hpc_gpt.reader.readers.attempt_cause import read_cause
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt, with_job
 
@@ -129,7 +128,7 @@ def test_chain_status_and_report_classify_a_lost_attempt_alike(made: RunFolder, 
             slurm_says({JOB: slurm})
             before = asked_of_status(made)
             later = add_attempt(made, [], None, job_id="8", started=time.time())
-            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time(), read_cause)
+            may_start(made, later, SlurmStates({}, {JOB: [slurm]} if slurm else {}), time.time())
             for path in later.folder.iterdir():
                 path.unlink()
             later.folder.rmdir()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.ends import what_next as after
 from hpc_gpt.core.ends.end_policy import end_by_script
 from hpc_gpt.core.ends.exit_status import explain_srun
 from hpc_gpt.core.ends.run_state import read_run_state, retry_note
@@ -19,7 +18,6 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
-from hpc_gpt.reader.readers.attempt_cause import read_cause
 from tests.programs import put, ran
 
 SCONTROL = """#!/bin/bash
@@ -216,24 +214,11 @@ def test_the_script_states_facts_and_python_classifies(tmp_path, shown, log, can
     assert (found[0], explain_srun(found[1])) == (ended, cause)
 
 
-def test_real_python_answers_this_script_and_earlier_ones(end, capsys) -> None:
+def test_real_python_answers_the_script(end) -> None:
     left = end("", AT_THE_LIMIT, python=REAL)
     assert left.changes == ["scontrol requeue 7"]
     verdict = left.run.attempt(1).verdict()
     assert (verdict["attempt_ended"], verdict["cause"]) == ("walltime", "the time limit ended it, exit code 1")
-    attempt = left.run.new_attempt()
-    (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
-    assert (
-        after.main([str(left.run.path), "2", "node_failure", "a node of the job died, exit code 1", "n9,"], read_cause)
-        == 0
-    )
-    assert capsys.readouterr().out == "hpc-gpt-next again 30 - -\n"
-    assert attempt.verdict()["attempt_ended"] == "node_failure"
-    attempt = left.run.new_attempt()
-    (attempt.folder / "attempt.json").write_text('{"job_id": "7"}')
-    message = "n3: task 1: Exited with exit code 7"
-    assert after.main([str(left.run.path), "3", "7", message, "-", PUT_BACK, "put-back"], read_cause) == 0
-    assert attempt.verdict()["cause"] == "put back to the queue by Slurm or by hand"
 
 
 def test_a_link_of_a_chain_that_waits_goes_on_and_a_stop_ends_it(end) -> None:

@@ -17,7 +17,7 @@ from tests.train.filling import fill
 
 PYTHON = """#!/bin/bash
 case "$2" in
-hpc_gpt.core.ends.notify) exit 1 ;;
+hpc_gpt.launcher.attempts.notify) exit 1 ;;
 *) echo "hpc-gpt-next $ANSWER" ;;
 esac
 """

@@ -39,7 +39,8 @@ def test_a_job_is_put_back_once(
 
 # Python's answers, a line each; `-` is none.
 ANSWERS = 'read -r line <answers; sed -i 1d answers; [ "$line" = - ] || echo "hpc-gpt-next $line"'
-BEFORE = "the-python -m hpc_gpt.launcher.chain.before {run} 4 {}"
+MAY_START = "hpc_gpt.launcher.attempts.may_start"
+BEFORE = f"the-python -m {MAY_START} {{run}} 4 {{}}"
 WORDS = ("squeue --sibling --noheader --array --states=all --user={uid} -o squeue %i %T",
          "sacct --federation -D -X -n -P -o JobID,State -j 8,9")  # fmt: skip
 
@@ -52,9 +53,9 @@ WORDS = ("squeue --sibling --noheader --array --states=all --user={uid} -o squeu
         ("other", 0, ["goes on,  "], [BEFORE.replace("{}", "40 ")]),
         ("wait\nask 8,9\nstop 3 8,9", 3, [],
          [BEFORE.replace("{}", "40 "), "sleep 3", BEFORE.replace("{}", "39 "), *WORDS, BEFORE.replace("{}", "38 8,9")]),
-        ("-\ngo 1 2", 0, ["hpc_gpt.launcher.chain.before gave no answer, try 1", "goes on, 1 2"],
+        ("-\ngo 1 2", 0, [f"{MAY_START} gave no answer, try 1", "goes on, 1 2"],
          [BEFORE.replace("{}", "40 ")] * 2),
-        ("-\n-", 0, [f"hpc_gpt.launcher.chain.before gave no answer, try {place}" for place in (1, 2)] + ["goes on,  "],
+        ("-\n-", 0, [f"{MAY_START} gave no answer, try {place}" for place in (1, 2)] + ["goes on,  "],
          [BEFORE.replace("{}", "40 ")] * 2),
     ],
 )  # fmt: skip

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.ends.program_end import Said, write_said
-from hpc_gpt.core.ends.what_next import end_script
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.launcher.attempts.script_end import end_script
 from hpc_gpt.launcher.launch.prepare import prepare
 from hpc_gpt.launcher.launch.request import Request, ScriptRequest
 from hpc_gpt.launcher.launch.submission import write_run
-from hpc_gpt.reader.readers.attempt_cause import read_cause
 from hpc_gpt.reader.readers.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import said_by
 from tests.cli.command import in_process
@@ -143,7 +142,7 @@ def attempt_of(folder: Path, text: str) -> tuple[RunFolder, Attempt]:
 )
 def test_a_script_that_exits_with_0_has_the_class_of_its_failure(tmp_path, text, ended, cause):
     run, attempt = attempt_of(tmp_path, text)
-    end_script(run, attempt, 0, "JobState=RUNNING Restarts=0", read_cause)
+    end_script(run, attempt, 0, "JobState=RUNNING Restarts=0")
     assert attempt.ended()["ended"] == ended
     assert attempt.ended()["cause"].startswith(cause)
 

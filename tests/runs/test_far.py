@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.ends import what_next
 from hpc_gpt.core.network import free_port
 from hpc_gpt.core.runs.checkpoints import checkpoints_of
 from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.settings.experiment import ScriptFacts
 from hpc_gpt.core.settings.layout import Batch
+from hpc_gpt.launcher.attempts import script_end
 from hpc_gpt.launcher.launch.until import parse_until
 from hpc_gpt.launcher.watch.status import read_folders
 from hpc_gpt.reader.readers.runs.own_run import read_own
@@ -76,5 +76,5 @@ def test_a_deadline_holds_in_the_hours_of_a_change(tmp_path, monkeypatch, change
         end = change + timedelta(minutes=minutes)
         shown = f"JobId={JOB} JobState=RUNNING EndTime={end:%Y-%m-%dT%H:%M:%S} Deadline=N/A"
         for before_s, near in ((3600, False), (240, False), (200, True), (0, True)):
-            monkeypatch.setattr(what_next.time, "time", lambda: end.timestamp() - before_s)  # noqa: B023
-            assert what_next._is_sent(what_next._own_signal(resolved), shown) == near, (end, before_s)
+            monkeypatch.setattr(script_end.time, "time", lambda: end.timestamp() - before_s)  # noqa: B023
+            assert script_end._is_sent(script_end._own_signal(resolved), shown) == near, (end, before_s)

@@ -82,7 +82,7 @@ def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) ->
     beside = "trap -- '' SIGINT\ntrap -- '' SIGUSR2\ntrap -- '' SIGTERM\n/dev/null\n"
     for code, last in ((0, ""), (3, "notify: its process ended with exit code 3\n")):
         done = bash(tmp_path, "slurm/notify.sh.j2", f"{end} after", facts, HPC_GPT_RUN="/r", CODE=str(code))
-        said = "".join(f"-m hpc_gpt.core.ends.notify /r 2 {word}\n{beside}" for word in ("beside", "after"))
+        said = "".join(f"-m hpc_gpt.launcher.attempts.notify /r 2 {word}\n{beside}" for word in ("beside", "after"))
         assert (done.out, done.err) == (said + last, "")
     program(tmp_path, "the-python", 'trap "" TERM; echo "$5"; exec sleep 60')
     done = bash(tmp_path, "slurm/notify.sh.j2", "python=(the-python) n=2; send_event refused", facts, HPC_GPT_RUN="/r")

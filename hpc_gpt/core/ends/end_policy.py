@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from hpc_gpt.core.ends.failures import RETRIES, meaning
@@ -139,17 +139,6 @@ def moment_of(text: str) -> float | None:
         return datetime.strptime(f"{text}+0000", "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return None
-
-
-def in_utc(shown: str) -> str:
-    """What Slurm shows with this host's time, as if it had shown it with `IN_UTC`."""
-    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", _in_utc, shown)
-
-
-def _in_utc(found: re.Match[str]) -> str:
-    with contextlib.suppress(ValueError, OverflowError):
-        return f"{datetime.fromisoformat(found[0]).astimezone(UTC):%Y-%m-%dT%H:%M:%S}"
-    return found[0]
 
 
 def end_for(reason: str, resolved: Resolved, end_of_sigterm: Callable[[], End], target: str | None = None) -> End:

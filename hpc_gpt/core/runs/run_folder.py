@@ -81,7 +81,7 @@ class Attempt:
     heartbeats = _In("beats")  # of each rank; see `runs.heartbeats`
     stacks = _In("stacks")  # of each rank's threads in a hang, `<rank>.txt`
     track = _In("track.json")  # how far the tracker has sent the curves; see `report.track`
-    notified = _In("notified")  # a file for each event that the user's command got; see `ends.notify`
+    notified = _In("notified")  # a file for each event that the user's command got; see `attempts.notify`
     elsewhere = _In("elsewhere")  # a link for each file to which a job script sends its programs' output
     ranks_ended = _In(".ranks-ended")  # the sign to what runs beside the ranks to do the rest and end
 

@@ -80,3 +80,10 @@ def as_given(environ: bytes) -> dict[bytes, bytes]:
     if given:
         entries = gzip.decompress(base64.b64decode(given[0].partition(b"=")[2])).split(b"\0")
     return {name: value for name, equals, value in (entry.partition(b"=") for entry in entries) if equals}
+
+
+def own_job() -> tuple[bytes, bytes]:
+    """The Slurm job of this process, as `process.job_of` has it; of a job script on this machine that of `submit`."""
+    from hpc_gpt.core.process import job_of  # here, as a script's start loads this module
+
+    return job_of("self", as_given(b"\0".join(b"%b=%b" % pair for pair in os.environb.items())))

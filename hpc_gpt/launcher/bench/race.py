@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.columns import peak
-from hpc_gpt.core.ends.decisions import NEXT_MARK, classify
 from hpc_gpt.core.ends.end_policy import End, asks_to_requeue, end_by_script, exit_code, first_failure, is_put_back
 from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY, meaning
 from hpc_gpt.core.errors import UserError
@@ -32,11 +31,11 @@ from hpc_gpt.core.runs.requests import answer, open_requests
 from hpc_gpt.core.runs.run_folder import PREDICTED, Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.launcher.attempts.decisions import NEXT_MARK, classify
 from hpc_gpt.launcher.bench.bench_run import BenchFolder, tables_of
 from hpc_gpt.launcher.bench.measurement import BenchRow, Measurement, measurement_row
 from hpc_gpt.launcher.bench.rounds import Round, apart, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.launcher.launch.this_machine import with_predicted_memory
-from hpc_gpt.reader.readers.attempt_cause import read_cause
 from hpc_gpt.reader.readers.runs import RunRead
 from hpc_gpt.reader.readers.runs.own_run import DIALECT, figures_asked
 from hpc_gpt.reader.report.bench_table import file_text
@@ -295,7 +294,7 @@ def end_of_visit(race: Race, attempt: Attempt, code: int, shown: str) -> End:
     message = first_failure(attempt)
     put_back = is_put_back(race.attempt, shown)
     said = end_by_script(race.run, attempt, exit_code(message, code), message, shown, put_back)
-    end = classify(attempt, *said, read_cause, cancelled=race.run.is_cancelled(race.attempt.job_id))
+    end = classify(attempt, *said, cancelled=race.run.is_cancelled(race.attempt.job_id))
     attempt.write_ended(end.ended, end.cause, int(attempt.last_metrics().get("step") or 0), node=end.node)
     return end
 

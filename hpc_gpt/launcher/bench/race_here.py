@@ -6,16 +6,15 @@ import sys
 import time
 from types import FrameType
 
-from hpc_gpt.core.ends.decisions import classify
 from hpc_gpt.core.ends.end_policy import End
-from hpc_gpt.core.ends.notify import send_events
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.race import Visit
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.launcher.attempts.decisions import classify
+from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.bench.race import Race
 from hpc_gpt.launcher.launch.local.controller import RunController
-from hpc_gpt.reader.readers.attempt_cause import read_cause
 from hpc_gpt.trainer.supervision.gpus import wait_until_free
 
 _ASKED = {signal.SIGTERM: End("cancelled", "SIGTERM"), signal.SIGINT: End("stopped", "Ctrl-C")}
@@ -54,7 +53,7 @@ def supervise(run: RunFolder, attempt: Attempt) -> int:
                 print(f"note: {held}", file=sys.stderr, flush=True)
             controller = VisitController(visit, of_visit, found.limit_s, left_s)
             controller.run()
-            ended = race.conclude(found, classify(of_visit, "", "", read_cause))
+            ended = race.conclude(found, classify(of_visit, "", ""))
             if (last := ended or controller.asked) is not None:
                 found = last
                 break

@@ -10,7 +10,6 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import done_by
@@ -45,6 +44,7 @@ from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, fi
 from hpc_gpt.core.slurm.clients import check_reachable
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.words import counted
+from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.launch.changes import change_notes
 from hpc_gpt.launcher.launch.here import no_script_here
 from hpc_gpt.launcher.launch.prepare import earlier_runs, finish

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.failures import LIVE, STARTED
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import (
@@ -57,6 +56,7 @@ from hpc_gpt.core.slurm.clients import (
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import reason_text
 from hpc_gpt.core.words import clock, show_duration
+from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.watch.kept_rows import KeptRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts

@@ -1,4 +1,4 @@
-"""The first cause in the logs of an attempt, for the judge of its end (`ends.decisions`), and of a job without one."""
+"""The first cause in the logs of an attempt, for `attempts.decisions`, and of a job without one."""
 
 import contextlib
 import os

@@ -33,17 +33,17 @@ from hpc_gpt.core.ends.end_policy import (
 from hpc_gpt.core.ends.failures import VAGUE
 from hpc_gpt.core.ends.program_end import ProgramFacts, Said, end_of_program, facts_of, write_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT
-from hpc_gpt.core.ends.what_next import end_left_over
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
 from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.full_disk import release_reserve
-from hpc_gpt.core.runs.processes import GPU_LOCKS, gpu_locks, task_variables
+from hpc_gpt.core.runs.processes import GPU_LOCKS, end_processes, gpu_locks, task_variables
 from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values
+from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.reader.readers.attempt_cause import nan_since
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, exit_code_text, trained_s
 from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, Processes
@@ -204,7 +204,7 @@ class ForeignRank:
     def _end_rest(self) -> None:
         """Kills what the program has left running, such as workers of a torchrun that was killed: they would train
         beside the next attempt, and keep their GPU."""
-        end_left_over(self._run, self._attempt, self._place.rank)
+        end_processes(self._run, self._attempt, own_job(), self._place.rank)
 
     def _wait(self, start: ProgramStart, process: subprocess.Popen[bytes]) -> int:
         """Waits for the program's exit code. Asks it to stop when this task or another has been asked."""

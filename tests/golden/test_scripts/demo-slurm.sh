@@ -14,7 +14,7 @@
 # What to edit: the directives above; modules and variables below. The settings at the end are those of the training:
 #   to change one, render again.
 # What happens: `main`. Every start of the job is an attempt of one run. Before its ranks start and after they have ended
-#   Python (hpc_gpt.launcher.chain, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
+#   Python (hpc_gpt.launcher.attempts, of the code in the run folder) decides what is next; only this script gives commands to Slurm.
 #   120 s before the time limit Slurm sends USR2: the ranks save and end, and the job continues from the queue.
 
 # Texts of the experiment and the profile are in single quotes, unchanged.
@@ -41,7 +41,7 @@ main() {
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
-  ask_to_start       # hpc_gpt.launcher.chain.before: the script ends here if the run is done, or another job trains it
+  ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
 
   # Rendezvous: rank 0 is on the first node. The port follows from the job id, so that two jobs on a node differ.
   MASTER_ADDR="${HPC_GPT_MASTER_ADDR:-$(first_host "$SLURM_JOB_NODELIST")}" || exit
@@ -54,7 +54,7 @@ main() {
     bash -c 'trap "" USR2 TERM
       export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=4
       exec "$@"' rank "${python[@]}" -m hpc_gpt.trainer.train
-  continue_or_end # hpc_gpt.launcher.chain.after: classifies the end, and says whether another attempt follows
+  continue_or_end # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
   exit "$rc"
 }
 
@@ -152,13 +152,13 @@ words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
   retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
-ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
+    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
-    echo "hpc_gpt.launcher.chain.$1 gave no answer, try $try"
+    echo "hpc_gpt.launcher.attempts.$1 gave no answer, try $try"
   done
   return 1
 }
@@ -166,7 +166,7 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
     words=$(words_of_slurm "$jobs")
-    ask_chain before "$left" "$jobs"
+    ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;
     wait) sleep 3 ;;
@@ -289,7 +289,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
 continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
   shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
   put_back_in_time
-  ask_chain after "$rc" "$shown" || answer_without_python
+  ask_chain what_next "$rc" "$shown" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
   if [ "${1:-}" = again ]; then continue_run "$2" "$3" "$4"; fi

@@ -7,7 +7,7 @@
 
 # What happens: `main`. Every start of the job is an attempt of one run. The script at the end of this file runs as sbatch
 #   would start it: its environment, folder, input, limits and signals. hpc_gpt.trainer.train.script_watch follows its output, and
-#   Python (hpc_gpt.launcher.chain) decides what is next; only this shell gives commands to Slurm.
+#   Python (hpc_gpt.launcher.attempts) decides what is next; only this shell gives commands to Slurm.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 exec 3<&0 </dev/null # the script's own input
@@ -25,13 +25,13 @@ main() {
   start_attempt      # its attempts/<n>: from here on all output is in attempts/<n>/log
   python=("$HPC_GPT_PYTHON")
   use_submitted_code # its code.tar.gz: an edit after the submission changes nothing
-  ask_to_start       # hpc_gpt.launcher.chain.before: the script ends here if the run is done, or another job trains it
-  start_notifier     # [notify]: hpc_gpt.core.ends.notify, beside the script
+  ask_to_start       # hpc_gpt.launcher.attempts.may_start: the script ends here if the run is done, or another job trains it
+  start_notifier     # [notify]: hpc_gpt.launcher.attempts.notify, beside the script
   start_follower     # [after]: hpc_gpt.launcher.launch.after, beside the script
   start_tracker      # [track]: hpc_gpt.reader.report.track, beside the script
   run_script         # the script, in its folder
   say_ranks_ended
-  continue_or_end    # hpc_gpt.launcher.chain.after: classifies the end, and says whether another attempt follows
+  continue_or_end    # hpc_gpt.launcher.attempts.what_next: classifies the end, and says whether another attempt follows
   send_event after
   end_beside 30
   part_logs
@@ -132,13 +132,13 @@ words_of_slurm() { # words_of_slurm JOBS: prints what Slurm says of them
   retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
-ask_chain() { # ask_chain before|after ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
+ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, empty without one; $words is its stdin
   local try
   for try in 1 2; do # after a signal within $(…) bash can lose its output
-    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.chain.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
+    answer=$(printf %s "${words:-}" | within "${patience_s:-120}" "${python[@]}" -m "hpc_gpt.launcher.attempts.$1" "$HPC_GPT_RUN" "$n" "${@:2}" |
       sed -n 's/^hpc-gpt-next //p')
     [ -z "$answer" ] || return 0
-    echo "hpc_gpt.launcher.chain.$1 gave no answer, try $try"
+    echo "hpc_gpt.launcher.attempts.$1 gave no answer, try $try"
   done
   return 1
 }
@@ -146,7 +146,7 @@ ask_to_start() { # Python's line: ask JOBS, for what Slurm says of them | wait |
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
     words=$(words_of_slurm "$jobs")
-    ask_chain before "$left" "$jobs"
+    ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;
     wait) sleep 3 ;;
@@ -292,7 +292,7 @@ hand_on() (
 start_notifier() { # sets $notifier: sends what the attempt before could not, and the first step; it ends with the ranks
   (
     trap '' TERM INT USR2 # signals are for the ranks
-    "${python[@]}" -m hpc_gpt.core.ends.notify "$HPC_GPT_RUN" "$n" beside </dev/null
+    "${python[@]}" -m hpc_gpt.launcher.attempts.notify "$HPC_GPT_RUN" "$n" beside </dev/null
   ) &
   notifier=$!
 }
@@ -300,7 +300,7 @@ send_event() { # send_event after|refused: the attempt is judged, and a job that
   local sender until=$((SECONDS + 40))
   (
     trap '' TERM INT USR2
-    exec "${python[@]}" -m hpc_gpt.core.ends.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
+    exec "${python[@]}" -m hpc_gpt.launcher.attempts.notify "$HPC_GPT_RUN" "$n" "$1" </dev/null
   ) &
   sender=$!
   # No `timeout`: the TERM of a requeue would end it. The command may still have the first step's event.
@@ -435,7 +435,7 @@ continue_run() { # continue_run PAUSE_S NODES JOBS: another attempt, in so many 
 continue_or_end() { # Python's line: again|stop PAUSE_S NODES JOBS CODE
   shown=$(cat -- "$attempt/put-back" 2>/dev/null) || ask_slurm
   put_back_in_time
-  ask_chain after "$rc" "$shown" || answer_without_python
+  ask_chain what_next "$rc" "$shown" || answer_without_python
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
   if [ "${1:-}" = again ]; then continue_run "$2" "$3" "$4"; fi

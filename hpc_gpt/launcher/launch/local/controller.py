@@ -22,12 +22,9 @@ from types import FrameType
 
 from submitit.local.local import Controller
 
-from hpc_gpt.core.ends.decisions import ShownJob, conclude
 from hpc_gpt.core.ends.end_policy import SIGNALS, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
-from hpc_gpt.core.ends.notify import send_events
 from hpc_gpt.core.ends.state import Facts, class_of
-from hpc_gpt.core.ends.what_next import end_left_over
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.process import die_with_parent, process_identity
@@ -36,7 +33,9 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
-from hpc_gpt.core.slurm.environment import as_given
+from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
+from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.launch.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.bench.race_here"  # what supervises a race, which starts its visits
@@ -58,8 +57,7 @@ class RunController(Controller):
         self.cancelled = False
         self._unwritten = False
         self._beside: list[BesideRanks] = []
-        given = as_given(b"\0".join(b"%b=%b" % pair for pair in os.environb.items()))
-        self._job = given.get(b"SLURM_JOB_ID", b"").decode(errors="replace")
+        self._job = own_job()[0].decode(errors="replace")
         self._resolved = resolved
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
         if resolved.cluster.archive is not None:
@@ -162,7 +160,7 @@ class RunController(Controller):
                 os.killpg(task.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
-        end_left_over(self.run_folder, self.attempt)
+        processes.end_processes(self.run_folder, self.attempt, own_job())
 
     def _say(self, ended: str, cause: str) -> None:
         if not self.attempt.ended():  # wait() calls this repeatedly until the last rank is gone
@@ -217,9 +215,10 @@ class RunController(Controller):
 
     def _start_notifier(self) -> None:
         """Starts the process that sends what earlier attempts could not, and the first step."""
-        line = [sys.executable, "-m", "hpc_gpt.core.ends.notify", str(self.run_folder.path), str(self.attempt.number)]
+        line = [sys.executable, "-m", "hpc_gpt.launcher.attempts.notify", str(self.run_folder.path)]
+        line += [str(self.attempt.number), "beside"]
         with self.attempt.log.open("ab") as log:
-            subprocess.Popen([*line, "beside"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
 
     def exit_code(self) -> int:
         """The largest exit code of the ranks, in a shell's numbering of signals."""

@@ -20,7 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.end_policy import SIGNALS
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.judge import budget_left
@@ -35,6 +34,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.snapshot import code_environment, ready_code
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
+from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.launch.local import gpus
 from hpc_gpt.launcher.launch.local.controller import goes_on, run_attempt
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S

@@ -1,4 +1,4 @@
-"""`python -m hpc_gpt.launcher.chain.before RUN ATTEMPT LEFT JOBS`: job.sh asks whether an attempt may start.
+"""`python -m hpc_gpt.launcher.attempts.may_start RUN ATTEMPT LEFT JOBS`: job.sh asks whether an attempt may start.
 
 Stdin has what Slurm says of JOBS, one on a line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
 first. LEFT counts how often the script still asks. Classifies and judges the attempts that have ended, and prints:
@@ -8,8 +8,6 @@ first. LEFT counts how often the script still asks. Classifies and judges the at
     hpc-gpt-next go STOP_AT PORT   it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none;
                                    nobody listens on PORT of this host
     hpc-gpt-next stop CODE JOBS    it does not; the script ends with that exit code and cancels the chain's waiting JOBS
-
-Scripts of earlier versions ask without LEFT and JOBS: they bring what Slurm says at once, and their `go` has no PORT.
 """
 
 import contextlib
@@ -22,18 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpc_gpt.core.ends.decisions import (
-    NEXT_MARK,
-    ReadCause,
-    ShownJob,
-    classify,
-    conclude,
-    disk_that_may_be_full,
-    forget_stop,
-    other_jobs,
-    read_history,
-    write_verdict,
-)
 from hpc_gpt.core.ends.end_policy import End, end_by_accounting
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.judge import EndedAttempt, Verdict, budget_left
@@ -50,6 +36,17 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import REVOKED
 from hpc_gpt.core.slurm.hosts import first_host
 from hpc_gpt.core.words import class_and_cause
+from hpc_gpt.launcher.attempts.decisions import (
+    NEXT_MARK,
+    ShownJob,
+    classify,
+    conclude,
+    disk_that_may_be_full,
+    forget_stop,
+    other_jobs,
+    read_history,
+    write_verdict,
+)
 
 # The script asks so often, every 3 s. Another start may have made its folder but not yet its attempt.json: it counts as
 # lost after so many. (How old the folder is cannot be said by the clocks of two machines.)
@@ -82,9 +79,7 @@ def read_slurm(lines: Iterable[str]) -> SlurmStates:
     return states
 
 
-def may_start(
-    run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, read_cause: ReadCause, left: int = _ASKS
-) -> str:
+def may_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, left: int = _ASKS) -> str:
     """Concludes the earlier attempts, and returns the line for the script. UserError if the folder cannot be read.
 
     `left`: how often the script can still ask, this time included.
@@ -100,7 +95,7 @@ def may_start(
         job_id = other.job_id
         state = slurm.queue.get(job_id, "")
         if job_id == own_job:
-            _conclude_lost(run, other, resolved, slurm, now, read_cause, again=True)
+            _conclude_lost(run, other, resolved, slurm, now, again=True)
         elif (
             slurm_is_leaving(state)
             or (slurm_has_ranks(state) and other.ended())  # its script is about to end
@@ -112,7 +107,7 @@ def may_start(
         elif slurm_has_ranks(state):
             return refuse("refused", f"job {job_id} runs this run already, as attempt {other.number}", 1)
         elif slurm_state(state) != "pending":
-            _conclude_lost(run, other, resolved, slurm, now, read_cause, again=False)
+            _conclude_lost(run, other, resolved, slurm, now, again=False)
     past = [each for each in read_history(run, gpus_of(resolved), now) if each.number < attempt.number]
     if (ended := _ended_before(run, earlier, past, own_job, now)) is not None:
         if ended.ended == "done":
@@ -186,13 +181,7 @@ def _ended_before(
 
 
 def _conclude_lost(
-    run: RunFolder,
-    lost: Attempt,
-    resolved: Resolved,
-    slurm: SlurmStates,
-    now: float,
-    read_cause: ReadCause,
-    again: bool,
+    run: RunFolder, lost: Attempt, resolved: Resolved, slurm: SlurmStates, now: float, again: bool
 ) -> None:
     """Concludes an attempt that was killed with its script. `again`: its job has started again."""
     job_id = lost.job_id
@@ -208,7 +197,7 @@ def _conclude_lost(
     if moment is not None and not again:
         # It ended when it was cancelled, so that a job that was submitted since then may start.
         cause, now = "hpc-gpt cancel", min(now, moment)
-    end = classify(lost, ended, cause, read_cause, again, moment is not None)
+    end = classify(lost, ended, cause, again, moment is not None)
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
@@ -242,26 +231,19 @@ def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     return f"{NEXT_MARK} stop 0 {','.join(other_jobs(run, job_id)) or '-'}"
 
 
-def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
-    folder, number, *more = arguments
+def main(arguments: Sequence[str]) -> int:
+    folder, number, left, jobs = arguments
     run = RunFolder(Path(folder))
     attempt = run.attempt(int(number))
     try:
         ids = dict.fromkeys(id for each in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := each.job_id))
         if (holder := lock.holder(run)) and holder.slurm_job not in (None, attempt.job_id):
             ids[str(holder.slurm_job)] = None
-        if more and ids and not more[1]:
+        if ids and not jobs:
             answer = f"{NEXT_MARK} ask {','.join(ids)}"
         else:
-            answer = may_start(
-                run,
-                attempt,
-                read_slurm(sys.stdin),
-                time.time(),
-                read_cause,
-                int(more[0]) if more else _ASKS - _JUST_MADE,
-            )
-            if more and answer.startswith(f"{NEXT_MARK} go "):
+            answer = may_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
+            if answer.startswith(f"{NEXT_MARK} go "):
                 # It follows from the job's id, in an allocation from job and process of submit --here, so that two on a
                 # host differ; and each start of the job has another one, in case that of the start before was taken.
                 start = os.environ.get("HPC_GPT_START") or os.environ.get("SLURM_JOB_ID", "").partition("_")[0]
@@ -272,3 +254,7 @@ def main(arguments: Sequence[str], read_cause: ReadCause) -> int:
         print(f"not judged before it starts: {fault}", file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

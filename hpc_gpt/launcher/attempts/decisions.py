@@ -7,7 +7,7 @@ far it saved, what it cost) is read from the run folder alone.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -29,11 +29,10 @@ from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.reader.readers.attempt_cause import read_cause
 
 # The line that job.sh reads begins with this.
 NEXT_MARK = "hpc-gpt-next"
-# What reads the first cause in the logs of an attempt: `readers.attempt_cause`, which the caller hands in.
-ReadCause = Callable[[Attempt], End]
 _EXIT = re.compile(r"exit code \d+")
 
 
@@ -46,14 +45,12 @@ class ShownJob(NamedTuple):
     ran_s: float | None = None
 
 
-def classify(
-    attempt: Attempt, slurm: str, slurm_cause: str, read_cause: ReadCause, again: bool = False, cancelled: bool = False
-) -> End:
+def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False, cancelled: bool = False) -> End:
     """The class, cause and node of an attempt that has ended; `state.class_of` decides.
 
     `slurm` is the class and `slurm_cause` the cause by what Slurm says of the job and its tasks; `unknown` if it says
-    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. `read_cause` reads the log
-    if neither the trainer nor Slurm says more than `error`, or if it may name the node.
+    nothing. `again`: its job has started again. `cancelled`: `hpc-gpt cancel` has marked it. The log is read if neither
+    the trainer nor Slurm says more than `error`, or if it may name the node.
     """
     end = attempt.ended()
     facts = replace(read_end(attempt).facts, judged="", slurm=slurm, again=again, cancelled=cancelled)

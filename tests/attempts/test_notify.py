@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.ends.notify import event_of, leaves_to_next, main, send_event
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.launcher.attempts.notify import event_of, leaves_to_next, main, send_event
 from hpc_gpt.launcher.launch.render import render_script
 from tests.around import EVENTS
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run

@@ -11,19 +11,21 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.ends import bad_nodes
-from hpc_gpt.core.ends.decisions import ShownJob, read_history
 from hpc_gpt.core.ends.judge import gpu_hours
-from hpc_gpt.core.ends.may_start import SlurmStates, may_start, read_slurm
-from hpc_gpt.core.ends.may_start import main as ask_to_start
 from hpc_gpt.core.ends.run_state import retry_note
-from hpc_gpt.core.ends.what_next import decide_next, end_left_over, end_script, left_over
 from hpc_gpt.core.files import replace_whole
 from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.processes import end_processes, processes_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.launcher.attempts.decisions import ShownJob, read_history
+from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start, read_slurm
+from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
+from hpc_gpt.launcher.attempts.script_end import end_script
+from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.launch.local import by_hand
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import read_status
-from hpc_gpt.reader.readers.attempt_cause import read_cause
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.train.filling import fill
 
@@ -60,7 +62,7 @@ def start(run: RunFolder, ended: str | None = None, saved: int = 0, job_id: str 
 def after(
     run: RunFolder, attempt: Attempt, slurm: str = "error", words: str = "n3: task 0: Killed", **more: Any
 ) -> list[str]:
-    line = decide_next(run, attempt, slurm, words, ShownJob(**more), NOW, read_cause)
+    line = decide_next(run, attempt, slurm, words, ShownJob(**more), NOW)
     mark, *parts = line.split()
     assert mark == "hpc-gpt-next"
     assert len(parts) == 4
@@ -68,7 +70,7 @@ def after(
 
 
 def before(run: RunFolder, attempt: Attempt, *words: str, now: float = NOW) -> list[str]:
-    return may_start(run, attempt, read_slurm(words), now, read_cause).split()[1:]
+    return may_start(run, attempt, read_slurm(words), now).split()[1:]
 
 
 def test_a_killed_rank_is_retried_once_and_then_no_more() -> None:
@@ -160,7 +162,7 @@ def test_a_script_asked_to_end_is_done_after_its_last_step(left: int, code: int,
     last = run.resolved().train.steps - left
     attempt = add_attempt(run, [metrics_line(last)], None, job_id="7", node_list="n3")
     (attempt.folder / "stop.json").write_text('{"reason": "walltime"}')
-    end_script(run, attempt, code, "JobState=RUNNING Restarts=0", read_cause)
+    end_script(run, attempt, code, "JobState=RUNNING Restarts=0")
     assert attempt.ended()["ended"] == ended
 
 
@@ -171,7 +173,7 @@ def test_a_refusal_that_cannot_be_written_is_one(small_disk, monkeypatch, capsys
     attempt = start(run, job_id="7")
     run.mark_cancelled("7")
     fill(small_disk)
-    said = may_start(run, attempt, read_slurm([]), NOW, read_cause)
+    said = may_start(run, attempt, read_slurm([]), NOW)
     assert said == "hpc-gpt-next stop 0 -"
     assert not attempt.verdict()
     assert "not started: " in capsys.readouterr().err
@@ -193,8 +195,8 @@ def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch
         )
     )
     try:
-        assert left_over(run, attempt) == [of_own.pid]
-        end_left_over(run, attempt)
+        assert processes_of(run, attempt, own_job()) == [of_own.pid]
+        end_processes(run, attempt, own_job())
         assert of_own.wait(60) == -9
         assert of_child.poll() is None
         assert of_nobody.poll() is None
@@ -217,9 +219,9 @@ def test_a_process_of_another_job_is_known_by_its_cgroup_too(monkeypatch: pytest
     marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
     process = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **marks})
     try:
-        assert left_over(run, attempt) == [process.pid]
+        assert processes_of(run, attempt, own_job()) == [process.pid]
         (cgroup / "cgroup.procs").write_text(str(process.pid))
-        assert left_over(run, attempt) == []
+        assert processes_of(run, attempt, own_job()) == []
     finally:
         process.kill()
         process.wait()
@@ -257,7 +259,7 @@ def test_an_exclusion_keeps_the_users_and_drops_expired_ones(monkeypatch) -> Non
     second = start(run, saved=20, resumed_step=10)
     assert after(run, second, excluded=["n4", "n9"])[2] == "-"
     third = start(run, saved=30, resumed_step=20)
-    monkeypatch.setattr("tests.ends.test_decisions.NOW", time.time() + 25 * 3600)
+    monkeypatch.setattr("tests.attempts.test_decisions.NOW", time.time() + 25 * 3600)
     assert after(run, third, excluded=["n4", "n9"])[2] == "=n9"
     assert third.verdict()["exclude"] == []
 
@@ -287,7 +289,7 @@ def test_two_runs_in_one_allocation_have_two_ports(capsys, monkeypatch) -> None:
         monkeypatch.setenv("HPC_GPT_START", f"7-{pid}")
         monkeypatch.setattr("sys.stdin", StringIO())
         run = slurm_run(f"7-{pid}", chain="none")
-        ask_to_start([str(run.path), str(start(run, job_id=f"7-{pid}").number), "1", "asked"], read_cause)
+        ask_to_start([str(run.path), str(start(run, job_id=f"7-{pid}").number), "1", "asked"])
         ports.add(capsys.readouterr().out.split()[-1])
     assert len(ports) == 2
     after(run, start(run, "port_taken", job_id="7-1201"))
@@ -443,7 +445,7 @@ def test_a_start_that_just_made_its_folder_is_waited_for() -> None:
     os.utime(made.folder, (NOW - 900, NOW - 900))  # by the clock of the file server
     own = start(run, job_id="8")
     for left, answer in ((40, "wait"), (34, "wait"), (33, "go"), (1, "go")):
-        assert may_start(run, own, read_slurm([]), NOW, read_cause, left).split()[1] == answer
+        assert may_start(run, own, read_slurm([]), NOW, left).split()[1] == answer
 
 
 def test_a_job_that_slurm_puts_back_after_its_runs_end_stays_off() -> None:
@@ -569,7 +571,7 @@ def test_a_job_takes_its_runs_lock_unless_another_has_it(monkeypatch, capsys) ->
     run = slurm_run()
     attempt = start(run)
     lock.take(run, lock.job_holder("6"))
-    ask_to_start([str(run.path), "1", "40", ""], read_cause)
+    ask_to_start([str(run.path), "1", "40", ""])
     assert capsys.readouterr().out == "hpc-gpt-next ask 6\n"
     assert before(run, attempt, "squeue 6 RUNNING", "squeue 7 RUNNING") == ["stop", "1", "-"]
     assert attempt.ended()["cause"] == "job 6 runs this run already"

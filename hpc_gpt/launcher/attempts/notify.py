@@ -1,8 +1,12 @@
 """`[notify]`: sends a run's events to the user's command, each once, as a line of JSON on its standard input.
 
-    python -m hpc_gpt.core.ends.notify RUN ATTEMPT beside   beside the ranks: what was not sent before, the first step
-    python -m hpc_gpt.core.ends.notify RUN ATTEMPT after    it is judged; a job that goes on is back in the queue
-    python -m hpc_gpt.core.ends.notify RUN ATTEMPT refused  the attempt did not start
+    python -m hpc_gpt.launcher.attempts.notify RUN ATTEMPT WHEN
+
+WHEN is
+
+    beside   beside the ranks: what was not sent before, the first step
+    after    it is judged; a job that goes on is back in the queue
+    refused  the attempt did not start
 
 Nothing waits for the command: a requeue comes first, and what the pause before the next start has no time for is sent
 beside the ranks of that start. Whatever fails is a line of the attempt's log.
@@ -22,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.decisions import read_history
 from hpc_gpt.core.ends.failures import RETRIES
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
@@ -34,6 +37,7 @@ from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.words import cut, plain
+from hpc_gpt.launcher.attempts.decisions import read_history
 
 # A shorter pause before the next start has no time for a command that takes all of its own: a job that is back in the
 # queue does not start before its script has ended.

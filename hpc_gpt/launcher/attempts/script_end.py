@@ -1,0 +1,104 @@
+"""The end of a job script of the user's own: its exit code, what it was asked, and what Slurm shows of the job.
+
+`python -m hpc_gpt.launcher.attempts.script_end RUN ATTEMPT CODE`: a job script has ended on this machine. Under Slurm
+`what_next` concludes how it ended.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_gpt.core.ends.end_policy import (
+    STOP,
+    End,
+    asks_to_requeue,
+    class_of_sigterm,
+    end_for,
+    is_cancelled,
+    is_preempted,
+    is_put_back,
+    moment_of,
+    shown_as,
+)
+from hpc_gpt.core.ends.failures import VAGUE, meaning
+from hpc_gpt.core.ends.program_end import end_of_program, facts_of, read_said
+from hpc_gpt.core.ends.state import EXIT_0_BUT, NAN_SINCE, OWN_SIGNAL, SLURM_RUNS
+from hpc_gpt.core.files import read_json
+from hpc_gpt.core.runs.processes import end_processes
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.core.slurm.sbatch_words import LimitSignal, signal_of
+from hpc_gpt.launcher.attempts.decisions import classify, with_free_space
+from hpc_gpt.reader.readers.attempt_cause import read_cause
+
+# Slurm signals up to a minute early.
+_EARLY_S = 90.0
+
+
+def end_script(run: RunFolder, attempt: Attempt, code: int, shown: str) -> None:
+    """Writes ended.json unless the watch has, or what Slurm says counts more; ends what the script left running."""
+    end_processes(run, attempt, own_job())
+    end = _end(run, attempt, run.resolved(), code, shown)
+    if end is not None:
+        if end.ended in ("done", *VAGUE):
+            found = read_cause(attempt)  # it compares all failures
+            if found.ended == "nan" and (end.ended != "done" or (found.cause or "").startswith(NAN_SINCE)):
+                end = found
+            elif (end.cause or "").startswith(EXIT_0_BUT) and meaning(found.ended).in_log:
+                end = replace(found, cause=f"{EXIT_0_BUT}{found.cause}")
+        step = attempt.last_metrics().get("step")
+        requeue = asks_to_requeue(run, attempt, end)
+        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, requeue, note=end.note)
+
+
+def _end(run: RunFolder, attempt: Attempt, resolved: Resolved, code: int, shown: str) -> End | None:
+    """The end of a script, None if what Slurm says or its log says counts more."""
+    state = shown_as(shown, "JobState")
+    if is_cancelled(run, attempt):
+        return None
+    facts = facts_of(attempt, code, resolved.train.steps, read_said(attempt))
+    if resolved.cluster.scheduler == "slurm" and is_put_back(attempt, shown):
+        # A requeue by hand, or by the script itself, starts it again whatever it has made.
+        return end_of_program(facts) if facts.is_finished and code and is_preempted(attempt) else None
+    if asked := str(read_json(attempt.folder / STOP).get("reason") or ""):
+        end = end_for(asked, resolved, lambda: class_of_sigterm(run, attempt, shown, time.time()))
+        end = End(end.ended, end.cause if not code else f"{end.cause}; the script ended with exit code {code}")
+        return end_of_program(replace(facts, asked=end))
+    if state and state not in SLURM_RUNS and not facts.is_finished:
+        return None
+    given = _own_signal(resolved)
+    if given is not None and _is_sent(given, shown):
+        heard = attempt.heard(given.number) if given.to_shell else None  # else for its steps
+        facts = replace(facts, signal=f"{OWN_SIGNAL}{given.name} before the time limit", heard=heard)
+    return end_of_program(facts)
+
+
+def _own_signal(resolved: Resolved) -> LimitSignal | None:
+    """The script's own --signal; None without one."""
+    facts = resolved.script
+    return signal_of(facts.signal) if facts is not None and facts.signal else None
+
+
+def _is_sent(given: LimitSignal, shown: str) -> bool:
+    """Whether Slurm can have sent a script's own signal by now."""
+    end = moment_of(shown_as(shown, "EndTime"))
+    return end is not None and time.time() >= end - given.lead_s - _EARLY_S
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, given = arguments
+    run = RunFolder(Path(folder))
+    attempt, code = run.attempt(int(number)), int(given)
+    end_script(run, attempt, code, "")
+    end = attempt.ended()
+    if not end and code:
+        found = with_free_space(run, classify(attempt, "error", f"exit code {code}"))
+        attempt.write_ended(found.ended, found.cause, int(attempt.last_metrics().get("step") or 0))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

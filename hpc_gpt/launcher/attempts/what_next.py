@@ -1,0 +1,121 @@
+"""`python -m hpc_gpt.launcher.attempts.what_next RUN ATTEMPT CODE SHOWN`: job.sh asks what follows an attempt.
+
+The ranks have ended. The script states facts: CODE is srun's exit code, and SHOWN what `scontrol show job` prints.
+Classifies the end of the attempt, judges, writes ended.json and next.json, and prints one line for the script. Only the
+script gives commands to Slurm.
+
+    hpc-gpt-next again PAUSE_S =NODES JOBS CODE  another attempt in so many seconds; nodes to exclude, `-` for no change
+    hpc-gpt-next stop 0 - JOBS CODE              no other attempt
+
+NODES and JOBS are joined by commas, `-` for no jobs. JOBS are the run's other jobs, which may be waiting in its chain.
+CODE is the exit code of the first rank that failed, else srun's.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.end_policy import (
+    end_by_script,
+    exit_code,
+    first_failure,
+    is_put_back,
+    shown_as,
+)
+from hpc_gpt.core.ends.failures import LONGEST_PAUSE_S
+from hpc_gpt.core.ends.program_end import at_limit
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.heartbeats import read_heartbeats, slow_nodes
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.slurm.hosts import expand_hosts
+from hpc_gpt.launcher.attempts.decisions import (
+    NEXT_MARK,
+    ShownJob,
+    classify,
+    conclude,
+    forget_stop,
+    other_jobs,
+    with_free_space,
+)
+from hpc_gpt.launcher.attempts.script_end import end_script
+
+
+def decide_next(run: RunFolder, attempt: Attempt, slurm: str, cause: str, job: ShownJob, now: float) -> str:
+    """Classifies and judges an attempt that has ended, writes that down, and returns the line for the script.
+
+    `slurm` and `cause` are as in `classify`. If the attempt is already judged, only the line: a script that a signal
+    interrupted asks twice.
+    """
+    job_id = attempt.job_id
+    others = ",".join(other_jobs(run, job_id)) or "-"
+    if found := attempt.verdict():
+        again, pause_s, exclude = found.get("go_on") is True, found.get("pause_s") or 0.0, found.get("exclude") or []
+        pause_s = pause_s if pause_s <= LONGEST_PAUSE_S else 0.0
+    else:
+        resolved = run.resolved()
+        end = with_free_space(run, classify(attempt, slurm, cause, cancelled=run.is_cancelled(job_id)))
+        for slow in slow_nodes(read_heartbeats(attempt.heartbeats)):
+            hours = resolved.cluster.bad_node_hours
+            bad_nodes.note(resolved.cluster.name, slow.node, f"slow: {slow}", run.run_id, hours, sure=True)
+        asked = run.asked_to_end(job_id)
+        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, asked)
+        again, pause_s = verdict.go_on, verdict.pause_s
+        if not again and not job.put_back:
+            forget_stop(run, attempt)
+    if not again:
+        return f"{NEXT_MARK} stop 0 - {others}"
+    # The nodes of the job's user, and those of this verdict: what only an earlier one excludes is used again.
+    earlier = [each.verdict().get("exclude") or [] for each in run.before(attempt)]
+    ours = {node for nodes in earlier for node in nodes}
+    wanted = (set(job.excluded) - ours) | set(exclude)
+    nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
+    return f"{NEXT_MARK} again {round(pause_s)} {nodes} {others}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, number, given, shown = arguments
+    run = RunFolder(Path(folder))
+    attempt, code = run.attempt(int(number)), int(given)
+    message = first_failure(attempt)
+    if run.resolved().script is not None:  # its exit code is the job's, whatever its steps returned
+        end_script(run, attempt, code, shown)
+    else:
+        code = exit_code(message, code)
+    # At the time limit job.sh puts the job back before it asks.
+    put_back = is_put_back(attempt, shown) or (attempt.folder / "put-back").exists()
+    ran_s = None
+    if not is_put_back(attempt, shown):
+        with contextlib.suppress(ConfigError):  # Slurm did not answer
+            ran_s = limit_s(shown_as(shown, "RunTime"))
+    slurm, cause = end_by_script(run, attempt, code, message, shown, put_back)
+    if runs_program(run.resolved()):
+        slurm, cause = at_limit(attempt, run.resolved().train.steps, slurm, cause)
+    try:
+        job = ShownJob(_excluded(shown), put_back, ran_s)
+        print(f"{decide_next(run, attempt, slurm, cause, job, time.time())} {code}", flush=True)
+    except UserError as fault:
+        print(f"what comes next is not decided: {fault}", file=sys.stderr)
+        return 1
+    finally:
+        lock.release(run, lock.job_holder(attempt.job_id))
+    return 0
+
+
+def _excluded(shown: str) -> list[str]:
+    """The nodes that the job excludes; none if Slurm names them in a form that is not known."""
+    text = shown_as(shown, "ExcNodeList")
+    try:
+        return [] if text in ("", "(null)") else expand_hosts(text)
+    except ValueError:
+        print(f"warning: ExcNodeList={text} is not read", file=sys.stderr)
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
