@@ -318,7 +318,7 @@ def faster_notes(
         return []
     notes = []
     if searched is not None and searched.best is not None:
-        notes.append(_faster_layout(resolved, found.run, searched.best))
+        notes.append(_faster_layout(resolved, found, step, searched.best))
     if "engine.compile" not in given and (
         compiled := compiled_step(found.run.training, found.machine, constants_of(found.profile))
     ):
@@ -329,17 +329,17 @@ def faster_notes(
     return [note for note in notes if note]
 
 
-def _faster_layout(resolved: Sized, run: Candidate, best: Candidate) -> str:
+def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Candidate) -> str:
     """A line on another layout of as many GPUs and of the same global batch, the `best`; empty if it is not predicted
     faster by more than both error bands."""
-    ours, theirs = run.step, best.step
-    if ours is None or theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
+    theirs = best.step
+    if theirs is None or theirs.step_s * (1 + theirs.band) >= ours.step_s * (1 - ours.band):
         return ""
-    flags = _flags(run.training, best.training)
+    flags = _flags(found.run.training, best.training)
     what = f"{best.layout} is predicted faster than {resolved.layout}"
     if str(best.layout) == str(resolved.layout):
         what = f"{flags} is predicted faster in the same layout, {best.layout}"
-    return f"note: {what}: {_instead(best, run)}; use {flags}"
+    return f"note: {what}: {_instead(best, found.run)}; use {flags}"
 
 
 def _instead(faster: Candidate, run: Candidate) -> str:
