@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hpc_gpt.core.columns import filled
+from hpc_gpt.core.columns import Grid, filled
 from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
@@ -13,7 +13,7 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import layer_params, outer_params
 from hpc_gpt.core.tables import set_dotted, toml_lines
-from hpc_gpt.core.words import NOTHING, Grid, wrapped
+from hpc_gpt.core.words import NOTHING, wrapped
 from hpc_gpt.launcher.plan.constants import constant_lines
 from hpc_gpt.launcher.plan.figures import Figures, arithmetic, needs, needs_most, plan_figures, summary
 from hpc_gpt.launcher.plan.machine import Machine, generation_of
