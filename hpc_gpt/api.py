@@ -28,7 +28,7 @@ from hpc_gpt.launcher.launch.prepare import prepare
 from hpc_gpt.launcher.launch.request import Request, ScriptRequest, completed, with_model_file
 from hpc_gpt.launcher.launch.submission import data_lines, submit_run
 from hpc_gpt.launcher.launch.until import parse_until
-from hpc_gpt.launcher.plan.search import Figures, figures_of
+from hpc_gpt.launcher.plan.figures import Figures, figures_of
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measurements, cancel_now, check_end, until_over
 from hpc_gpt.launcher.watch.logs import log_path
 from hpc_gpt.launcher.watch.status import RunStatus, read_status

@@ -70,7 +70,7 @@ def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.core.typed_tables import check_tables
     from hpc_gpt.launcher.launch.plan_question import read_plan_request, search_plan
     from hpc_gpt.launcher.plan.explanation import planned_tables, planned_text
-    from hpc_gpt.launcher.plan.search import figures_of
+    from hpc_gpt.launcher.plan.figures import figures_of
     from hpc_gpt.launcher.plan.table import unchecked
 
     if not any(request.overrides.get(f"model.{key}") is not None for key in ("preset", "hf", "hidden")):

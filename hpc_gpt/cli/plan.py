@@ -24,17 +24,17 @@ from hpc_gpt.core.words import wrapped
 from hpc_gpt.launcher.launch.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launcher.launch.request import Request, usual_batch
 from hpc_gpt.launcher.plan.explanation import explain_plan
+from hpc_gpt.launcher.plan.figures import figures_in, figures_of, in_words, plan_figures, summary
 from hpc_gpt.launcher.plan.largest import FAMILY, largest, longest
 from hpc_gpt.launcher.plan.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
 from hpc_gpt.launcher.plan.prediction import compiled_step
-from hpc_gpt.launcher.plan.search import Candidate, Searched, figures_of, search
+from hpc_gpt.launcher.plan.search import Candidate, Searched, search
 from hpc_gpt.launcher.plan.search_tables import search_tables
 from hpc_gpt.launcher.plan.table import (
     COLOURS,
     PARTS,
     can_draw_blocks,
     count_text,
-    figures_lines,
     heading,
     left_out_text,
     legend,
@@ -197,14 +197,14 @@ def _print(
         hidden: dict[str, Any] = {}
         if overlap is not None and overlap[1]:
             with_them = command and _with_arguments(plan, *overlap)
-            figures = searched.figures(overlap[0], plan.tokens)
+            figures = figures_in(searched, overlap[0], plan.tokens)
             assert figures is not None
             hidden = {"overlapped": {"arguments": overlap[1], "next": with_them, "figures": asdict(figures)}}
         _print_json(plan, searched, command, hidden)
     elif why is not None:
         others = by_micro_batch(searched, plan.constants)
         one = best or searched.too_large[0]
-        text = explain_plan(one, plan.machine, searched.figures(one, plan.tokens), others, plan.source)
+        text = explain_plan(one, plan.machine, figures_in(searched, one, plan.tokens), others, plan.source)
         for line in text.splitlines():
             say(line)
     else:
@@ -246,10 +246,8 @@ def _print_table(
             line = line.replace(f" {part.letter} {part.name}", f" {painted(part.letter, COLOURS)} {part.name}")
         click.echo(line)
     best = searched.candidates[0]
-    figures = searched.figures(best, plan.tokens)
-    assert figures is not None
     texts = [f"{'best' if searched.best else 'fastest'}, {best.layout}:"]
-    texts += [f"  {line}" for line in figures_lines(figures, plan.question.gpus)]
+    texts += [f"  {line}" for line in summary(plan_figures(best, figures_in(searched, best, plan.tokens)))]
     texts += [
         slow,
         without_offload(searched),
@@ -326,8 +324,9 @@ def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
     question = replace(plan.question.of(model), global_batch=batch, fixed=fixed)
     best = search(question, plan.machine, plan.constants, keep=1).best or searched.candidates[0]
     assert best.step is not None
-    last = figures_lines(figures_of(best.training, best.step, plan.machine, tokens), plan.question.gpus)[-1]
-    return f"20 tokens a parameter at global batch {best.training.global_batch} on {best.layout}: {last}"
+    figures = plan_figures(best, figures_of(best.training, best.step, plan.machine, tokens))
+    cost = in_words(figures, "days", "gpu_hours")
+    return f"20 tokens a parameter at global batch {best.training.global_batch} on {best.layout}: {cost}"
 
 
 def _slow_largest(plan: PlanRequest, best: Candidate) -> str:

@@ -162,8 +162,7 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; none for a table without runs."""
     from hpc_gpt.reader.report.bench_table import file_text, read_race
-    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, sweep_text
-    from hpc_gpt.reader.report.terminal_table import lines_of, terminal_table
+    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_of, sweep_text, terminal_table
 
     files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
     if form == "table" and columns == "auto" and len(files) == 1:
@@ -197,14 +196,14 @@ def _predicted(gathered: GatheredRuns, form: str) -> str:
 
 def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
     """The lines of a published table; None if --columns asks for others."""
-    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_in_columns_of, only_sweep, sweep_lines
+    from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_of, only_sweep, sweep_lines
 
     if columns not in ("auto", *_OF_SWEEP, *PUBLISHED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
     found = only_sweep(gathered.records) if gathered.records else named
     if columns in PUBLISHED_TABLES and found != columns:
-        return lines_in_columns_of(columns, gathered.records)
+        return lines_of(gathered.records, columns)
     if found is None and columns in _OF_SWEEP:
         raise ConfigError(
             f"--columns {columns} shows one sweep, but these runs are of several or of none",

@@ -1,17 +1,23 @@
 """The columns of every table that is printed, exported or shown, and the figures of a record that they have in common.
 
 A figure has one heading, unit, number of digits, side and meaning, whichever table it is in. A table lists its columns;
-those that it has alone are made where it is.
+those that it has alone are made where it is. Its cells are a `Grid`, which is aligned, Markdown or a list. A cell may
+hold text from anyone's log: control characters and line ends become `?`. No cell is cut to a width.
 """
 
-from collections.abc import Callable, Sequence
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_gpt.core.words import (
     NOTHING,
-    Grid,
+    Paint,
     Style,
+    plain,
     show_count,
     show_digits,
     show_params,
@@ -20,6 +26,9 @@ from hpc_gpt.core.words import (
     show_value,
     show_whole,
 )
+
+# Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
+_MARKUP = re.compile(r"[\\|<\[`]")
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,65 @@ def look_up(row: Any, key: str) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A line of headings and lines of cells. `right` says of each column whether it is flush right. `styles`: of each
+    cell the style in which a terminal shows it."""
+
+    headings: Sequence[str]
+    right: Sequence[bool]
+    lines: Sequence[Sequence[str]]
+    styles: Sequence[Sequence[Style]] = ()
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal that the text of `aligned` takes."""
+        widths = self._widths()
+        return sum(widths) + 2 * (len(widths) - 1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", [[plain(cell) for cell in cells] for cells in self.lines])
+
+    def aligned(self, paint: Paint | None = None) -> str:
+        """The text of the table with aligned columns; `paint` gives cells their styles."""
+        widths = self._widths()
+        lines = [self._padded(cells, widths) for cells in (self.headings, *self.lines)]
+        if paint is not None and self.styles:
+            lines[1:] = [list(map(paint, *line)) for line in zip(lines[1:], self.styles, strict=True)]
+        return "".join("  ".join(line).rstrip() + "\n" for line in lines)
+
+    def markdown(self) -> str:
+        """A Markdown table, figures flush right. Markup in a cell is escaped."""
+        headings, *lines = ([_MARKUP.sub(r"\\\g<0>", cell) for cell in cells] for cells in (self.headings, *self.lines))
+        grid = Grid(headings, self.right, lines)
+        widths = [max(3, width) for width in grid._widths()]
+        rule = [
+            "-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, self.right, strict=True)
+        ]
+        return "".join(f"| {' | '.join(grid._padded(cells, widths))} |\n" for cells in (headings, rule, *lines))
+
+    def block(self, cells: Sequence[str]) -> str:
+        """One line of the table as a list: its first cell, then `heading  cell` lines for what was measured."""
+        named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] != NOTHING]
+        margin = max((len(heading) for heading, _ in named), default=0)
+        return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
+
+    def fitted(self, width: int | None, between: str = "", paint: Paint | None = None) -> str:
+        """The aligned text if it is no wider than `width` (None: any width), else a block for each line."""
+        if width is None or self.width <= width:
+            return self.aligned(paint)
+        return between.join(map(self.block, self.lines))
+
+    def _widths(self) -> list[int]:
+        return [max(map(len, column)) for column in zip(self.headings, *self.lines, strict=True)]
+
+    def _padded(self, cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+        return [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(cells, widths, self.right, strict=True)
+        ]
+
+
 def grid(columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
     """The columns' cells of the rows."""
     headings, right = [each.heading for each in columns], [each.right for each in columns]
@@ -88,6 +156,31 @@ def fitting(columns: Sequence[Column], rows: Sequence[Any], room: int | None, le
 def filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
     """The columns without those that are optional and have no value in any row."""
     return [each for each in columns if not each.optional or any(each.show(row) != NOTHING for row in rows)]
+
+
+def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """The lines as CSV, figures in full, with an empty cell for None."""
+    import csv
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([_csv_cell(value) for value in line] for line in lines)
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """A CSV cell: empty for None and NaN, JSON for a list or an object.
+
+    A text that a spreadsheet would read as a formula gets a quote in front: it may come from anyone's log.
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
 
 
 def peak(stages: Sequence[float | None] | None) -> float | None:

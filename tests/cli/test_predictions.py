@@ -45,7 +45,7 @@ def test_the_source_run_is_predicted_and_left_as_it_is():
     done = in_process("render", "--gpus", "64", "--pp", "16", *PUBLISHED_CLUSTER, code=0)
     took = r"no EXPERIMENT: takes gpt2-meg-ds-3d --row 48b, tp4-pp16-dp1 on 64 GPUs of jean-zay-v100-32g\n"
     line = (
-        took + r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; (\d+) s a step, give or take \d+%\n"
+        took + r"predicted: tp4-pp16-dp1 needs (\d+\.\d) of 31\.7 GiB on stage \d+; step (\d+) s, give or take \d+%\n"
     )
     found = re.fullmatch(line, done.stderr)
     assert found, done.stderr
@@ -124,7 +124,7 @@ def test_what_would_not_fit_is_refused_and_the_hint_fits(asked):
     refused = in_process("render", *asked, *PUBLISHED_CLUSTER)
     assert (refused.code, refused.stdout) == (2, "")
     message, hint = error_of(refused)
-    assert re.search(r"is predicted not to fit: stage \d+ needs [\d.]+ GiB, but a v100-32g has 31\.7", message)
+    assert re.search(r"is predicted not to fit on v100-32g: it needs [\d.]+ of 31\.7 GiB( on stage \d+)?$", message)
     assert hint.endswith("or --force to run it anyway")
     flags, layout = re.fullmatch(r"use (.*) \((tp\d+-pp\d+-dp\d+): .*\), or --force to run it anyway", hint).groups()
     taken = in_process("render", *asked, *shlex.split(flags), *PUBLISHED_CLUSTER, code=0)
@@ -141,13 +141,13 @@ OFFLOADED = ("--model", "7.5b", "--gpus", "4", "--engine", "fsdp", "--set", "eng
 
 def test_what_a_host_must_hold_is_said_and_refused_beyond_it():
     unknown = in_process("render", *OFFLOADED, "--cluster", dark())
-    assert re.search(r"needs [\d.]+ of 31\.7 GiB, and 11\d\.\d of a host, whose memory the profile does not give; ",
+    assert re.search(r"needs [\d.]+ of 31\.7 GiB, 11\d\.\d GiB of a host's memory, which is not known; step ",
                      unknown.stderr)  # fmt: skip
     enough = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 120\n"))
-    assert " of 120 GiB of a host; " in enough.stderr
+    assert " of 120 GiB of a host's memory; " in enough.stderr
     short = in_process("render", *OFFLOADED, "--cluster", dark("[machine]\nhost_memory_gib = 100\n"), code=2)
     message, hint = error_of(short)
-    assert re.search(r"fit: a host must hold 11\d\.\d GiB of what its GPUs offload, but it has 100$", message)
+    assert re.search(r"of 31\.7 GiB, 11\d\.\d of 100 GiB of a host's memory$", message)
     assert "engine.offload=none" in hint
 
 
@@ -155,7 +155,7 @@ def test_activations_on_a_host_count_for_megatron_deepspeed_too(tmp_path):
     sweep = ("gpt2-meg-ds-zero", "--cluster", "jean-zay-v100-32g")
     done = in_process("render", *sweep, "--sweep", "-o", tmp_path, code=0)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("off-48b-tp4: ")]
-    assert ", and 192.0 of 149 GiB of a host: does not fit; " in line
+    assert ", 192.0 of 149 GiB of a host's memory: does not fit; " in line
 
 
 def test_what_is_on_nvme_is_not_in_the_hosts_memory(tmp_path):
@@ -449,7 +449,7 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
         submit = shlex.split(command.removeprefix("next: hpc-gpt "))
         assert [word for word in submit if word.startswith("engine.") and "recompute" not in word] == list(more[1:])
         dry = in_process(*submit, "--dry-run", environment=without_slurm(tmp_path))
-        said = re.search(r"needs ([\d.]+) of .*; ([\d.]+) s a step", dry.stdout)
+        said = re.search(r"needs ([\d.]+) of .*; step ([\d.]+) s, ", dry.stdout)
         assert float(said[2]) == pytest.approx(best["step_s"], rel=5e-3)
     assert all(step > steps[""] for off, step in steps.items() if off), steps
 

@@ -8,11 +8,12 @@ import pytest
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.launcher.plan.explanation import explain_plan, planned_text
+from hpc_gpt.launcher.plan.figures import Figures, figures_in, needs, plan_figures, summary
 from hpc_gpt.launcher.plan.machine import Machine
 from hpc_gpt.launcher.plan.memory import Memory, StageMemory
-from hpc_gpt.launcher.plan.search import Candidate, Figures
+from hpc_gpt.launcher.plan.search import Candidate
 from hpc_gpt.launcher.plan.step_time import StepTime
-from hpc_gpt.launcher.plan.table import PlanRow, engine_text, figures_lines, heading, needs
+from hpc_gpt.launcher.plan.table import PlanRow, engine_text, heading
 from tests.report.plan_searches import searched_for
 
 MACHINE = Machine("a100-80g", 80, {"bf16": 312.0}, 2000, 4, 300, 100, 25)
@@ -62,7 +63,7 @@ allocated            10.75          10.75          10.75
 reserved             11.00          13.00          14.00
 nvidia_smi           12.00          14.00          15.00
 peak in      backward pass  backward pass  backward pass
-stage 3 decides: 65.0 GiB are left
+needs 15.0 of 80.0 GiB on stage 3
 
 time of a step
              s      %
@@ -75,13 +76,18 @@ p2p          2    2.0  activations sent from stage to stage
 dp           4    4.0  gradients over 2 replicas, as far as backward does not hide it
 optimizer    3    3.0  the update
 offload      2    2.0  transfers between host and GPU
-step       100  100.0  within 15 %
+step       100  100.0  give or take 15%
 
-tokens/s         131,072 / 100 s = 1,311
-tflops_model     62.40 a GPU; mfu = that / 312 of bf16 = 20.0 %
-tflops_hardware  93.60 a GPU; hfu 30.0 %
-tflops_seed      31.50 a GPU
-2e9 tokens    / 1,311 a second = 17.7 days x 16 GPUs x 24 = 6,782 GPU-hours
+tokens/s          1,311 tokens/s  (131,072 tokens / 100 s)
+tokens/s per GPU  81.9 tokens/s per GPU  (tokens/s / 16 GPUs)
+tflops_model      62.4 TFLOP/s  (6 N + 12 L h s a token, PaLM)
+tflops_hardware   93.6 TFLOP/s  (Narayanan et al. 2021, eq. 3)
+tflops_seed       31.5 TFLOP/s  (6 P s B, 8 with full recomputation)
+mfu               20.0%  (tflops_model over the device's dense peak)
+hfu               30.0%  (tflops_hardware over the device's dense peak)
+peak              312 TFLOP/s of bf16
+2e9 tokens in     17.7 days on 16 GPUs  (2e9 tokens / 1,311 tokens/s)
+GPU-hours         6,782 GPU-hours  (17.7 days x 24 x 16 GPUs)
 """
 
 
@@ -121,11 +127,15 @@ def test_a_setting_is_explained_on_its_line(changes: dict, words: str) -> None:
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ((STEP, 90.0), "a host must hold 90.0 GiB of what its GPUs offload; which is not known"),
-        ((STEP, 90.0, 1200.0), "a host must hold 90.0 GiB of what its GPUs offload; it has 1,200"),
+        ((STEP, 90.0), "needs 15.0 of 80.0 GiB on stage 3, 90.0 GiB of a host's memory, which is not known"),
+        ((STEP, 90.0, 1200.0), "needs 15.0 of 80.0 GiB on stage 3, 90.0 of 1,200 GiB of a host's memory"),
         ((None,), "does not fit: 15.0 of 80.0 GiB on stage 3"),
         ((None, 90.0, 60.0), "does not fit: 90.0 of 60 GiB of a host's memory"),
-        ((STEP, 90.0, 95.0), "stage 3 decides: 65.0 GiB are left: tight, as the prediction may be wrong by as much"),
+        (
+            (STEP, 90.0, 95.0),
+            "needs 15.0 of 80.0 GiB on stage 3, 90.0 of 95 GiB of a host's memory: tight, as the prediction may be "
+            "wrong by as much",
+        ),
     ],
 )
 def test_what_is_held_is_compared_with_what_there_is(how: tuple, line: str) -> None:
@@ -135,7 +145,7 @@ def test_what_is_held_is_compared_with_what_there_is(how: tuple, line: str) -> N
 
 
 def test_without_figures_no_time_is_explained() -> None:
-    assert explained(figures=None).endswith("stage 3 decides: 65.0 GiB are left\n")
+    assert explained(figures=None).endswith("needs 15.0 of 80.0 GiB on stage 3\n")
 
 
 def test_micro_batches_are_compared_if_there_are_two() -> None:
@@ -154,13 +164,13 @@ size  number   GiB  step s
 
 
 def test_a_utilisation_that_counts_masked_work_says_so() -> None:
-    line = "mfu as done 15.0 %: the formulas count attention whole, a causal mask spares half"
+    line = "mfu as done       15.0% (the formulas count attention whole, a causal mask spares half)"
     assert line in explained(figures=replace(FIGURES, mfu_as_done=0.15)).splitlines()
 
 
 def test_a_planned_file_has_its_reasons_as_comments() -> None:
     searched, shape = searched_for()
-    figures, best, second = searched.figures(searched.candidates[0], 300e9), *searched.best_of_layouts[:2]
+    figures, best, second = figures_in(searched, searched.candidates[0], 300e9), *searched.best_of_layouts[:2]
     assert figures is not None
     tables = {
         "model": {"preset": "48b"},
@@ -180,8 +190,8 @@ def test_a_planned_file_has_its_reasons_as_comments() -> None:
     ]
     assert comments[4:9] == [
         '"--tp-comm-overlap"',
-        f"{best.layout}: {needs(best)}; {figures_lines(figures, 64)[0]}.",
-        "Predicted from data sheets; the range is the prediction's error.",
+        f"{best.layout}: {needs(best)}; {summary(plan_figures(best, figures))[0]}.",
+        "Predicted from data sheets; the percentage is the error that a prediction may have.",
         f"A step has {best.training.micro_batch} x {best.training.micro_batches} micro-batches x dp 1 = 1024 samples.",
         "Against the best, the next layouts lose:",
     ]

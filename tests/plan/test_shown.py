@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.launcher.plan import plan_page
+from hpc_gpt.launcher.plan.figures import plan_figures, summary
 from hpc_gpt.launcher.plan.memory import Memory, StageMemory
 from hpc_gpt.launcher.plan.question import DIVIDES_NO_BATCH, Question
 from hpc_gpt.launcher.plan.search import Candidate, Searched
 from hpc_gpt.launcher.plan.search_tables import search_tables
-from hpc_gpt.launcher.plan.table import figures_lines, heading, left_out_text, legend, search_table, unchecked
+from hpc_gpt.launcher.plan.table import heading, left_out_text, legend, search_table, unchecked
 from tests.plan.test_explanation import FIGURES, MACHINE, RUN, STEP
 
 TEXT = Path(__file__).with_name("shown.txt").read_text(encoding="utf-8")
@@ -44,7 +45,8 @@ def test_a_table_and_its_lines_are_as_written():
     lines = [each for one in (SEARCHED, by_passes) for each in (
         heading(one, "mine", 130_000_000), legend(one), left_out_text(one), unchecked(one))]  # fmt: skip
     parts = (search_table(SEARCHED, None, blocks=False, overlap=overlap), search_table(SEARCHED, 90, blocks=True))
-    assert "\n".join([*parts, *lines, *figures_lines(replace(FIGURES, mfu_as_done=0.1, days=0.5), 1)]) + "\n" == TEXT
+    figures = plan_figures(BEST, replace(FIGURES, mfu_as_done=0.1, days=0.5))
+    assert "\n".join([*parts, *lines, *summary(figures)]) + "\n" == TEXT
 
 
 def test_a_candidate_in_the_json_is_whole():
@@ -71,7 +73,7 @@ def test_a_candidate_in_the_json_is_whole():
         "global_batch": 64, "engines": ["deepspeed-3d"], "settled": {}, "left_out": dict(LEFT_OUT),
         "kept_per_layout": 3, "settings_fitting": 31, "settings_not_fitting": 1400, "next": "hpc-gpt submit",
     }  # fmt: skip
-    assert page["too_large"][0]["against_best"] == "does not fit: 300.0 of 80.0 GiB on stage 0"
+    assert page["too_large"][0]["against_best"] == "does not fit: 300.0 of 80.0 GiB"
 
 
 def bars(svg):
@@ -159,5 +161,5 @@ def test_the_page_begins_with_the_first_layout_in_words(searched, title):
     begin = text[: text.index("<table")]
     assert f">{title}: {first.layout}</h2>" in begin
     assert f"; {first.need_gib:.1f} of 80.0 GiB on stage 0." in begin
-    assert f"<li>step {first.step.step_s:.0f} s (" in begin
+    assert f"<li>step {first.step.step_s:.0f} s, give or take 15%, " in begin
     assert '<code class="command"><span>hpc-gpt</span>' in begin

@@ -8,13 +8,13 @@ from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.words import wrapped
+from hpc_gpt.launcher.plan.figures import figures_of, plan_figures, summary
 from hpc_gpt.launcher.plan.memory import Memory, StageMemory
-from hpc_gpt.launcher.plan.search import Candidate, figures_of
+from hpc_gpt.launcher.plan.search import Candidate
 from hpc_gpt.launcher.plan.step_time import StepTime, predict_step
 from hpc_gpt.launcher.plan.table import (
     LINES,
     does_not_fit,
-    figures_lines,
     heading,
     left_out_text,
     legend,
@@ -107,7 +107,7 @@ def test_a_layout_that_needs_an_unknown_host_is_not_the_best():
     best, moved = candidate(), replace(candidate(replace(STEP, compute_s=20), offload="optimizer"), host_gib=80.0)
     assert moved.tokens_per_s > best.tokens_per_s
     assert sorted((moved, best), key=lambda each: each.rank)[0] is best
-    assert loses(moved, best) == "offloads 80.0 GiB a node, and what a host has is not known"
+    assert loses(moved, best) == "offloads 80.0 GiB of a host's memory, which is not known"
     known = replace(moved, host_memory_gib=100.0)
     assert sorted((known, best), key=lambda each: each.rank)[0] is known
     assert replace(known, host_memory_gib=82.0).is_tight
@@ -133,7 +133,8 @@ def test_without_recomputation_hardware_does_the_models_work(name, matmul):
     assert figures_of(again, predict_step(again, machine), machine, 1e9).hfu > found.mfu / 2
     units = {"none": "bf16", "fp8-tensor": "fp8", "nvfp4": "fp4"}[matmul]
     assert (found.units, found.peak_tflops) == (units, machine.peak_tflops[units])
-    assert f" of {machine.peak_tflops[units]:g} {units}" in figures_lines(found, 8)[1]
+    peak = plan_figures(candidate(), found)["peak"]
+    assert str(peak) == f"peak {machine.peak_tflops[units]:g} TFLOP/s of {units}"
 
 
 def test_causal_attention_counted_whole_is_said_where_it_matters():
@@ -146,5 +147,5 @@ def test_causal_attention_counted_whole_is_said_where_it_matters():
     shape = run.shape
     weights, attention = 6 * shape.multiplied, 12 * shape.layers * shape.query_width * shape.seq
     assert long.mfu_as_done / long.mfu == pytest.approx((weights + attention / 2) / (weights + attention))
-    assert any("mfu as done " in line for line in figures_lines(long, 8))
-    assert not any("as done" in line for line in figures_lines(short, 8))
+    assert any("mfu as done " in line for line in summary(plan_figures(candidate(), long)))
+    assert not any("as done" in line for line in summary(plan_figures(candidate(), short)))

@@ -17,12 +17,12 @@ from hpc_gpt.reader.report.published_tables import (
     PUBLISHED_TABLES,
     SweepLine,
     SweepLines,
-    lines_in_columns_of,
+    lines_of,
     sweep_lines,
     sweep_text,
+    terminal_table,
 )
 from hpc_gpt.reader.report.tables import as_block, records_text
-from hpc_gpt.reader.report.terminal_table import lines_of, terminal_table
 from tests.made_runs import make_run
 from tests.report.test_whole_texts import OTHER, RUN
 
@@ -125,7 +125,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "usual, csv": lambda _: records_text([RUN, OTHER, WAITS], "csv"),
     **{f"terminal of {room}": partial(on_terminal, room) for room in (200, 90, 30)},
     **{name: partial(published, name) for name in list(PUBLISHED_TABLES)[1:]},
-    "any run in published columns": lambda _: sweep_text(lines_in_columns_of("memory-ladder", [FULL]), "table"),
+    "any run in published columns": lambda _: sweep_text(lines_of([FULL], "memory-ladder"), "table"),
     "own sweep, md": lambda folder: sweep_text(own_sweep(folder), "md"),
     "own sweep, csv": lambda folder: sweep_text(own_sweep(folder), "csv"),
     "own sweep, json": lambda folder: rows_of_json(sweep_text(own_sweep(folder), "json")),

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from hpc_gpt.core.columns import Grid
 from hpc_gpt.core.engines import ddp, engine_named, engines, trainers
 from hpc_gpt.core.engines.base.facts import MEASURED_ON, Fault
 from hpc_gpt.core.errors import ConfigError, LayoutError, raise_faults
@@ -14,7 +15,6 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
-from hpc_gpt.core.words import Grid
 
 _FP8_MULTIPLE = 16  # each dimension of an FP8 product (torch._scaled_mm)
 _OTHER_FP8 = frozenset({"mi300x"})  # whose FP8 is fnuz: other largest values, not tested here

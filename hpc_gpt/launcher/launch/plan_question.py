@@ -30,12 +30,13 @@ from hpc_gpt.launcher.launch.request import (
     requested_file,
     usual_batch,
 )
+from hpc_gpt.launcher.plan.figures import needs_most
 from hpc_gpt.launcher.plan.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.launcher.plan.nearest import check_possible, fewest_gpus
 from hpc_gpt.launcher.plan.prediction import constants_of
 from hpc_gpt.launcher.plan.question import Question, asked_gpus, question_of, searched_engines
 from hpc_gpt.launcher.plan.search import Candidate, Searched, search
-from hpc_gpt.launcher.plan.table import engine_text, needs, settings_text
+from hpc_gpt.launcher.plan.table import engine_text, settings_text
 from hpc_gpt.launcher.plan.training import check_matmul, engine_for
 
 # Whose nodes are planned for if the user has named no cluster, and the fallback has no device.
@@ -302,7 +303,7 @@ def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
         otherwise, find = "use a shorter --seq", "--max-seq" + f" --model {plan.name}" * (plan.name in PRESETS)
     raise LayoutError(
         f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
-        f"{engine_text(nearest.training)}, needs {needs(nearest)}",
+        f"{engine_text(nearest.training)}, needs {needs_most(nearest)}",
         f"use --gpus {more}, which fits" if more else f"{otherwise}, or find one with hpc-gpt plan {find}",
     )
 

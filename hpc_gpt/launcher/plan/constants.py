@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.core.columns import Grid
 from hpc_gpt.core.tables import read_toml
-from hpc_gpt.core.words import Grid
 
 _WORDS = ("source", "unit")
 _TABLES = read_toml(Path(__file__).with_name("constants.toml"))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hpc_gpt.core.columns import filled
+from hpc_gpt.core.columns import Grid, filled
 from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
@@ -13,24 +13,20 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import layer_params, outer_params
 from hpc_gpt.core.tables import set_dotted, toml_lines
-from hpc_gpt.core.words import Grid, show_rate, wrapped
+from hpc_gpt.core.words import NOTHING, wrapped
 from hpc_gpt.launcher.plan.constants import constant_lines
+from hpc_gpt.launcher.plan.figures import Figures, arithmetic, needs, needs_most, plan_figures, summary
 from hpc_gpt.launcher.plan.machine import Machine, generation_of
 from hpc_gpt.launcher.plan.memory import in_flight, kept_of_layer, layer_bytes, layers_of_stages
-from hpc_gpt.launcher.plan.search import Candidate, Figures, Searched
+from hpc_gpt.launcher.plan.search import Candidate, Searched
 from hpc_gpt.launcher.plan.table import (
     PARTS,
     STAGE_COLUMNS,
     PlanRow,
-    as_done_lines,
     does_not_fit,
     engine_text,
-    figures_lines,
     heading,
-    host_gib,
     left_out_text,
-    needs,
-    tokens_text,
 )
 from hpc_gpt.launcher.plan.training import engine_for
 
@@ -58,11 +54,11 @@ def _micro_batches(candidate: Candidate, others: Sequence[Candidate]) -> Iterato
         return
     lines = []
     for each in others:
-        run = each.training
+        run, figures = each.training, plan_figures(each)
         here = "*" if run.micro_batch == candidate.training.micro_batch else ""
-        time = show_rate(each.step.step_s) if each.step else "-"
+        time = figures["step"].digits if each.step else NOTHING
         text = engine_text(run) if each.step else f"{engine_text(run)}: {does_not_fit(each)}"
-        lines.append([f"{run.micro_batch}{here}", str(run.micro_batches), f"{each.need_gib:.1f}", time, text])
+        lines.append([f"{run.micro_batch}{here}", str(run.micro_batches), figures["memory"].digits, time, text])
     yield "\nevery micro-batch, each with its best settings"
     yield Grid(["size", "number", "GiB", "step s", ""], [True, True, True, True, False], lines).aligned().rstrip("\n")
 
@@ -88,17 +84,14 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
     if candidate.step is None:
         yield does_not_fit(candidate)
     else:
-        room = candidate.card_gib - candidate.need_gib
         tight = ": tight, as the prediction may be wrong by as much" if candidate.is_tight else ""
-        yield f"stage {candidate.memory.deciding} decides: {room:.1f} GiB are left{tight}"
-    if candidate.host_gib:
-        has = "which is not known" if candidate.host_memory_gib is None else f"it has {candidate.host_memory_gib:,.4g}"
-        yield f"a host must hold {host_gib(candidate)} of what its GPUs offload; {has}"
+        yield f"needs {needs(candidate)}{tight}"
     if candidate.step is not None and figures is not None:
         yield ""
         yield "time of a step"
         yield _time(candidate)
-        yield from _throughput(run, figures)
+        yield ""
+        yield from arithmetic(plan_figures(candidate, figures))
 
 
 def _layers(run: Training) -> str:
@@ -172,7 +165,7 @@ def _time(candidate: Candidate) -> str:
         seconds = getattr(step, part.field)
         if seconds:
             lines.append([part.name, f"{seconds:.4g}", f"{100 * seconds / step.step_s:.1f}", _how(part.name, run)])
-    lines.append(["step", f"{step.step_s:.4g}", "100.0", f"within {100 * step.band:.0f} %"])
+    lines.append(["step", f"{step.step_s:.4g}", "100.0", str(plan_figures(candidate)["band"])])
     return Grid(["", "s", "%", ""], [False, True, True, False], lines).aligned().rstrip("\n")
 
 
@@ -196,19 +189,6 @@ def _how(part: str, run: Training) -> str:
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"
         return f"gradients over {shared}, as far as backward does not hide it{gathered}"
     return next(each.means for each in PARTS if each.name == part)
-
-
-def _throughput(run: Training, figures: Figures) -> Iterator[str]:
-    tokens = run.global_batch * run.shape.seq
-    yield ""
-    yield f"tokens/s         {tokens:,} / {figures.step_s:.4g} s = {figures.tokens_per_s:,.0f}"
-    of = f"{figures.peak_tflops:g} of {figures.units}"
-    yield f"tflops_model     {figures.tflops_model:.2f} a GPU; mfu = that / {of} = {100 * figures.mfu:.1f} %"
-    yield f"tflops_hardware  {figures.tflops_hardware:.2f} a GPU; hfu {100 * figures.hfu:.1f} %"
-    yield from as_done_lines(figures)
-    yield f"tflops_seed      {figures.tflops_seed:.2f} a GPU"
-    cost = f"{figures.days:,.1f} days x {run.gpus} GPUs x 24 = {figures.gpu_hours:,.0f} GPU-hours"
-    yield f"{tokens_text(figures.budget_tokens)} tokens    / {figures.tokens_per_s:,.0f} a second = {cost}"
 
 
 _WIDTH = 120
@@ -290,8 +270,8 @@ def _hidden(best: Candidate) -> Iterator[str]:
 def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterator[str]:
     best = searched.candidates[0]
     training = best.training
-    yield f"{best.layout}: {needs(best)}; {figures_lines(figures, training.gpus)[0]}."
-    yield f"Predicted from {source}; the range is the prediction's error."
+    yield f"{best.layout}: {needs_most(best)}; {summary(plan_figures(best, figures))[0]}."
+    yield f"Predicted from {source}; the percentage is the error that a prediction may have."
     batch = f"{training.micro_batch} x {training.micro_batches} micro-batches x dp {training.dp}"
     yield f"A step has {batch} = {training.global_batch} samples."
     others = searched.best_of_layouts[1 : 1 + _OTHERS]

@@ -10,6 +10,7 @@ from typing import Any
 from hpc_gpt import __version__
 from hpc_gpt.core.columns import filled
 from hpc_gpt.core.files import replace_whole
+from hpc_gpt.launcher.plan.figures import figures_in, needs_most, plan_figures, summary
 from hpc_gpt.launcher.plan.search import Candidate, Searched
 from hpc_gpt.launcher.plan.table import (
     PARTS,
@@ -17,10 +18,8 @@ from hpc_gpt.launcher.plan.table import (
     STAGE_COLUMNS,
     PlanRow,
     engine_text,
-    figures_lines,
     heading,
     left_out_text,
-    needs,
     unchecked,
 )
 from hpc_gpt.reader.report.page import asset, check_page_target, csp_hash, page_environment
@@ -28,7 +27,7 @@ from hpc_gpt.reader.report.svg import Svg, drawing, element, escaped, ornament
 
 _LINES = 40
 _DRAWN = ("card", "time")  # columns of a terminal that the page draws
-_FIRST = ("layout", "memory", "step", "tokens")  # columns that a phone shows without scrolling; the others follow
+_FIRST = ("layout", "memory", "step", "tokens_per_s")  # columns that a phone shows without scrolling; the others follow
 CHARTED = 6
 _MARKER = '<meta name="generator" content="hpc-gpt plan'
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -92,13 +91,13 @@ def _best(searched: Searched, budget_tokens: float) -> dict[str, Any] | None:
     if not searched.candidates:
         return None
     best = searched.candidates[0]
-    figures, run = searched.figures(best, budget_tokens), best.training
+    figures, run = figures_in(searched, best, budget_tokens), best.training
     assert figures is not None
     return {
         "title": "Best" if searched.best is not None else "Fastest",
         "layout": best.layout,
-        "settings": f"{engine_text(run)}; batch {run.micro_batch} x {run.micro_batches}; {needs(best)}.",
-        "figures": figures_lines(figures, searched.question.gpus),
+        "settings": f"{engine_text(run)}; batch {run.micro_batch} x {run.micro_batches}; {needs_most(best)}.",
+        "figures": summary(plan_figures(best, figures)),
     }
 
 

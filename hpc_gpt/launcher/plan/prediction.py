@@ -14,7 +14,8 @@ from hpc_gpt.core.settings.experiment import with_keys
 from hpc_gpt.core.settings.layout import solve_batch
 from hpc_gpt.core.settings.resolve import experiment_of, size_run
 from hpc_gpt.core.settings.sized import Sized, runs_program
-from hpc_gpt.core.words import Line, counted, show_short
+from hpc_gpt.core.words import Line, counted
+from hpc_gpt.launcher.plan.figures import in_words, needs, plan_figures
 
 if TYPE_CHECKING:
     from hpc_gpt.core.engines.base.training import Training
@@ -201,19 +202,9 @@ def constants_of(profile: ClusterProfile) -> Constants:
 
 
 def _text(resolved: Sized, found: Predicted) -> str:
-    run = found.run
-    where = f" on stage {run.memory.deciding}" if resolved.layout.pp > 1 else ""
-    memory = f"{run.need_gib:.1f} of {run.card_gib:.1f} GiB{where}"
-    if run.host_gib:
-        known = run.host_memory_gib
-        has = f"{known:,.4g} GiB of a host" if known is not None else "a host, whose memory the profile does not give"
-        memory += f", and {run.host_gib:.1f} of {has}"
-    if run.step is None:
-        time = f"no time: {found.no_time}"
-    else:
-        time = f"{show_short(run.step.step_s)} s a step, give or take {run.step.band:.0%}"
-    fits = "" if run.fits else ": does not fit"
-    return f"{resolved.layout} needs {memory}{fits}; {time}"
+    time = in_words(plan_figures(found.run), "step", "band") or f"no time: {found.no_time}"
+    fits = "" if found.run.fits else ": does not fit"
+    return f"{resolved.layout} needs {needs(found.run)}{fits}; {time}"
 
 
 def _tables(found: Predicted) -> dict[str, Any]:
@@ -233,13 +224,7 @@ def _tables(found: Predicted) -> dict[str, Any]:
 
 def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
     run = found.run
-    short = (
-        f"stage {run.memory.deciding} needs {run.need_gib:.1f} GiB, but a {found.machine.device} has {run.card_gib:.1f}"
-    )
-    if run.need_gib <= run.card_gib:
-        has = f"but it has {run.host_memory_gib:,.4g}"
-        short = f"a host must hold {run.host_gib:.1f} GiB of what its GPUs offload, {has}"
-    message = f"{resolved.layout} is predicted not to fit: {short}"
+    message = f"{resolved.layout} is predicted not to fit on {found.machine.device}: it needs {needs(run)}"
     nearest = _nearest(resolved, found)
     if nearest is None:
         return LayoutError(
@@ -247,9 +232,8 @@ def _refusal(resolved: Sized, found: Predicted) -> LayoutError:
             f"no layout of {counted(resolved.gpus, 'GPU')} fits it at global batch {resolved.batch.global_batch}: "
             "more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
         )
-    step = f", {show_short(nearest.step.step_s)} s a step" if nearest.step and run.step else ""
-    host = f", {nearest.host_gib:.1f} GiB of a host" if nearest.host_gib else ""
-    what = f"{nearest.layout}: {nearest.need_gib:.1f} GiB{host}{step}"
+    time = in_words(plan_figures(nearest), "step", "band") if run.step else ""
+    what = "; ".join(filter(None, (f"{nearest.layout}: {needs(nearest)}", time)))
     return LayoutError(message, f"use {_flags(run.training, nearest.training)} ({what}), or --force to run it anyway")
 
 
@@ -340,8 +324,7 @@ def faster_notes(
     ):
         notes.append(
             f"note: engine.compile = block is predicted {step.step_s / compiled.step_s:.2f} times as fast: "
-            f"{show_short(compiled.step_s)} instead of {show_short(step.step_s)} s a step; use "
-            "--set engine.compile=block"
+            f"{_instead(replace(found.run, step=compiled), found.run)}; use --set engine.compile=block"
         )
     return [note for note in notes if note]
 
@@ -356,10 +339,13 @@ def _faster_layout(resolved: Sized, found: Predicted, ours: StepTime, best: Cand
     what = f"{best.layout} is predicted faster than {resolved.layout}"
     if str(best.layout) == str(resolved.layout):
         what = f"{flags} is predicted faster in the same layout, {best.layout}"
-    return (
-        f"note: {what}: {show_short(theirs.step_s)} instead of {show_short(ours.step_s)} s a step, give or take "
-        f"{theirs.band:.0%} and {ours.band:.0%}; use {flags}"
-    )
+    return f"note: {what}: {_instead(best, found.run)}; use {flags}"
+
+
+def _instead(faster: Candidate, run: Candidate) -> str:
+    """The time of a step of `faster`, and that of `run`."""
+    ours, theirs = ({key: each.text for key, each in plan_figures(one).items()} for one in (run, faster))
+    return f"step {theirs['step']} instead of {ours['step']}, give or take {theirs['band']} and {ours['band']}"
 
 
 def compiled_step(training: Training, machine: Machine, constants: Constants) -> StepTime | None:

@@ -10,13 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
-from hpc_gpt.core import formulas
 from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.engines.base.facts import RECOMPUTES
 from hpc_gpt.core.engines.base.training import Training
-from hpc_gpt.core.settings.devices import units_of
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.launcher.plan.machine import DEFAULT, Constants, Machine
 from hpc_gpt.launcher.plan.memory import Memory, StageMemory, host_need_gib, predict_memory
@@ -37,7 +34,6 @@ WORTH_THE_RISK = 1.15
 FILLED = 0.98
 # Offload that makes training slower by more than this is named.
 SLOW_LAYOUT = 20
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -170,12 +166,6 @@ class Searched:
         """The best candidate; None if nothing fits, or nothing without a host's memory that is not known."""
         first = self.candidates[0] if self.candidates else None
         return None if first is None or first.needs_unknown_host else first
-
-    def figures(self, candidate: Candidate, budget_tokens: float) -> "Figures | None":
-        """The figures of one of them; None if it does not fit."""
-        if candidate.step is None:
-            return None
-        return figures_of(candidate.training, candidate.step, self.machine, budget_tokens)
 
     @property
     def best_of_layouts(self) -> list[Candidate]:
@@ -367,69 +357,3 @@ def candidate_of(training: Training, machine: Machine) -> Candidate:
     memory = predict_memory(training, machine)
     host = host_need_gib(training, memory, machine)
     return Candidate(training, memory, machine.memory_gib, None, host, machine.host_memory_gib)
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Figures from a predicted step time: throughput, TFLOP/s of one GPU by each formula of core.formulas, and the
-    cost of `budget_tokens` (`days`, `gpu_hours`). `mfu` and `hfu` are 0 to 1, over `peak_tflops` of `units`;
-    `mfu_as_done` leaves out the half of attention that causal masks spare.
-    """
-
-    step_s: float
-    step_s_low: float
-    step_s_high: float
-    tokens_per_s: float
-    tokens_per_s_per_gpu: float
-    tflops_seed: float
-    tflops_hardware: float
-    tflops_model: float
-    mfu: float
-    hfu: float
-    mfu_as_done: float
-    units: str
-    peak_tflops: float
-    gpu_hours_per_step: float
-    budget_tokens: float
-    days: float
-    gpu_hours: float
-
-
-def figures_of(training: Training, step: StepTime, machine: Machine, budget_tokens: float) -> Figures:
-    """The figures of a training with a predicted step; `step.band` gives the range of its seconds."""
-    shape, gpus, step_s = training.shape, training.gpus, step.step_s
-    counted: dict[str, Any] = {"seq": shape.seq, "global_batch": training.global_batch, "gpus": gpus, "step_s": step_s}
-    sizes = {"layers": shape.layers, "hidden": shape.query_width}
-    model = formulas.tflops_model(params=shape.multiplied, **sizes, **counted)
-    hardware = formulas.tflops_hardware(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        vocab=shape.padded_vocab,
-        recompute=training.recompute,
-        layer_weights=shape.layer_weights,
-        attention_width=shape.query_width,
-        **counted,
-    )
-    units = units_of(training.dtype, training.matmul) or training.dtype
-    peak = machine.peak_tflops[units]
-    tokens_per_s = training.global_batch * shape.seq / step_s
-    seconds = budget_tokens / tokens_per_s
-    return Figures(
-        step_s=step_s,
-        step_s_low=step_s * (1 - min(step.band, 1.0)),
-        step_s_high=step_s * (1 + step.band),
-        tokens_per_s=tokens_per_s,
-        tokens_per_s_per_gpu=tokens_per_s / gpus,
-        tflops_seed=formulas.tflops_seed(params=shape.params, recompute=training.recompute, **counted),
-        tflops_hardware=hardware,
-        tflops_model=model,
-        mfu=formulas.mfu(model, peak),
-        mfu_as_done=formulas.mfu(formulas.as_done(model, **sizes, **counted), peak),
-        units=units,
-        peak_tflops=peak,
-        hfu=formulas.hfu(hardware, peak),
-        gpu_hours_per_step=gpus * step_s / 3600,
-        budget_tokens=budget_tokens,
-        days=seconds / _DAY_S,
-        gpu_hours=gpus * seconds / 3600,
-    )

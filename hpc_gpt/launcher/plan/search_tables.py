@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from hpc_gpt.launcher.plan.figures import figures_in
 from hpc_gpt.launcher.plan.search import KEPT, Candidate, Searched
 from hpc_gpt.launcher.plan.table import PARTS, loses
 
@@ -18,7 +19,7 @@ _FIELD_OF = {"chunks": "vp", "activation_offload": "activations_on_host"}
 
 def _candidate_tables(searched: Searched, candidate: Candidate, budget_tokens: float) -> dict[str, Any]:
     """One candidate: memory of one GPU of each stage, first to last, in GiB; time of one step, in seconds."""
-    run, step, figures = candidate.training, candidate.step, searched.figures(candidate, budget_tokens)
+    run, step, figures = candidate.training, candidate.step, figures_in(searched, candidate, budget_tokens)
     return {
         "layout": str(candidate.layout),
         "engine": run.engine,

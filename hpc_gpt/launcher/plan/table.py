@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from hpc_gpt.core.columns import Column, fitting, grid
 from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.engines.base.training import Training
-from hpc_gpt.core.words import Paint, counted, plain, show_rate, show_whole, wrapped
+from hpc_gpt.core.words import Paint, counted, plain, show_rate, wrapped
+from hpc_gpt.launcher.plan.figures import needs_most, plan_figures
 from hpc_gpt.launcher.plan.nearest import near_batches
 from hpc_gpt.launcher.plan.question import DIVIDES_NO_BATCH
-from hpc_gpt.launcher.plan.search import NEAR, SLOW_LAYOUT, Candidate, Figures, Searched
+from hpc_gpt.launcher.plan.search import NEAR, SLOW_LAYOUT, Candidate, Searched
 from hpc_gpt.launcher.plan.step_time import StepTime
 
-FAR = 0.1  # so much more than the work that is done, a utilisation is worth a line
 LINES = 7  # layouts that fit, and half as many that do not
 
 
@@ -88,13 +88,8 @@ def engine_text(training: Training) -> str:
 
 def candidate_settings(candidate: Candidate) -> str:
     """The same with the memory that a host needs for what its GPUs offload."""
-    text = settings_text(candidate.training)
-    return f"{text} (host {host_gib(candidate)})" if candidate.host_gib else text
-
-
-def host_gib(candidate: Candidate) -> str:
-    """What a host must hold, as `94.6 GiB`."""
-    return f"{show_rate(candidate.host_gib)} GiB"
+    text, host = settings_text(candidate.training), plan_figures(candidate).get("host")
+    return text if host is None else f"{text} ({host.label} {host.digits} {host.unit})"
 
 
 def shares(step: StepTime) -> dict[str, float]:
@@ -104,14 +99,7 @@ def shares(step: StepTime) -> dict[str, float]:
 
 def does_not_fit(candidate: Candidate) -> str:
     """How much memory it needs, and on which stage."""
-    return f"does not fit: {needs(candidate)}"
-
-
-def needs(candidate: Candidate) -> str:
-    """How much it needs of the card, or of the host if that is shorter."""
-    if candidate.host_share > candidate.need_gib / candidate.card_gib:
-        return f"{show_rate(candidate.host_gib)} of {candidate.host_memory_gib:,.4g} GiB of a host's memory"
-    return f"{candidate.need_gib:.1f} of {candidate.card_gib:.1f} GiB on stage {candidate.memory.deciding}"
+    return f"does not fit: {needs_most(candidate)}"
 
 
 def _smaller(candidate: Candidate, best: Candidate) -> str:
@@ -137,12 +125,12 @@ def loses(candidate: Candidate, best: Candidate) -> str:
     if candidate.step is None or best.step is None:
         return does_not_fit(candidate)
     if candidate.needs_unknown_host:
-        return f"offloads {host_gib(candidate)} a node, and what a host has is not known"
+        return f"offloads {plan_figures(candidate)['host'].text}"
     if candidate is best:
         return "best" if not best.is_tight else "best, but tight"
     tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
     if tighter and (candidate.is_filled or candidate.tokens_per_s * NEAR >= best.tokens_per_s):
-        return f"tight: {needs(candidate)}"
+        return f"tight: {needs_most(candidate)}"
     if candidate.equals(best):
         return f"equal{_behind(candidate, best)}"
     scale = best.training.global_batch / candidate.training.global_batch
@@ -260,20 +248,24 @@ def _left(heading: str, key: str, text: Callable[[PlanRow], str | None], **more:
     return Column(heading, (key,), text, str, right=False, **more)
 
 
+def _figure(heading: str, key: str) -> Column:
+    return Column(heading, (key,), lambda line: plan_figures(line.candidate).get(key), lambda figure: figure.digits)
+
+
 PLAN_COLUMNS = (
     _left("Layout", "layout", lambda line: str(line.candidate.layout), style=PlanRow.colour),
     _left("Engine", "engine", lambda line: line.candidate.training.engine),
     Column("Batch", ("batch",), lambda line: line.candidate.training, "{0.micro_batch} x {0.micro_batches}".format),
     _left("Settings", "settings", lambda line: line.settings),
     _left("Memory", "card", lambda line: memory_bar(line.candidate.need_gib, line.candidate.card_gib, 10, line.blocks)),
-    Column("GiB", ("memory",), lambda line: line.candidate.need_gib, "{:.1f}".format),
-    Column("Step s", ("step",), lambda line: line.candidate.step and line.candidate.step.step_s, show_rate),
-    Column("Tokens/s", ("tokens",), lambda line: line.candidate.step and line.candidate.tokens_per_s, show_whole),
+    _figure("GiB", "memory"),
+    _figure("Step s", "step"),
+    _figure("Tokens/s", "tokens_per_s"),
     _left("Time", "time", lambda line: time_bar(line.candidate.step, 20) if line.candidate.step else None,
           style=lambda line: COLOURS),
     _left("Against the best", "why", lambda line: line.why, style=PlanRow.colour),
 )  # fmt: skip
-_NARROW = {"layout", "card", "memory", "step", "tokens", "time"}
+_NARROW = {"layout", "card", "memory", "step", "tokens_per_s", "time"}
 _LEAST = ("card", "time", "step")
 
 
@@ -337,31 +329,6 @@ def heading(searched: Searched, name: str, params: int) -> str:
     )
 
 
-def figures_lines(figures: Figures, gpus: int) -> list[str]:
-    """Lines with the figures of the best candidate."""
-    low, high = figures.step_s_low, figures.step_s_high
-    days = f"{figures.days:,.1f} days" if figures.days >= 1 else f"{24 * figures.days:.1f} hours"
-    return [
-        f"step {show_rate(figures.step_s)} s ({show_rate(low)} to {show_rate(high)}), "
-        f"{figures.tokens_per_s:,.0f} tokens/s, {figures.tokens_per_s_per_gpu:,.0f} a GPU",
-        f"a GPU: tflops_model {figures.tflops_model:.1f}, tflops_hardware {figures.tflops_hardware:.1f}, "
-        f"tflops_seed {figures.tflops_seed:.1f}; mfu {100 * figures.mfu:.1f} %, hfu {100 * figures.hfu:.1f} % of "
-        f"{figures.peak_tflops:g} {figures.units}",
-        *as_done_lines(figures),
-        f"{tokens_text(figures.budget_tokens)} tokens: {days} on {counted(gpus, 'GPU')}, "
-        f"{figures.gpu_hours:,.0f} GPU-hours",
-    ]
-
-
-def as_done_lines(figures: Figures) -> list[str]:
-    """What is left of mfu without the half of attention that is masked, in a line if that differs by a tenth."""
-    if figures.mfu <= (1 + FAR) * figures.mfu_as_done:
-        return []
-    return [
-        f"mfu as done {100 * figures.mfu_as_done:.1f} %: the formulas count attention whole, a causal mask spares half"
-    ]
-
-
 def left_out_text(searched: Searched) -> str:
     """The layouts left out, counted by reason; empty if there are none."""
     question = searched.question
@@ -378,11 +345,11 @@ def unchecked(searched: Searched) -> str:
     unknown = [candidate for candidate in searched.candidates if candidate.needs_unknown_host]
     if not unknown:
         return ""
-    words = "the memory of a host is not known: give host_memory_gib in the profile's [machine] to check offload"
+    hint = "give host_memory_gib in the profile's [machine] to check offload"
     if searched.best is not None:
-        return words
-    only = f"{unknown[0].layout} needs {host_gib(unknown[0])} in the memory of each node"
-    return f"nothing is known to fit, as all that fits on the cards offloads: {only}; {words}"
+        return f"the memory of a host is not known: {hint}"
+    only = f"{unknown[0].layout} needs {plan_figures(unknown[0])['host'].text}"
+    return f"nothing is known to fit, as all that fits on the cards offloads: {only}; {hint}"
 
 
 def slow_text(best: Candidate, other: Candidate | None, what: str) -> str:
@@ -392,13 +359,3 @@ def slow_text(best: Candidate, other: Candidate | None, what: str) -> str:
         return ""
     ratio = other.tokens_per_s / best.tokens_per_s
     return f"slow: {what} has {other.tokens_per_s:,.0f} tokens/s, {ratio:,.0f} times as many"
-
-
-def tokens_text(tokens: float) -> str:
-    """A budget of tokens.
-
-    >>> tokens_text(300e9), tokens_text(2.5e6), tokens_text(15e12)
-    ('300e9', '2.5e6', '15,000e9')
-    """
-    unit, power = (1e9, 9) if tokens >= 1e9 else (1e6, 6)
-    return f"{tokens / unit:,.5g}e{power}"

@@ -1,16 +1,19 @@
-"""A sweep in the columns of its published table: its figures beside ours, and the rows without a run.
+"""The table of a sweep or of any runs: what the rows vary, ours beside the published figures, and rows without a run.
 
-A published figure is in the column after ours. The sweep's file has it under `published.<key>`.
+A published figure is in the column after ours. The sweep's file has it under `published.<key>`. A terminal gets the
+columns that there is room for.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up
+from hpc_gpt.core import terminal
+from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, fitting, grid, look_up
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import experiments_dir
@@ -19,15 +22,17 @@ from hpc_gpt.core.runs.record import SCHEMA, Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import SWEEP_FILE, ExperimentFile, find_sweep
+from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.sized import known_shape
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 from hpc_gpt.core.tables import flat, merge_tables, undotted
 from hpc_gpt.core.typed_tables import check_tables
-from hpc_gpt.core.words import NOTHING, Grid, as_csv, show_digits, show_whole
+from hpc_gpt.core.words import NOTHING, show_digits, show_whole
 from hpc_gpt.reader.readers.runs import add_figures
 from hpc_gpt.reader.readers.runs.own_run import figures_asked
-from hpc_gpt.reader.report.tables import COLUMNS, json_text, records_text
+from hpc_gpt.reader.report.table_notes import KNOW, RunNote
+from hpc_gpt.reader.report.tables import COLUMNS, json_text, records_text, show_layout, show_name, varied_of
 
 
 @dataclass(frozen=True)
@@ -230,10 +235,12 @@ def sweep_lines(name: str, records: Sequence[Record], path: str | None = None) -
     return SweepLines(name, lines, [record for _, record in of_sweep])
 
 
-def lines_in_columns_of(name: str, records: Sequence[Record]) -> SweepLines:
-    """Records of any runs for the columns of the published table `name`, without its figures."""
-    lines = [SweepLine(SweepRow(record.name or record.run or ""), record, record) for record in records]
-    return SweepLines(name, lines, records)
+def lines_of(records: Sequence[Record], name: str = "") -> SweepLines:
+    """Records of any runs as lines, each with what its own sweep varies; for the columns of the published table `name`,
+    without its figures, if that is given."""
+    rows = [SweepRow((record.name or record.run or "") if name else show_name(record), undotted(varied_of(record)))
+            for record in records]  # fmt: skip
+    return SweepLines(name, [SweepLine(row, each, each) for row, each in zip(rows, records, strict=True)], records)
 
 
 def is_smoke(record: Record) -> bool:
@@ -387,3 +394,51 @@ def _ended(line: SweepLine) -> str:
     if line.record is None:
         return "impossible" if line.row.impossible else ""
     return line.record.ended or ""
+
+
+_BY_KEY = {each.keys[0]: each for each in COLUMNS}
+_ON_TERMINAL = (
+    Column("Layout", AXES, show_layout, right=False),
+    *(_BY_KEY[key] for key in ("gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu")),
+    _BY_KEY["tflops_model"],
+    replace(FIGURES["mfu"], optional=True),
+    *(_BY_KEY[key] for key in ("memory_allocated_gib", "loss_first")),
+)
+# On a narrow terminal the columns without a value go, then the experiment's name before the run's id, then the first of
+# these, one after the other, until the others fit; no key that a sweep varies.
+_LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocated_gib", "step_s", "run",
+          "tokens_per_s", "mfu", "tflops_model", "tp", "loss_first", "ended")  # fmt: skip
+
+
+def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[RunNote], str]:
+    """(the table for a terminal of `room` columns, the notes on its rows, a note on the columns that it leaves out).
+
+    A key that varies is called by its last part, if no other has that. The rows of a published table are called by
+    their sizes, which are left of what was measured.
+    """
+    columns = sweep_columns(lines, _ON_TERMINAL)
+    swept = dict.fromkeys(key for line in lines.lines for key in flat(line.row.overrides))
+    last = Counter(key.rpartition(".")[2] for key in swept)
+    least: Sequence[str] = [key for key in _LEAST if key not in last]
+    if lines.sweep in PUBLISHED_TABLES:
+        least = ["run", "ended", *(key for each in columns[1:] for key in each.keys[:1])]
+    elif not lines.sweep:
+        columns = [replace(columns[0], heading="Run"), *(each for each in columns[1:] if each.keys != ("run",))]
+    for place, each in enumerate(columns):
+        if last[short := each.heading.rpartition(".")[2]] == 1 and each.heading in swept:
+            columns[place] = replace(each, heading=short)
+    columns = [each for each in columns if each.keys != ("notes",)]
+    if lines.sweep not in PUBLISHED_TABLES and grid(columns, lines.lines).width > room:
+        columns = [
+            columns[0],
+            *(each for each in columns[1:] if any(each.show(line) != NOTHING for line in lines.lines)),
+        ]
+        ids = [(line.record and line.record.run) or line.row.name for line in lines.lines]
+        if not lines.sweep and len(set(ids)) == len(ids) and grid(columns, lines.lines).width > room:
+            by_line = dict(zip(map(id, lines.lines), ids, strict=True))
+            columns[0] = replace(columns[0], value=lambda line: by_line[id(line)])
+    kept = fitting(columns, lines.lines, room, least)
+    without = ", ".join(each.heading for each in columns if each not in kept and each.heading != PUBLISHED)
+    notes = [RunNote(line.row.name, line.notes, KNOW) for line in lines.lines if line.notes]
+    text = grid(kept, lines.lines).fitted(room, "\n", terminal.painted)
+    return text, notes, f"no room for {without}: --columns all" if without else ""

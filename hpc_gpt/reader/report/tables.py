@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.core import terminal, words
-from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up, peak
+from hpc_gpt.core import terminal
+from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, grid, look_up, peak
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.keys import names_of
@@ -23,7 +23,6 @@ from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.core.words import (
     NOTHING,
-    Grid,
     counted,
     plain,
     show_digits,
@@ -210,7 +209,7 @@ def record_pieces(
         yield from (json_lines([record.to_tables()]) for record in records)
     elif form == "csv":
         keys = [key for column in columns for key in column.keys]
-        yield words.as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
+        yield as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
     else:
         table = grid(filled(columns, records) if columns is COLUMNS else columns, records)
         if form == "md":
@@ -347,7 +346,7 @@ def predictions_text(lines: Sequence[dict[str, Any]], form: str) -> str:
     The JSON is `{"schema": 1, "predictions": [...], "mean": {...}}`.
     """
     if form == "csv":
-        return words.as_csv(list(_prediction(Record())), [list(line.values()) for line in lines])
+        return as_csv(list(_prediction(Record())), [list(line.values()) for line in lines])
     if form == "jsonl":
         return json_lines([finite(line) for line in lines])
     mean: dict[str, float | int | None] = {}  # over the runs with both a prediction and a measurement
