@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -177,19 +176,15 @@ def test_the_fifth_time_limit_in_a_row_ends_a_silent_script(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Los_Angeles", "UTC"])
-@pytest.mark.parametrize(
-    ("module", "is_local"), [("hpc_gpt.chain.after", True), ("hpc_gpt.launcher.chain.after", False)]
-)
-def test_scripts_of_all_versions_hand_over_the_limit(tmp_path: Path, module: str, is_local: bool, zone: str) -> None:
-    """Those that name the module without its room ask scontrol for local times."""
+def test_scripts_hand_over_the_limit(tmp_path: Path, zone: str) -> None:
     asked = ScriptRequest(script(tmp_path, HEAD + "#SBATCH --signal=B:USR1@120\ntrue\n"), (), ())
     own = {"HPC_GPT_STATE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ["PATH"]}
     for left_s, near in ((60, True), (3600, False)):
         run = write_run(prepare(Request("train.slurm", None, None, {}, script=asked)), tmp_path / "logs", {})
         add_attempt(run, [], None, job_id="7")
-        end = datetime.fromtimestamp(int(time.time()) + left_s, UTC if "launcher" in module else ZoneInfo(zone))
+        end = datetime.fromtimestamp(int(time.time()) + left_s, UTC)
         shown = f"JobId=7 JobState=RUNNING Restarts=0 RunTime=00:01:00 EndTime={end:%Y-%m-%dT%H:%M:%S} Deadline=N/A"
-        line = [sys.executable, "-m", module, str(run.path), "1", "143", shown]
+        line = [sys.executable, "-m", "hpc_gpt.launcher.chain.after", str(run.path), "1", "143", shown]
         subprocess.run(line, env={**own, "TZ": zone}, capture_output=True, text=True, check=True)
         ended = run.attempt(1).ended() or run.attempt(1).verdict()
         assert ("before the time limit" in (ended.get("cause") or "")) == near, (left_s, ended)
