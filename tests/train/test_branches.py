@@ -159,7 +159,6 @@ def test_the_parents_time_counts(tmp_path, tokens):
     assert json.loads((own.checkpoints / f"step-{step:08d}" / "complete.json").read_text())["train_s"] > 3600
 
 
-@pytest.mark.long(but="first")  # tests/runs/test_branches.py has the links
 def test_a_run_that_trains_keeps_the_checkpoint_for_its_branch(tmp_path, tokens):
     more = {"steps": 24, "save_every": 4, "keep_last": 1, "save_in_background": False, **WSD}
     run = new_run(tmp_path, settings(tokens, ALONE, DDP, **more))
