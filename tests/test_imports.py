@@ -237,15 +237,8 @@ def test_rooms_import_from_those_before_them():
         room = room_of(".".join(("hpc_gpt", *path.relative_to(PACKAGE).parts)))
         may = ROOMS.get(room, {*ROOMS}) | {room, "top"}
         ours = [name for name, _ in imports_of(path, True) if name.split(".")[0] == "hpc_gpt"]
-        # Without its room a module is found, too, for scripts of earlier versions; nothing here names it so.
-        wrong += [(path.name, name) for name in ours if room_of(name) not in may or not is_whole(name)]
+        wrong += [(path.name, name) for name in ours if room_of(name) not in may]
     assert wrong == []
-
-
-def is_whole(name):
-    """Whether a name that is imported has its room: it, or what it is a name of, is a file there."""
-    path = PACKAGE.parent.joinpath(*name.split("."))
-    return any(each.with_suffix(".py").is_file() or (each / "__init__.py").is_file() for each in (path, path.parent))
 
 
 def test_few_names_stand_beside_the_rooms():

@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import functools
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -251,33 +250,18 @@ def on_command_line(*but: str) -> list[click.Parameter]:
 
 def check_variables(ctx: click.Context) -> None:
     """Prints each HPC_GPT_* variable that nothing reads, and `NAME=value` of HPC_GPT_YES, or of a profile or an
-    experiment that is not found: an error may be of it.
-
-    ConfigError for variables with the names of the verb's options, which earlier versions read: without their values
-    the run would be another. The command line's own option replaces its variable.
-    """
+    experiment that is not found: an error may be of it."""
     from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 
     read_here = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
     left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
-    left = {name: text for name, text in left.items() if text and name not in read_here}
-    line, refused, instead = on_command_line(), list[str](), dict[str, list[list[str]]]()
-    for parameter in ctx.command.params:
-        if isinstance(parameter, click.Option):
-            names = [name for name in variables_of(parameter) if name in left]
-            texts = [left.pop(name) for name in names]
-            if texts and parameter not in line:
-                refused += [f"{PREFIX}{name}" for name in names]
-                instead[option_name(parameter)] = _values(parameter, texts[0])
-    for name in left:
+    options = [each for each in ctx.command.params if isinstance(each, click.Option)]
+    meant = {name: option_name(option) for option in options for name in variables_of(option)}
+    for name in [name for name, text in left.items() if text and name not in read_here]:
         nearest = difflib.get_close_matches(name, sorted(read_here), n=1)
         hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
+        hint = f"use {meant[name]}" if name in meant else hint
         say(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
-    if refused:
-        typed = " ".join(shlex.join([option, *value]) for option, values in instead.items() for value in values)
-        listed = " and ".join(filter(None, [", ".join(refused[:-1]), refused[-1]]))
-        verb = "are set, but are" if refused[1:] else "is set, but is"
-        raise ConfigError(f"{listed} {verb} no longer read", f"use {typed}")
     for parameter in ctx.command.params:
         name, by = str(parameter.name), ctx.get_parameter_source(str(parameter.name))
         if by is click.core.ParameterSource.ENVIRONMENT and not _is_found(name, ctx.params[name]):
@@ -285,15 +269,8 @@ def check_variables(ctx: click.Context) -> None:
 
 
 def variables_of(option: click.Option) -> list[str]:
-    """The names without their prefix of the variables that an option had, one for each of its long names."""
+    """The variables, without their prefix, that may be meant for an option: one for each of its long names."""
     return [name[2:].replace("-", "_").upper() for name in option.opts if name.startswith("--")]
-
-
-def _values(option: click.Option, text: str) -> list[list[str]]:
-    """What follows an option on the command line for the text of its variable, each time that it is given."""
-    if option.is_flag:
-        return [[]]
-    return [[value] for value in text.split()] if option.multiple else [[text]]
 
 
 def _is_found(kind: str, name: str) -> bool:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from hpc_gpt.reader.report.published_tables import SweepLines
 
 PLACE = 120
-# Values of --columns for the columns of the runs' sweep; versions before had the second.
-_OF_SWEEP = ("published", "seed")
+_OF_SWEEP = "published"  # the value of --columns for the columns of the runs' sweep
 
 
 @click.command()
@@ -133,7 +132,7 @@ def _check_keys(columns: str, sort: str) -> None:
     """ConfigError for an unknown key, before what may be an hour of reading."""
     from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES
 
-    if columns not in ("auto", "usual", "all", *_OF_SWEEP, *PUBLISHED_TABLES):
+    if columns not in ("auto", "usual", "all", _OF_SWEEP, *PUBLISHED_TABLES):
         choose_columns(_keys(columns))
         if not _keys(columns):
             raise ConfigError(
@@ -170,7 +169,7 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
         is_published = lines is not None and lines.sweep in PUBLISHED_TABLES
         if (not is_published or read_race(file) is not None) and (text := file_text(file, width())):
             return text
-    room = width() if form == "table" and columns in ("auto", "usual", *_OF_SWEEP, *PUBLISHED_TABLES) else None
+    room = width() if form == "table" and columns in ("auto", "usual", _OF_SWEEP, *PUBLISHED_TABLES) else None
     if room is not None and (lines is not None or gathered.records):
         text, gathered.row_notes, narrow = terminal_table(lines or lines_of(gathered.records), room)
         gathered.notes += [narrow] * bool(narrow)
@@ -198,13 +197,13 @@ def _sweep_lines(gathered: GatheredRuns, columns: str) -> SweepLines | None:
     """The lines of a published table; None if --columns asks for others."""
     from hpc_gpt.reader.report.published_tables import PUBLISHED_TABLES, lines_of, only_sweep, sweep_lines
 
-    if columns not in ("auto", *_OF_SWEEP, *PUBLISHED_TABLES):
+    if columns not in ("auto", _OF_SWEEP, *PUBLISHED_TABLES):
         return None
     named = next(iter(gathered.sweeps)) if len(gathered.sweeps) == 1 else None
     found = only_sweep(gathered.records) if gathered.records else named
     if columns in PUBLISHED_TABLES and found != columns:
         return lines_of(gathered.records, columns)
-    if found is None and columns in _OF_SWEEP:
+    if found is None and columns == _OF_SWEEP:
         raise ConfigError(
             f"--columns {columns} shows one sweep, but these runs are of several or of none",
             f"name the runs of one, as in hpc-gpt report gpt2-meg, or its columns: {', '.join(PUBLISHED_TABLES)}",

@@ -88,7 +88,7 @@ def tflops_model(
     of the layers (`attention_keys`), stand for the first s.
 
     Source: PaLM (Chowdhery et al. 2022, arXiv:2204.02311), appendix B. nanoGPT leaves the positions out of N,
-    torchtitan the embedding; hpc-gpt 0.1.0 counted every parameter, for an 8B 7 % more.
+    torchtitan the embedding.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
     return (6 * params + 12 * layers * hidden * (attention_keys or seq)) * seq * global_batch / (step_s * gpus * 1e12)

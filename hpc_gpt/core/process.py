@@ -58,8 +58,8 @@ def process_identity(pid: int) -> dict[str, Any]:
 
 
 def lives(note: Mapping[str, Any]) -> bool:
-    """Whether the process that a note names by `process_identity` still runs; earlier versions noted no boot."""
-    return note.get("boot") in (None, boot_id()) and is_alive(note.get("pid"), note.get("pid_start"))
+    """Whether the process that a note names by `process_identity` still runs."""
+    return note.get("boot") == boot_id() and is_alive(note.get("pid"), note.get("pid_start"))
 
 
 def send_to(note: Mapping[str, Any], what: int) -> bool:

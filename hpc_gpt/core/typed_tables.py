@@ -233,7 +233,7 @@ def _field_names(table: Any) -> list[str]:
 
 
 def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
-    """The object of dataclass `kind` from JSON tables. A missing key has its default: an older version wrote them.
+    """The object of dataclass `kind` from JSON tables. A missing key has its default.
 
     Raises KeyError for a missing key without a default; TypeError or ValueError, with the key, for a wrong type.
     """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -177,7 +177,7 @@ def test_the_next_cell_waits_until_the_last_ranks_are_gone(command, code, least_
     monkeypatch.setattr(measurement, "_GONE_S", 20.0 if code == 0 else 0.2)
     run, began = unsubmitted_run(), time.monotonic()
     with subprocess.Popen(["bash", "-c", command]) as process:
-        asked = {"scheduler": "local", "job_id": "1", "pid": process.pid, "pid_start": start_time(process.pid)}
+        asked = {"scheduler": "local", "job_id": "1", **process_identity(process.pid)}
         run.add_submission(asked)
         measurement._wait_until_gone(run)
         assert (process.poll(), time.monotonic() - began > least_s) == (code, True)

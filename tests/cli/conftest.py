@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import unsubmitted_run
 
@@ -20,7 +20,7 @@ def made_run(own_folders) -> RunFolder:
 def waiting_process(made_run: RunFolder):
     """A run whose process is one of ours that does nothing, so that there is something to cancel."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    line = {"scheduler": "local", "job_id": str(process.pid), "pid": process.pid, "pid_start": start_time(process.pid)}
+    line = {"scheduler": "local", "job_id": str(process.pid), **process_identity(process.pid)}
     made_run.add_submission({**line, "host": platform.node(), "refused": None})
     yield process
     process.kill()

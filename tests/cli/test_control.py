@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_gpt.cli.requests import ask_verb as ask_named
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
@@ -242,7 +242,7 @@ def test_of_several_runs_those_that_can_are_asked(running):
 
 
 def test_a_run_that_waits_for_its_turn_here_is_passed_over(made_run, waiting_process):
-    queue = {"pid": waiting_process.pid, "pid_start": start_time(waiting_process.pid)}
+    queue = process_identity(waiting_process.pid)
     made_run.add_submission({"scheduler": "local", "job_id": None, "queue": queue, "host": platform.node()})
     in_process("stop", made_run.run_id, code=0)
     assert made_run.cancelled_mark(IN_QUEUE).exists()

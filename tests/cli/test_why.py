@@ -67,12 +67,11 @@ def test_a_rank_that_was_killed_is_the_one_that_is_told() -> None:
 
 
 def test_without_a_line_of_the_kill_what_followed_is_shown() -> None:
-    """Earlier versions wrote none, and said it in other words."""
-    run = submitted()
-    attempt = add_attempt(run, [metrics_line(1)], "error", cause="rank 1 ended with signal SIGKILL")
+    run, words = submitted(), "rank 1 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    attempt = add_attempt(run, [metrics_line(1)], "error", cause=words)
     attempt.log.write_text(f"step 1\n{LOST}\n")
     found = why_json(run.run_id)
-    assert found["cause"] == "rank 1 was ended by SIGKILL, by hand or by the kernel's memory killer"
+    assert found["cause"] == words
     assert (found["rank"], found["file"]) == (1, None)
     assert f"  2 | {LOST}" in why(run.run_id)
     attempt.log.write_text("step 1\nstep 2\n")
@@ -91,7 +90,7 @@ def requeued_after_a_kill(words: str) -> RunFolder:
     return run
 
 
-@pytest.mark.parametrize("words", [KILL, "task 1: Killed"], ids=["now", "earlier"])
+@pytest.mark.parametrize("words", [KILL, "task 1: Killed"], ids=["ours", "srun"])
 def test_our_own_requeue_is_no_cause(words: str) -> None:
     run = requeued_after_a_kill(words)
     found = why_json(run.run_id)

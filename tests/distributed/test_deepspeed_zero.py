@@ -19,7 +19,7 @@ from torch.optim.adamw import adamw
 
 from hpc_gpt.core.engines.base import ds_config
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.trainer.train.engines import deepspeed_engine, deepspeed_zero
+from hpc_gpt.trainer.train.engines import deepspeed_zero
 from hpc_gpt.trainer.train.engines.protocol import module_of
 from tests import ALL_TESTS
 from tests.distributed.equality_cases import STEPS, Case
@@ -92,7 +92,6 @@ def offload_partly(folder: Path, case: Case) -> dict[str, Any]:
         resumed = {"1 at 0.5": resume_at(0.5, of_whole)}
         if ALL_TESTS:
             resumed |= {"0.5 at 0.5": resume_at(0.5, of_part), "0.5 at 1": resume_at(1.0, of_part)}
-        older = _older_version(new_folder(folder / "older version"), build_at) if ALL_TESTS else {}
     resumed["0.5 at 0.2 in other groups"] = resume_at(0.2, of_part)
     return {
         "devices": list(part._engine.optimizer.subgroup_to_device.values()),
@@ -100,19 +99,7 @@ def offload_partly(folder: Path, case: Case) -> dict[str, Any]:
         "whole": whole,
         "part": partly,
         "resumed": resumed,
-        "older": older,
     }
-
-
-def _older_version(folder: Path, build_at: Callable[[float], Any]) -> dict[str, str]:
-    """What is said of a checkpoint in which DeepSpeed's own optimizer kept the states of what was on the GPU."""
-    with patch.object(deepspeed_engine, "share_states"):
-        older = build_at(0.5)
-    train(older, older._resolved, range(1))
-    save_now(older, folder)
-    said = {str(ratio): complaint(build_at(ratio), folder) for ratio in (0.5, 1.0)}
-    said["weights"] = str(sum(weight.numel() for _, weight in deepspeed_zero.read_weights(folder, older._resolved)))
-    return said
 
 
 OFFLOADED = sharded(DP2, 3, offload="optimizer")
@@ -132,14 +119,6 @@ def test_states_on_the_gpu_train_and_resume_as_on_the_host(task: Task, found: Fo
     assert len(one["resumed"]) == (4 if ALL_TESTS else 2)
     for ratios, steps in one["resumed"].items():
         assert [step[0] for step in steps] == pytest.approx(losses[SAVED:], abs=1e-6), ratios
-
-
-@each(offload_partly, [], [OFFLOADED])
-def test_a_checkpoint_without_gpu_states_gives_its_weights_alone(task: Task, found: Found) -> None:
-    said = found(task)["older"]
-    for ratio in ("0.5", "1.0"):
-        assert "lacks the optimizer's moments of what engine.offload_ratio left on the GPU" in said[ratio]
-    assert int(said["weights"]) == OFFLOADED.resolved.model.params
 
 
 def refuse(folder: Path, pipeline: Case, case: Case) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import logs_dir
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.launcher.launch.local.gpus import needed, take_for, waiting
 from tests.cli.command import error_of, hpc_gpt, in_process
@@ -246,7 +246,7 @@ def test_one_of_a_group_reads_anothers_run_but_cannot_cancel_it(project, sleeper
 
     def first() -> int:
         run = make_run(logs_dir())
-        run.add_submission({**line, "pid_start": start_time(sleeper.pid), "host": os.uname().nodename})
+        run.add_submission({**line, **process_identity(sleeper.pid), "host": os.uname().nodename})
         lines = [metrics_line(step) for step in range(1, 9)]
         add_attempt(run, lines, ended=None, job_id=str(sleeper.pid)).log.write_text("log\n")
         return 0

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, VAGUE, meaning
 from hpc_gpt.core.ends.run_state import SILENT_S
 from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, pause_s, slurm_state, state_of
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity, start_time
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start
@@ -163,7 +163,7 @@ def test_status_and_report_agree_on_every_local_run(tmp_path: Path) -> None:
         if (queued and began) or (word and not began):
             continue
         job_id = str(1000 + number)
-        process = {"pid": os.getpid(), "pid_start": started}
+        process = {**process_identity(os.getpid()), "pid_start": started}
         own = {"job_id": None, "queue": process} if queued else {"job_id": job_id, **process}
         # In the order in which a run does it: the attempt first.
         if began:

@@ -15,13 +15,13 @@ import pytest
 from hpc_gpt.core.ends.failures import CLASSES, colour_of
 from hpc_gpt.core.ends.run_state import RunState, failure_note, moved_note, read_run_state, retry_note
 from hpc_gpt.core.ends.state import Facts, State
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.attempts.notify import event_keys
 from tests.made_runs import add_attempt, make_run, metrics_line
 
-HERE = {"pid": os.getpid(), "pid_start": start_time(os.getpid())}
-GONE = {"pid": HERE["pid"], "pid_start": -1}
+HERE = process_identity(os.getpid())
+GONE = {**HERE, "pid_start": -1}
 
 
 @pytest.fixture(scope="module")

@@ -228,7 +228,7 @@ def test_it_can_be_reviewed(name):
         named = len(re.findall(rf"\b{function}\b", above + functions))
         assert named > 1 + functions.count(f"{{ # {function} "), function
     document, after = settings.split("<<'HPC_GPT_RESOLVED'\n")[1].split("\nHPC_GPT_RESOLVED\n")
-    assert json.loads(document)["schema"] == 1
+    assert json.loads(document)["schema"] == 2
     assert after.split() == (["main", "exit"] if name.startswith("job-script") else ["main"])
     # A key on each line.
     assert all(line.count('": ') <= 1 for line in document.splitlines())

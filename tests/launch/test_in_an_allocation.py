@@ -49,7 +49,7 @@ SMALL = f"|a smaller --gpus or --nodes, or a larger allocation; {OWN}"
         (NODES, 9000, {"profile": "local"}, "ConfigError: --here runs on the nodes of allocation 7, and profile "
          "local starts processes on this machine|leave out --here, or name the cluster's profile, as --cluster "
          "generic-slurm"),
-        (NODES, 9000, {"script": ""}, "ConfigError: this job.sh, of an earlier version or an own template, does "
+        (NODES, 9000, {"script": ""}, "ConfigError: this job.sh, of an own template, does "
          f"not start its ranks with {STEP}|submit it as a new run; without --here a job is queued"),
         (NODES[2:], None, {}, "ConfigError: tp2-pp2-dp1 needs 1 node for 4 ranks each, and allocation 7 has 1 (n3) "
          f"with at most 3 CPUs and 4 GPUs each: 0 can hold them{SMALL}"),

@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 
 SPECIMENS = REPOSITORY / "tests" / "readers" / "specimens"
 SUMS = Path(__file__).with_name("sums.txt")
-RUNS = REPOSITORY / "tests" / "specimens" / "made_at_b498b09.tar.xz"
+RUNS = REPOSITORY / "tests" / "specimens" / "made_at_0.3.0.tar.xz"
 _MASKS = (
     (re.compile(r"\b20\d{6}-\d{6}-[0-9a-f]{4}\b"), "RUN-ID"),
     (re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"), "TIME"),

@@ -85,6 +85,7 @@ def runs(folder: Path) -> Iterator[tuple[str, Line]]:
         yield f"logs {name}", ("logs", str(run))
     if found:
         yield "report all runs", ("report", str(folder))
+    if found[1:]:
         yield "compare two runs", ("compare", str(found[0]), str(found[1]))
 
 

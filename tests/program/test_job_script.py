@@ -15,8 +15,6 @@ import pytest
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.launcher.launch.prepare import prepare
 from hpc_gpt.launcher.launch.prepared import notes_said, without_said
@@ -145,12 +143,6 @@ def test_a_request_to_end_is_for_programs_and_catching_shells(tmp_path: Path) ->
         finally:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
-
-
-@pytest.mark.parametrize("name", ["torchtitan", "megatron-gpt", "nanogpt-nodes"])
-def test_experiments_that_earlier_inits_wrote_stay_valid(name: str) -> None:
-    profile = load_profile(str(SPECIMENS / f"{name}-cluster.toml"))
-    assert resolve(load_experiment(str(SPECIMENS / f"{name}.toml")), profile).engine.name in ("command", "megatron-lm")
 
 
 def test_the_fifth_time_limit_in_a_row_ends_a_silent_script(tmp_path: Path) -> None:

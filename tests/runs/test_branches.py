@@ -14,7 +14,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs import branches
 from hpc_gpt.core.runs.after_jobs import remove_over
-from hpc_gpt.core.runs.branches import CheckpointHold, knows_reservations, reserved_steps
+from hpc_gpt.core.runs.branches import CheckpointHold, reserved_steps
 from hpc_gpt.core.runs.checkpoints import checkpoints_of, newest_sound
 from hpc_gpt.core.runs.lineage import (
     RESUMED_FROM,
@@ -100,26 +100,19 @@ def test_a_step_without_a_sound_checkpoint_is_named_with_others(tmp_path, first)
     assert branch_of(damaged, None)[0] == Parent(damaged.run_id, str(damaged.path), 4, branch=True)
 
 
-@pytest.fixture
-def knowing(first: RunFolder) -> RunFolder:
-    take_snapshot().place(first.path)
-    assert knows_reservations(first)
-    return first
-
-
-def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, knowing):
+def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, first):
     own = begun_from(tmp_path, None)
-    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
-    assert reserved_steps(knowing.path) == {4}
+    CheckpointHold(first, 4, is_live=lambda: True).place(own.path)
+    assert reserved_steps(first.path) == {4}
     assert not own.checkpoints.exists()
     keeps_one = Retention(keep_last=1)
-    assert keeps_one.apply(knowing.checkpoints, 12) == ["step-00000008"]
+    assert keeps_one.apply(first.checkpoints, 12) == ["step-00000008"]
     place = add_checkpoint(own, 6, damaged=True)
-    assert reserved_steps(knowing.path) == {4}, "what the branch could not load is none"
+    assert reserved_steps(first.path) == {4}, "what the branch could not load is none"
     shutil.rmtree(place)
     add_checkpoint(own, 6)
-    assert reserved_steps(knowing.path) == set()
-    assert keeps_one.apply(knowing.checkpoints, 12) == ["step-00000004"]
+    assert reserved_steps(first.path) == set()
+    assert keeps_one.apply(first.checkpoints, 12) == ["step-00000004"]
 
 
 def test_a_training_removes_nothing_that_an_export_reads(first):
@@ -147,77 +140,76 @@ def test_a_dead_readers_note_of_the_same_pid_is_replaced(first):
 
 
 @pytest.mark.parametrize("remover", ["retention", "after", "deletion"])
-def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, knowing, monkeypatch, remover):
+def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, first, monkeypatch, remover):
     own, rename = begun_from(tmp_path, None), branches.set_aside
 
     def reserved_meanwhile(path: Path, prefix: str) -> Path:
         aside = rename(path, prefix)
         write_once(
-            knowing.path / "branches" / f"branch.{own.run_id}.json", json.dumps({"path": str(own.path), "step": 4})
+            first.path / "branches" / f"branch.{own.run_id}.json", json.dumps({"path": str(own.path), "step": 4})
         )
         return aside
 
     monkeypatch.setattr(branches, "set_aside", reserved_meanwhile)
-    removal = Removal(knowing.checkpoints, Retention(keep_last=1))
+    removal = Removal(first.checkpoints, Retention(keep_last=1))
     if remover == "retention":
         assert removal.retain(12) == ["step-00000008"]
     elif remover == "after":
-        (knowing.path / "after" / "over").mkdir(parents=True)
-        (knowing.path / "after" / "over" / "4").touch()
-        remove_over(knowing, 4)
+        (first.path / "after" / "over").mkdir(parents=True)
+        (first.path / "after" / "over" / "4").touch()
+        remove_over(first, 4)
     else:  # it was set aside by a remover that died before it asked
-        reserved_meanwhile(knowing.checkpoints / "step-00000004", ".deleting-")
+        reserved_meanwhile(first.checkpoints / "step-00000004", ".deleting-")
         removal.begin()
     removal.wait()
-    assert newest_sound(knowing.checkpoints, step=4)[0] == knowing.checkpoints / "step-00000004"
-    assert not list(knowing.checkpoints.glob(".deleting-*"))
+    assert newest_sound(first.checkpoints, step=4)[0] == first.checkpoints / "step-00000004"
+    assert not list(first.checkpoints.glob(".deleting-*"))
     add_checkpoint(own, 6)
     removal.retain(12)
     removal.wait()
-    assert [path.name for path in knowing.checkpoints.iterdir()] == ["step-00000012"]
+    assert [path.name for path in first.checkpoints.iterdir()] == ["step-00000012"]
 
 
-def test_what_is_half_removed_is_not_given_its_name_again(tmp_path, knowing):
+def test_what_is_half_removed_is_not_given_its_name_again(tmp_path, first):
     own = begun_from(tmp_path, None)
-    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
-    aside = branches.set_aside(knowing.checkpoints / "step-00000004", ".deleting-")
+    CheckpointHold(first, 4, is_live=lambda: True).place(own.path)
+    aside = branches.set_aside(first.checkpoints / "step-00000004", ".deleting-")
     (aside / "weights").unlink()
-    removal = Removal(knowing.checkpoints, Retention(keep_last=1))
+    removal = Removal(first.checkpoints, Retention(keep_last=1))
     removal.begin()
     removal.wait()
-    assert sorted(path.name for path in knowing.checkpoints.iterdir()) == ["step-00000008", "step-00000012"]
+    assert sorted(path.name for path in first.checkpoints.iterdir()) == ["step-00000008", "step-00000012"]
 
 
-def test_a_branch_that_slurm_refused_needs_none_until_submitted(tmp_path, knowing):
+def test_a_branch_that_slurm_refused_needs_none_until_submitted(tmp_path, first):
     own = begun_from(tmp_path, None)
-    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
+    CheckpointHold(first, 4, is_live=lambda: True).place(own.path)
     line = {"scheduler": "slurm", "job_id": None, "refused": None}
     own.add_submission({**line, "lost": "Socket timed out on send/recv operation"})
-    assert reserved_steps(knowing.path) == {4}, "it may be queued"
+    assert reserved_steps(first.path) == {4}, "it may be queued"
     own.add_submission({**line, "refused": "Invalid qos specification"})
-    assert reserved_steps(knowing.path) == set()
+    assert reserved_steps(first.path) == set()
     own.add_submission({**line, "job_id": "4711"})
-    assert reserved_steps(knowing.path) == {4}
+    assert reserved_steps(first.path) == {4}
 
 
-def test_a_removed_branch_needs_none_and_one_out_of_sight_may(tmp_path, knowing):
+def test_a_removed_branch_needs_none_and_one_out_of_sight_may(tmp_path, first):
     own = begun_from(tmp_path, None)
-    CheckpointHold(knowing, 4, is_live=lambda: True).place(own.path)
+    CheckpointHold(first, 4, is_live=lambda: True).place(own.path)
     shutil.rmtree(own.path)
-    assert reserved_steps(knowing.path) == set()
+    assert reserved_steps(first.path) == set()
     note = {"path": "/not/mounted/here/run", "step": 8}
-    write_once(knowing.path / "branches" / "branch.far.json", json.dumps(note))
-    assert reserved_steps(knowing.path) == {8}
-    write_once(knowing.path / "branches" / "branch.damaged.json", "{")
-    write_once(knowing.path / "branches" / "branch.other.json", json.dumps({"path": 3, "step": "x"}))
-    assert reserved_steps(knowing.path) == {8}
+    write_once(first.path / "branches" / "branch.far.json", json.dumps(note))
+    assert reserved_steps(first.path) == {8}
+    write_once(first.path / "branches" / "branch.damaged.json", "{")
+    write_once(first.path / "branches" / "branch.other.json", json.dumps({"path": 3, "step": "x"}))
+    assert reserved_steps(first.path) == {8}
 
 
-def test_an_earlier_versions_run_does_not_read_them_but_links(tmp_path, first):
-    assert not knows_reservations(first)
+def test_what_cannot_be_reserved_is_linked(tmp_path, first):
+    (first.path / "branches").touch()  # a file in place of the folder
     own = begun_from(tmp_path, None)
     CheckpointHold(first, 8, is_live=lambda: True).place(own.path)
-    assert not (first.path / "branches").exists()
     before, linked = (run.checkpoints / "step-00000008" / "weights" for run in (first, own))
     assert before.samefile(linked)
     Retention(keep_last=1).apply(first.checkpoints, 12)
@@ -234,22 +226,23 @@ def other_disk() -> Iterator[Path]:
 
 
 def test_what_cannot_be_reserved_or_linked_is_refused(first, other_disk):
+    (first.path / "branches").touch()
     logs = other_disk / "logs"
 
     def made(is_live: bool) -> RunFolder:
         hold = CheckpointHold(first, 8, lambda: is_live)
         return create_run(logs, first.resolved(), "#!/bin/sh\n", "", {}, archives=[hold])
 
-    with pytest.raises(RunFolderError, match="trains and may remove its checkpoint step-00000008: its code") as refused:
+    with pytest.raises(RunFolderError, match="trains and may remove its checkpoint step-00000008: ") as refused:
         made(is_live=True)
     assert "HPC_GPT_LOGS" in refused.value.hint
     assert list(logs.glob("*/*")) == [], "nothing is left of it"
     assert list(made(is_live=False).checkpoints.glob("*")) == []
 
 
-def test_a_checkpoint_that_is_removed_meanwhile_leaves_no_run(tmp_path, knowing):
-    hold = CheckpointHold(knowing, 8, is_live=lambda: True)
-    shutil.rmtree(knowing.checkpoints / "step-00000008")
+def test_a_checkpoint_that_is_removed_meanwhile_leaves_no_run(tmp_path, first):
+    hold = CheckpointHold(first, 8, is_live=lambda: True)
+    shutil.rmtree(first.checkpoints / "step-00000008")
     with pytest.raises(RunFolderError, match=r"checkpoint step-00000008 of run .* was removed just now"):
-        create_run(tmp_path / "new", knowing.resolved(), "#!/bin/sh\n", "", {}, archives=[take_snapshot(), hold])
+        create_run(tmp_path / "new", first.resolved(), "#!/bin/sh\n", "", {}, archives=[take_snapshot(), hold])
     assert list((tmp_path / "new").glob("*/*")) == []

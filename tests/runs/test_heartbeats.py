@@ -57,15 +57,6 @@ def test_what_is_damaged_or_of_another_kind_is_left_out(tmp_path: Path) -> None:
     assert (list(read_heartbeats(tmp_path)), read_heartbeats(tmp_path / "none")) == ([3], {})
 
 
-def test_what_the_c_level_watch_wrote_stands_behind_the_line(tmp_path: Path) -> None:
-    write_heartbeat(tmp_path, BEAT)
-    with open(tmp_path / "3.json", "ab") as file:
-        file.write(b"Timeout (0:05:00)!\n")
-    write_heartbeat(tmp_path, replace(BEAT, beat=2))
-    assert read_heartbeats(tmp_path)[3].beat == 2
-    assert (read_c_dump(tmp_path, 3), read_c_dump(tmp_path, 9)) == ("Timeout (0:05:00)!\n", "")
-
-
 def test_the_last_of_a_rank_counts_whoever_wrote_it(tmp_path: Path) -> None:
     """Rank 3's first rank was stopped for a while, in which rank 3 wrote a file of its own."""
     first, lines = replace(BEAT, rank=2), [line_of(replace(BEAT, beat=number)) for number in (5, 9)]
@@ -86,15 +77,13 @@ def test_those_of_an_ended_attempt_become_one_file_but_stacks(tmp_path: Path) ->
         for rank in range(4):
             write_heartbeat(attempt.heartbeats, replace(BEAT, rank=rank, step=number))
             c_dump(attempt.heartbeats, rank).write_text("Timeout 2\n" if rank == 2 else "")
-    with open(run.attempt(1).heartbeats / "3.json", "ab") as file:
-        file.write(b"Timeout\n")
     run.attempt(1).write_ended("hang", "rank 3", 17)
     before = {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)}
     for _ in range(2):
         pack_heartbeats(run.attempt(3))
     assert {number: read_heartbeats(run.attempt(number).heartbeats) for number in (1, 2, 3)} == before
-    assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["2.txt", "3.json", "all.jsonl"]
-    assert read_c_dump(run.attempt(1).heartbeats, 3) == "Timeout\n"
+    assert sorted(path.name for path in run.attempt(1).heartbeats.iterdir()) == ["2.txt", "all.jsonl"]
+    assert read_c_dump(run.attempt(1).heartbeats, 2) == "Timeout 2\n"
     assert len(list(run.attempt(2).heartbeats.iterdir())) == 8, "it may still run"
 
 

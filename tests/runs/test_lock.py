@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.process import boot_id
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.lock import Holder, RunLocked, process_holder
 from hpc_gpt.core.runs.processes import end_run_on, task_variables
@@ -52,8 +53,8 @@ def test_a_pid_that_is_used_again_holds_nothing(run: RunFolder, other) -> None:
     lock.take(run, process_holder(os.getpid()))
 
 
-@pytest.mark.parametrize(("boot", "is_gone"), [("of another boot", True), (None, False)])
-def test_a_start_time_counts_from_its_boot_if_that_was_noted(run: RunFolder, other, boot, is_gone: bool) -> None:
+@pytest.mark.parametrize(("boot", "is_gone"), [("of another boot", True), (boot_id(), False)])
+def test_a_start_time_counts_from_its_boot(run: RunFolder, other, boot, is_gone: bool) -> None:
     before = replace(process_holder(other.pid), boot=boot)
     lock.take(run, before)
     assert lock.holder(run) == before

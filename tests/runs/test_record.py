@@ -85,5 +85,5 @@ def test_flags_are_texts_with_their_kinds_beside_them():
     more = replace(again, flags=[*again.flags, Flag("no number", "nan")])
     assert more.flag_kinds == ["", "above_peak", "nan"]
     del tables["flag_kinds"]
-    assert Record.from_tables(tables).flag_kinds == ["", ""], "of a version before the kinds"
+    assert Record.from_tables(tables).flag_kinds == ["", ""], "of a file without the kinds"
     assert pickle.loads(pickle.dumps(more)) == more

@@ -48,8 +48,8 @@ def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
     assert not list(run.path.glob(".*"))
 
 
-def test_its_files_have_the_names_that_earlier_versions_gave(run):
-    """Those of an attempt, and of the run; scripts of earlier versions write some, and folders of theirs hold all."""
+def test_its_files_have_these_names(run):
+    """Those of an attempt, and of the run: scripts write some, and later versions read all."""
     (run.path / "attempts" / "1").mkdir(parents=True)
     names = {
         "log": "log",

@@ -170,8 +170,7 @@ def test_sha256sum_agrees(run: Path) -> None:
 @pytest.mark.parametrize("mask", [0o027, 0o077])
 def test_what_is_written_keeps_the_umask(run: Path, mask: int) -> None:
     program = "import os, sys; os.umask(int(sys.argv[1])); from hpc_gpt.core.runs import snapshot"
-    program += "; snapshot.main([sys.argv[2]])"
-    program += "; from pathlib import Path; snapshot.unpack_code(Path(sys.argv[2]))"
+    program += "; from pathlib import Path; run = Path(sys.argv[2]); snapshot.begin(run); snapshot.unpack_code(run)"
     for path in (run / CODE_ARCHIVE, run / "provenance.json"):
         path.unlink()
     subprocess.run([sys.executable, "-c", program, str(mask), str(run)], check=True, cwd=REPOSITORY)

@@ -4,7 +4,6 @@ import pytest
 
 from hpc_gpt.core.files import experiments_dir
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.experiment_file import (
     cut_warmup,
     find_experiment,
@@ -134,12 +133,6 @@ def test_megatron_lm_keeps_a_step_behind_its_warm_up(write):
 
 
 def test_quoted_dotted_keys_of_a_row_are_as_those_without_quotes(sweep_file):
-    sweep_file.write_text(BASE + '"pp1" = { "layout.pp" = 1, layout.tp = 2, "seed.step_s" = 3.5 }\n')
+    sweep_file.write_text(BASE + '"pp1" = { "layout.pp" = 1, layout.tp = 2, "published.step_s" = 3.5 }\n')
     row = find_sweep(str(sweep_file)).rows[-1]
     assert row == SweepRow("pp1", {"layout": {"pp": 1, "tp": 2}}, {"step_s": 3.5})
-
-
-def test_a_switch_that_is_gone_asks_for_nothing_at_its_default(tmp_path):
-    path = tmp_path / "earlier.toml"
-    path.write_text('[engine]\nname = "ddp"\noverlap_update = false\n[model]\npreset = "gpt2"\n')
-    assert load_experiment(str(path)).engine == Engine("ddp")

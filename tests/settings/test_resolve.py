@@ -355,8 +355,8 @@ def test_users_default_profile():
         ("{}", "KeyError('schema')"),
         ("[]", "TypeError('list indices must be integers or slices, not str')"),
         ("null", "TypeError(\"'NoneType' object is not subscriptable\")"),
-        ('{"schema": 1}', "KeyError('model')"),
-        ('{"schema": 1, "model": 3}', "KeyError('batch')"),
+        ('{"schema": 2}', "KeyError('model')"),
+        ('{"schema": 2, "model": 3}', "KeyError('batch')"),
     ],
 )
 def test_damaged_resolved_json(text: str, words: str) -> None:
@@ -369,7 +369,7 @@ def test_damaged_resolved_json(text: str, words: str) -> None:
 def test_resolved_of_another_schema():
     with pytest.raises(ConfigError) as fault:
         Resolved.from_json('{"schema": 99, "version": "9.1"}')
-    said = ("resolved.json has schema 99, this version reads 1", "use the version that wrote it: 9.1")
+    said = ("resolved.json has schema 99, this version reads 2", "use the version that wrote it: 9.1")
     assert (str(fault.value), fault.value.hint) == said
 
 

@@ -1,16 +1,15 @@
 """What the script does before its ranks start: in a container, by a Python that is slow or gone, of an old version."""
 
 import os
-import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.programs import put, ran
-from tests.slurm.launcher import PAIR, PROFILE, SINGLE, STEPS, Job, Launcher, paused
-from tests.slurm.stories import Teller, slow_storied, storied
+from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job, Launcher
+from tests.slurm.stories import Teller, storied
+from tests.specimens.test_made_before import REFUSED, as_of_0_2
 
 # Leaves out everything up to the image and runs the rest, as a container would.
 APPTAINER = """#!/bin/bash
@@ -73,23 +72,15 @@ def test_a_missing_python_is_one_line_and_a_user_error(launcher: Launcher) -> No
 
 
 @pytest.mark.long
-@slow_storied
-def test_a_script_of_an_earlier_version_runs_todays_modules(teller: Teller) -> None:
-    """Handed to sbatch: asked to end by the signal ahead of the time limit, it continues in a second attempt."""
-    launcher, jobs = teller.launcher, []
-    for commit in ("1424389", "b498b09"):
-        script = (place := launcher.place(f"at-{commit}")) / "job.sh"
-        text = (Path(__file__).parents[1] / "specimens" / f"slurm_at_{commit}.sh").read_text()
-        script.write_text(text.replace("/tokens/are/here", str(launcher.folder / "some.tokens")))
-        environment = {**launcher.environment, "HPC_GPT_PYTHON": sys.executable, **paused(2)}
-        job_id = ran("sbatch", "--parsable", script, cwd=place, env=environment, code=0).stdout.strip()
-        jobs.append(Job(teller.cluster, RunFolder(launcher.logs / "tiny" / job_id), job_id))
-    for job in jobs:
-        job.wait_paused()
-        launcher.cluster.run("scancel", "--signal=USR2", job.id, check=True)
-        job.hears(signal.SIGUSR2)
-    for job in jobs:
-        job.wait_end()
-        assert job.ended() == ["walltime", "done"], job.log()
-        assert sorted(job.losses()) == list(range(1, STEPS + 1))
-        assert "resumed after step " in job.log()
+def test_a_script_of_0_2_ends_before_its_ranks(launcher: Launcher) -> None:
+    """Handed to sbatch: the first program that it starts does not read its settings."""
+    script, _ = launcher.run("render", *SINGLE)
+    (folder := launcher.place("of-0.2")).joinpath("job.sh").write_text(as_of_0_2(script))
+    environment = {**launcher.environment, "HPC_GPT_PYTHON": sys.executable}
+    job_id = ran("sbatch", "--parsable", "job.sh", cwd=folder, env=environment, code=0).stdout.strip()
+    job = Job(launcher.cluster, RunFolder(launcher.logs / "tiny" / job_id), job_id)
+    job.wait_end("FAILED")
+    assert f"{REFUSED}\n\nhint: render it again with this version" in job.log()
+    assert job.run.attempt(1).ended()["ended"] == "user_error"
+    assert not job.run.attempt(1).metrics.exists()
+    assert REFUSED in launcher.run("status")[0]

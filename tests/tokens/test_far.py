@@ -174,7 +174,7 @@ def test_shards_in_a_late_epoch_begin_as_soon_as_in_the_first(tmp_path: Path) ->
     calls = []
     for epoch in (0, 10**6):
         stream = ShardStream(shards, resolved, 0)
-        stream.restore({0: {"places": dict.fromkeys(shards.training, (epoch, 0)), "faults": {}, "by_content": True,
+        stream.restore({0: {"places": dict.fromkeys(shards.training, (epoch, 0)), "faults": {},
                             "dp": 1, "workers": 0, "turn": 0}})  # fmt: skip
         calls.append(calls_of(lambda stream=stream: stream.take(2)))  # type: ignore[misc]
     assert max(calls) < 1.5 * min(calls), calls

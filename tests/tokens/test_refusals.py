@@ -115,9 +115,10 @@ def listing(count: int, **settings: Any) -> Callable[[Path], Any]:
 
 
 def before(folder: Path) -> None:
-    """A position of a version that went by names alone, of a folder with jsonl whose name does not say so."""
-    (folder / "b.txt").write_text('{"text": "a document"}\n')
-    check_as_before(list_shards(folder, streaming(folder)), {0: {"places": {"b.txt": [0, 0]}}})
+    """A position in a README of a folder to which jsonl was added since."""
+    (folder / "README.md").write_text("0123456789\n")
+    (folder / "b.jsonl").write_text('{"text": "a document"}\n')
+    check_as_before(list_shards(folder, streaming(folder)), {0: {"places": {"README.md": [0, 0]}}})
 
 
 def char_file(table: str) -> Callable[[Path], Any]:
@@ -356,10 +357,9 @@ ROWS: dict[str, Row] = {
     "no more for evaluation": (listing(1, eval_fraction=0.1, train={"eval_every": 1}),
      "HERE has 1 shard, of which data.eval_fraction = 0.1 leaves none for evaluation | split the text into 2 files "
      "or more, set train.eval_every = 0, or make a token file: hpc-gpt data HERE"),
-    "shards read otherwise": (before,
-     "1 file of HERE, as b.txt, would be read otherwise than when the run began: content says now what is jsonl, "
-     "and beside it README and the like are no text | submit a new run, or start the old run's own job.sh again: "
-     "its code reads them as before"),
+    "shards left out": (before,
+     "1 file of HERE, as README.md, would be left out, but the run has read from it: beside jsonl README and the like "
+     "are not text | remove the files that were added to the folder since, or submit a new run"),
     "shards below a sample": (
         lambda at: ShardStream(list_shards(at, streaming(shards(1, "abc")(at))), streaming(at), 0).take(1),
      "no shard of data-parallel rank 0 under HERE has one sample of seq + 1 = 5 tokens | give larger files, or a "

@@ -12,7 +12,6 @@ import torch
 
 from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.runs.snapshot import take_snapshot
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.launcher.launch.branching import prepare_branch
 from hpc_gpt.launcher.launch.past_timings import PastTimings
@@ -160,25 +159,17 @@ def test_the_parents_time_counts(tmp_path, tokens):
     assert json.loads((own.checkpoints / f"step-{step:08d}" / "complete.json").read_text())["train_s"] > 3600
 
 
-@pytest.mark.long(but="first")  # tests/runs/test_branches.py has the links
-@pytest.mark.parametrize("knows", [True, False])
-def test_a_run_that_trains_keeps_the_checkpoint_for_its_branch(tmp_path, tokens, knows):
-    """One of an earlier version does not know of branches: its checkpoint is then the branch's own, by hard links."""
+def test_a_run_that_trains_keeps_the_checkpoint_for_its_branch(tmp_path, tokens):
     more = {"steps": 24, "save_every": 4, "keep_last": 1, "save_in_background": False, **WSD}
     run = new_run(tmp_path, settings(tokens, ALONE, DDP, **more))
-    if knows:
-        take_snapshot().place(run.path)
     launch = Launch(run, 1, HOLD_AT_LINE="10")  # after the save of step 8
     launch.await_hold()
     own = branched(run, None, 12)
     eighth = run.checkpoints / "step-00000008"
-    linked = own.checkpoints / "step-00000008"
-    assert linked.exists() is not knows
+    assert not (own.checkpoints / "step-00000008").exists()
     launch.signal(signal.SIGCONT)
     launch.wait()
-    kept = ["step-00000008", "step-00000024"] if knows else ["step-00000024"]
-    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == kept
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == ["step-00000008", "step-00000024"]
     assert [line["step"] for line in lines(trained(own))] == [9, 10, 11, 12]
-    assert linked.exists() is False, "the branch keeps one, too"
     train(run, 1)  # has nothing to train, and tidies
     assert not eighth.exists()

@@ -1,13 +1,11 @@
 """Whatever interrupts a run, it saves, says how it ended, and goes on to the same figures, to the last digit."""
 
-import json
 import signal
 from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.experiment import Engine
 from tests.train.launch import Launch, figures, lines, new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-interruptions")
@@ -100,17 +98,3 @@ def test_interrupted_three_times_and_resumed(tmp_path: Path, tokens: Path, unbro
     expected = figures(unbroken)
     found = figures(run)
     assert found == [expected[one[0] - 1] for one in found]
-
-
-def test_a_run_with_a_switch_that_is_gone_resumes_without_it(tmp_path: Path, tokens: Path) -> None:
-    """Its resolved.json is an earlier version's; the line is in the log of the attempt."""
-    run = new_run(tmp_path, settings(tokens, {"tp": 1, "pp": 1, "dp": 1}, Engine("ddp"), steps=4, save_every=2))
-    assert train(run, 1).ended == ("done", 4, False)
-    figures_at_once, file = figures(run), run.path / "resolved.json"
-    (run.checkpoints / "step-00000004").rename(tmp_path / "last")
-    file.write_text(file.read_text().replace('"sharded_optimizer"', '"overlap_update": true,\n  "sharded_optimizer"'))
-    assert json.loads(file.read_text())["engine"]["overlap_update"] is True
-    again = train(run, 1)
-    assert again.ended == ("done", 4, False), again.log
-    assert "note: engine.overlap_update is gone: " in again.log
-    assert figures(run)[4:] == figures_at_once[2:]

@@ -1,7 +1,6 @@
 """A row of the embedding that transformers does not train: one step from a folder, as the folder's class does it."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.runs.lineage import descend
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import experiment_of, resolve
-from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
+from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.smoke import shrink
 from hpc_gpt.core.tables import toml_lines
 from hpc_gpt.core.weights.config import read_config
-from hpc_gpt.core.weights.folder import check_weights, read_folder
+from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import parts_of
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
@@ -113,26 +110,3 @@ def test_the_switch_follows_from_the_given_folder_alone(tmp_path: Path) -> None:
         assert resolve(experiment_of(resolved), LOCAL) == resolved
         small = shrink(experiment_of(replace(resolved, model=replace(resolved.model, vocab=999))), resolved, False)
         assert small.experiment.model.pad_token == pad
-
-
-def test_a_run_of_an_earlier_version_stays_as_it_was(tmp_path: Path) -> None:
-    """Its resolved.json has no pad token, whatever its folder says."""
-    folder = made("llama", False, tmp_path / "weights")
-    now = asked(folder, '[train]\ninit = "weights"')
-    text = re.sub(r',\n +"pad_token": 7', "", now.to_json())
-    assert text != now.to_json()
-    earlier = Resolved.from_json(text)
-    assert earlier.to_json() == text
-    assert config_hash(earlier) != config_hash(now)
-    assert speed_hash(earlier) == speed_hash(now)
-    assert resolve(experiment_of(earlier), LOCAL) == earlier
-    for changes in ({}, {"model.hf": str(folder)}):
-        assert descend(earlier, changes, LOCAL, 1).model == earlier.model
-        assert descend(now, changes, LOCAL, 1).model == now.model
-    with pytest.raises(ConfigError, match=r"model\.pad_token would be 7, but is None in the checkpoint's run"):
-        descend(earlier, {"model.pad_token": PAD}, LOCAL, 1)
-    check_weights(read_folder(folder), earlier.model)
-    made("llama", False, tmp_path / "broken", pad_token_id=61, initializer_range="x")
-    check_weights(read_folder(tmp_path / "broken"), earlier.model)
-    with pytest.raises(ConfigError, match="pad_token_id is 61, a row that an embedding of 61 has not"):
-        check_weights(read_folder(tmp_path / "broken"), now.model)

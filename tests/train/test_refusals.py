@@ -293,7 +293,7 @@ ROWS: dict[str, Row] = {
      "HERE lacks what was offloaded to NVMe: DeepSpeed 0.19.8 does not save that | offload to the host's memory if "
      "a run is to be resumed or exported"),
     "another schema": (states(schema=0),
-     "HERE has no list of where its weights are: an older version wrote it | resume it in the layout it was saved "
+     "HERE has no list of where its weights are that this version reads | resume it in the layout it was saved "
      "with"),
     "a file that is gone": (states(lambda at: (at / "zero-0-1.pt").unlink(), "norm"),
      f"HERE/zero-0-1.pt cannot be read: [Errno 2] No such file or directory: 'HERE/zero-0-1.pt' | {REMOVE_IT}"),
@@ -301,11 +301,6 @@ ROWS: dict[str, Row] = {
      f"HERE/zero-0-1.pt cannot be read: ... | {REMOVE_IT}"),
     "a parameter that is none": (states(name="nosuch"),
      "HERE holds no parameter nosuch | is it a checkpoint of another model?"),
-    "moments of some weights": (lambda at: universal.check_states(SimpleNamespace(
-        optimizer=SimpleNamespace(fp32_partitioned_groups_flat="ab"),
-        basic_optimizer=SimpleNamespace(state={"a": {"step": 1}})), at),
-     "HERE lacks the optimizer's moments of what engine.offload_ratio left on the GPU: an older version, which did "
-     "not save them, wrote it | start a new run: that version also updated those weights with a wrong learning rate"),
     # an attempt
     "no run": (lambda at: _find_attempt(None, "1"), f"HPC_GPT_RUN is None, which is not a run folder | {SUBMIT}"),
     "no attempt": (lambda at: _find_attempt(str(new_run(at, FOUR).path), "7"),

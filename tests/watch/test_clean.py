@@ -111,7 +111,7 @@ def test_of_a_run_that_trains_waits_or_may_nothing_goes():
 def test_what_another_run_began_from_stays_while_it_needs_it(tmp_path):
     run = ended_run(10, 20, 30)
     branch, resumed, noted = (make_run(logs_dir()) for _ in range(3))
-    for child, step, is_branch in ((branch, 10, True), (resumed, 30, False)):  # as earlier versions made them
+    for child, step, is_branch in ((branch, 10, True), (resumed, 30, False)):  # without a note in the other's folder
         write_once(child.path / RESUMED_FROM, json.dumps(Parent(run.run_id, str(run.path), step, is_branch).note))
     elsewhere = make_run(tmp_path / "other-logs")  # which no list of this folder has
     ResumptionHold(run, 20, lambda: False).place(elsewhere.path)

@@ -17,7 +17,7 @@ import pytest
 from hpc_gpt.core import files
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import logs_dir, write_once
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity, start_time
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
@@ -339,7 +339,7 @@ def test_which_job_is_newer_is_no_matter_of_two_clocks(slurm_says, attempts_befo
 
 def test_a_local_run_lives_while_its_process_does():
     run = unsubmitted_run()
-    line = {"scheduler": "local", "job_id": "1", "pid": os.getpid(), "pid_start": start_time(os.getpid())}
+    line = {"scheduler": "local", "job_id": "1", **process_identity(os.getpid())}
     run.add_submission({**line, "host": platform.node()})
     assert read_status([run])[0].state == "running"
     run.add_submission({**line, "pid_start": "1", "host": platform.node()})  # the pid was given to another since
@@ -378,7 +378,7 @@ def test_a_damaged_folder_is_one_row_not_the_end_of_the_list():
 
 def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
     mine, theirs = unsubmitted_run(), slurm_run()
-    me = {"pid": os.getpid(), "pid_start": start_time(os.getpid()), "host": platform.node()}
+    me = {**process_identity(os.getpid()), "host": platform.node()}
     mine.add_submission({"scheduler": "local", "job_id": "9", **me})
     slurm_says({"7": ("RUNNING", "")})
     assert [(each.state, each.cause) for each in read_status([mine, theirs])] == [("running", None)] * 2
@@ -470,7 +470,8 @@ def moved_run(line, ended=None):
 
 
 def local_line(pid_start):
-    return {"scheduler": "local", "job_id": "1", "host": platform.node(), "pid": os.getpid(), "pid_start": pid_start}
+    return {"scheduler": "local", "job_id": "1", "host": platform.node(),
+            **process_identity(os.getpid()), "pid_start": pid_start}  # fmt: skip
 
 
 def test_a_folder_that_was_moved_under_its_ranks_is_said_to_be():

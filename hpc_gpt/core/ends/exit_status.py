@@ -23,10 +23,9 @@ _SRUN = re.compile(
     rf"(?:(?P<node>[^\s:]+): )?tasks? {_RANKS}: "
     rf"(?:Exited with exit code (?P<code>\d{{1,3}})|(?P<signal>{'|'.join(_BY_SRUN)}))(?: \(core dumped\))?"
 )
-# The last form is that of earlier versions.
 _OWN = re.compile(
-    rf"ranks? {_RANKS}(?:: .{{1,80}}?)?(?: on (?P<node>[^\s,]+))? (?:(?:was|were) ended by (?P<signal>SIG[A-Z0-9]+)"
-    r"|ended with (?:exit code (?P<code>\d{1,3})|signal (?P<old>SIG[A-Z0-9]+)))"
+    rf"ranks? {_RANKS}(?:: .{{1,80}}?)?(?: on (?P<node>[^\s,]+))? "
+    r"(?:(?:was|were) ended by (?P<signal>SIG[A-Z0-9]+)|ended with exit code (?P<code>\d{1,3}))"
 )
 _LOST = re.compile(rf"rank \d{{1,7}} {LOST_PEER}\b")
 
@@ -84,12 +83,12 @@ def read_exit_status(cause: str | None) -> ExitStatus | None:
 
     >>> read_exit_status("srun: error: n2: task 1: Killed")
     ExitStatus(ranks='1', node='n2', code=-9)
-    >>> read_exit_status("rank 1 ended with signal SIGKILL"), read_exit_status("rank 1: KeyError: 'a'")
+    >>> read_exit_status("rank 1 was ended by SIGKILL"), read_exit_status("rank 1: KeyError: 'a'")
     (ExitStatus(ranks='1', node=None, code=-9), None)
     """
     found = _OWN.search(cause or "")
     if found is not None:
-        name = found["signal"] or found["old"]
+        name = found["signal"]
         if name and name not in signal.Signals.__members__:
             return None
         return ExitStatus(found["ranks"], found["node"], -signal.Signals[name] if name else int(found["code"]))

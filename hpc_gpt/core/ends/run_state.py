@@ -207,8 +207,8 @@ def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end:
 
 
 def submitted_after(line: Mapping[str, Any], attempt: Attempt, moment: float) -> bool:
-    """Whether a job was submitted after an attempt, by the number of attempts that were there; of a line of an earlier
-    version by its time, after `moment` on another machine's clock."""
+    """Whether a job was submitted after an attempt, by the number of attempts that were there; of a line without it by
+    its time, after `moment` on another machine's clock."""
     before = line.get("attempts_before")
     return int(before) >= attempt.number if before is not None else float(line.get("time") or 0.0) > moment
 
@@ -337,7 +337,7 @@ def _cancelled_by(run: RunFolder, job_id: str) -> str:
     mark = run.cancelled_mark(job_id)
     note = read_stored(mark)
     moment = note.get("time")
-    if not moment:  # of an earlier version
+    if not moment:  # a full disk left it empty
         with contextlib.suppress(OSError):
             moment = mark.stat().st_mtime
     when = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(moment))

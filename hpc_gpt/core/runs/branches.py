@@ -1,8 +1,8 @@
 """The checkpoint that a branch begins from is kept, whatever its run's keep_last says, until the branch has its own.
 
 `branches/branch.<run id>.json` in the folder of the run that has the checkpoint says which run begins after which step,
-and that run's retention reads it. The code of a run made by an earlier version does not: its checkpoint is then in the
-branch's own folder, too, as hard links. A resumption as a new run leaves the same note, for `hpc-gpt clean`.
+and that run's retention reads it. If the note cannot be written, the checkpoint is in the branch's own folder, too, as
+hard links. A resumption as a new run leaves the same note, for `hpc-gpt clean`.
 `branches/reader.<host>.<pid>.<number>.json` is of a process that reads the checkpoints, or submits a run that is to
 read them: as long as it lives none is removed.
 """
@@ -30,11 +30,9 @@ from hpc_gpt.core.runs.checkpoints import (
 )
 from hpc_gpt.core.runs.lock import holder_in, process_holder, text_of
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.runs.snapshot import read_archive
 from hpc_gpt.core.runs.stored import read_stored
 
 BRANCHES = "branches"
-_OWN_NAMES = {"hpc_gpt/core/runs/branches.py", "hpc_gpt/runs/branches.py"}  # today, and before
 # A reader on a host that cannot be asked counts for so long: no export takes a day.
 _READS_S = 86400.0
 _TO_DELETE = re.compile(rf"{re.escape(DELETING)}(step-(\d+))-\d+")
@@ -113,14 +111,6 @@ def put_back(aside: Path) -> bool:
     return True
 
 
-def knows_reservations(run: RunFolder) -> bool:
-    """Whether the code that a run was submitted with reads them."""
-    try:
-        return not _OWN_NAMES.isdisjoint(read_archive(run.path)[1])
-    except RunFolderError:
-        return False
-
-
 class CheckpointHold:
     """Keeps the checkpoint of `step` of `run` for a branch. If it cannot, `is_live` says whether that run may remove
     it."""
@@ -131,7 +121,7 @@ class CheckpointHold:
     def place(self, folder: Path) -> None:
         """Keeps it for the branch that `folder` is made for. RunFolderError if it was removed, or may be."""
         checkpoint = self._run.checkpoints / self._name
-        refusal = self._reserve(folder) if knows_reservations(self._run) else "its code is of an earlier version"
+        refusal = self._reserve(folder)
         if refusal:
             refusal = self._link(checkpoint, folder) and refusal
         if not (checkpoint / COMPLETE).is_file():

@@ -49,8 +49,8 @@ def list_runs(logs: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(runs, key=lambda path: (runs[path], str(path)))]
 
 
-# What supervises a run on this machine, as its command line names it: `python -m MODULE RUN [ATTEMPT]`.
-_SUPERVISES = (b"hpc_gpt.launch.local.queue", b"hpc_gpt.launch.local.controller")
+# The module that supervises a run on this machine, by its command line: `python -m MODULE RUN [ATTEMPT]`.
+_SUPERVISOR = b"hpc_gpt.launcher.launch.local.queue"
 
 
 def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
@@ -60,7 +60,7 @@ def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError, ValueError, IndexError):
             words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
-            if words[1:2] != [b"-m"] or words[2] not in _SUPERVISES:
+            if words[1:2] != [b"-m"] or words[2] != _SUPERVISOR:
                 continue
             path = Path(os.fsdecode(words[3]))
             below = logs is None or path.is_relative_to(logs) or path.is_relative_to(logs.resolve())

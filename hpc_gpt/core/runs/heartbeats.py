@@ -2,10 +2,9 @@
 attempt's other files, how long it had its GPUs: one answer for status, report and the budget.
 
 The heartbeats of a node's ranks are lines of `attempts/<n>/beats/<its first rank>.json`, which that rank overwrites in
-place, with one small write that also succeeds on a full disk. A rank whose node's first one does not run, and each rank
-of earlier versions, has a file of its own. In `<rank>.txt` (earlier: after its line) the rank's watch in C writes the
-stacks of the threads, when Python itself cannot run. The next attempt makes one file, `all.jsonl`, of those of an
-attempt that is over: a site counts files.
+place, with one small write that also succeeds on a full disk. A rank whose node's first one does not run has a file of
+its own. In `<rank>.txt` the rank's watch in C writes the stacks of the threads, when Python itself cannot run. The next
+attempt makes one file, `all.jsonl`, of those of an attempt that is over: a site counts files.
 """
 
 import contextlib
@@ -63,9 +62,9 @@ class RankHeartbeat:
     `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device, None if
     it is not measured. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
     the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
-    GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, without a GPU, and of
-    earlier versions. `still_s`: how long a program that is not ours has made no step, None if they come as usual;
-    `still`: which other signs of life it shows, and after how long it is a hang.
+    GpuFigures of each GPU of the node, in the heartbeat of one of its ranks; None of the others, and without a GPU.
+    `still_s`: how long a program that is not ours has made no step, None if they come as usual; `still`: which other
+    signs of life it shows, and after how long it is a hang.
     """
 
     rank: int
@@ -144,7 +143,7 @@ def pack_heartbeats(attempt: Attempt) -> None:
                 lines = [json.dumps(asdict(each)) + "\n" for each in read_heartbeats(before.heartbeats).values()]
                 write_once(before.heartbeats / _PACKED, "".join(lines))
                 for path in before.heartbeats.glob("[0-9]*"):
-                    if not _stacks_in(path):
+                    if path.suffix == ".json" or not path.stat().st_size:
                         path.unlink()
 
 
@@ -155,16 +154,8 @@ def c_dump(folder: Path, rank: int) -> Path:
 
 def read_c_dump(folder: Path, rank: int) -> str:
     """The stacks that the rank's watch in C wrote; empty if there are none."""
-    return _stacks_in(c_dump(folder, rank)) or _stacks_in(folder / f"{rank}.json")
-
-
-def _stacks_in(path: Path) -> str:
-    """The stacks in one of the two files: what is after lines of heartbeats."""
     with contextlib.suppress(OSError):
-        text = read_bytes(path)
-        while text.startswith(b"{"):
-            text = text[LINE_BYTES:]
-        return text.decode(errors="replace")
+        return read_bytes(c_dump(folder, rank)).decode(errors="replace")
     return ""
 
 

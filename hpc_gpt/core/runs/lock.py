@@ -37,7 +37,7 @@ class Holder:
     pid: int | None = None
     pid_start: str | None = None
     slurm_job: str | None = None
-    boot: str | None = None  # of earlier versions' locks it is not known
+    boot: str | None = None
 
     def __str__(self) -> str:
         return f"Slurm job {self.slurm_job}" if self.slurm_job else f"process {self.pid} on {self.host}"
@@ -160,8 +160,7 @@ def release(run: RunFolder, taker: Holder) -> None:
 def submission_line(pid: int, job_id: str, command: list[str], cluster: str) -> dict[str, Any]:
     """The line of submissions.jsonl of a start that a process of this machine supervises, which has the lock."""
     line = {"scheduler": "local", "job_id": job_id, "cluster": cluster, "command": command, "refused": None}
-    # Unlike of earlier versions, which wrote no `locked`: without a lock nothing trains the run.
-    return {**line, **process_identity(pid), "host": platform.node(), "locked": True}
+    return {**line, **process_identity(pid), "host": platform.node()}
 
 
 def text_of(taker: Holder) -> str:

@@ -20,12 +20,11 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobRefused, UserError
 from hpc_gpt.core.files import read_json, write_once
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.core.settings.experiment import WITHDRAWN
 from hpc_gpt.core.settings.resolve import experiment_text
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.tables import flat
-from hpc_gpt.core.weights.config import GENERATION, InitConfig, init_config_in
-from hpc_gpt.core.weights.folder import CONFIG, check_unchanged, identity_of, read_folder
+from hpc_gpt.core.weights.config import InitConfig, init_config_in
+from hpc_gpt.core.weights.folder import check_unchanged, identity_of, read_folder
 from hpc_gpt.core.words import and_more
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
@@ -102,33 +101,20 @@ def check_weights_of(run: Path, resolved: Resolved) -> str:
     return check_unchanged(read_folder(Path(resolved.train.init)), then)
 
 
-def init_config_of(runs: Iterable[Path]) -> tuple[InitConfig | None, str]:
-    """(what an export passes on from the folder that the first of `runs` with one began from, a note on what is not
-    known of it). A run of an earlier version kept the class alone: the folder is asked, if it is still the same."""
+def init_config_of(runs: Iterable[Path]) -> InitConfig | None:
+    """What an export passes on from the folder that the first of `runs` with one began from."""
     stored = (read_stored(run / "provenance.json").get(INIT) for run in runs)
-    init = next((one for one in stored if isinstance(one, dict)), None)
-    if init is None:
-        return None, ""
-    if isinstance(passed := init.get(_PASSED_ON), dict):
-        return InitConfig(passed.get("architecture"), passed.get("config") or {}, passed.get("generation")), ""
-    path = Path(str(init.get("path")))
-    with contextlib.suppress(UserError, OSError):
-        if hashlib.sha256((path / CONFIG).read_bytes()).hexdigest() == init.get("config"):
-            return init_config_in(path), ""
-    lost = f"{path}, from which the run began, is not there, or changed: the tokens that begin and end a text, the "
-    return InitConfig(init.get("architecture")), f"{lost}positions and {GENERATION} are not passed on"
+    init = next((one for one in stored if isinstance(one, dict)), {})
+    passed = init.get(_PASSED_ON)
+    if not isinstance(passed, dict):
+        return None
+    return InitConfig(passed.get("architecture"), passed.get("config") or {}, passed.get("generation"))
 
 
 def config_notes(run: Path, resolved: Resolved) -> list[str]:
-    """A line for each of the engine's own files in the run folder that is not what its library is given now, and for
-    each switch of the run that is withdrawn.
-
-    It is so for a run of an earlier version that today's code resumes, and for a file that was edited.
-    """
-    had = read_json(run / "resolved.json").get("engine") or {}
-    notes = [
-        f"note: engine.{name} is gone: {why}; trained without it" for name, why in WITHDRAWN.items() if had.get(name)
-    ]
+    """A line for each of the engine's own files in the run folder that is not what its library is given now: the file
+    was edited, or another version of this code wrote it."""
+    notes = []
     for name, config in engine_named(resolved.engine.name).config_files(resolved).items():
         there, now = flat(read_json(run / name)), flat(json.loads(json.dumps(config)))
         differ = [key for key in {**there, **now} if there.get(key) != now.get(key)]

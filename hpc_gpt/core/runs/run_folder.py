@@ -216,7 +216,8 @@ class RunFolder:
         return self.path / "record.json"
 
     def resolved(self) -> Resolved:
-        """The run's settings; ConfigError or RunFolderError if resolved.json is damaged or missing."""
+        """The run's settings. Raises ConfigError or RunFolderError if resolved.json is damaged or missing, and
+        OtherSchema if it is of a version that this one does not read."""
         try:
             return Resolved.from_json(read_text(self.path / "resolved.json"))
         except OSError as fault:
@@ -230,7 +231,7 @@ class RunFolder:
             hint = self._restore_hint() or "is this a run folder?"
             raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", hint) from None
         except ConfigError as fault:
-            raise ConfigError(f"{self.path}: {fault}", self._restore_hint() or fault.hint) from None
+            raise type(fault)(f"{self.path}: {fault}", self._restore_hint() or fault.hint) from None
 
     @property
     def waits_for(self) -> Path:
@@ -302,7 +303,7 @@ class RunFolder:
 
     def cancelled_mark(self, job_id: str) -> Path:
         """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it: `user, host, time`.
-        Its existence counts: a full disk may leave it empty, as earlier versions did."""
+        Its existence counts: a full disk may leave it empty."""
         return self.path / f"cancelled.{job_id}"
 
     def mark_cancelled(self, job_id: str) -> None:

@@ -5,8 +5,9 @@ attempt runs from `code/`, unpacked from the archive by `runs.unpack`, so an edi
 
     python -m hpc_gpt.core.runs.snapshot RUN
 
-makes the archive of a run that plain sbatch has started. The SHA-256 is of the uncompressed archive: it is equal for
-equal code, whatever the version of zlib.
+makes the archive of a run that plain sbatch has started. It is the first program that such a script starts, so it
+refuses settings that this version does not read. The SHA-256 is of the uncompressed archive: it is equal for equal
+code, whatever the version of zlib.
 """
 
 import copy
@@ -24,16 +25,12 @@ from pathlib import Path
 from hpc_gpt.core.errors import OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import templates_dir, write_once
 from hpc_gpt.core.runs import unpack as unpack_module
-from hpc_gpt.core.runs.run_folder import SharedFile
+from hpc_gpt.core.runs.run_folder import RunFolder, SharedFile
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.runs.unpack import CODE_ARCHIVE, CODE_KEY, SUMS, UnpackFault, sums_text
+from hpc_gpt.core.settings.resolved import OtherSchema
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-# {file that scripts of earlier versions take out of the archive: the same file today}
-OLD_NAMES = {
-    "hpc_gpt/runs/unpack.py": "hpc_gpt/core/runs/unpack.py",
-    "hpc_gpt/program/start.py": "hpc_gpt/trainer/program/start.py",
-}
 _TOO_LATE = "submit the experiment again, or put the archive back"
 
 
@@ -69,7 +66,6 @@ def code_files() -> dict[str, Path]:
     templates = templates_dir()
     if templates.parent != _PACKAGE:  # a wheel has them inside
         found |= {f"templates/{name}": path for name, path in _files_below(templates).items()}
-    found |= {old: found[name] for old, name in OLD_NAMES.items()}
     return dict(sorted(found.items()))
 
 
@@ -105,7 +101,7 @@ def read_archive(run: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def submitted_sha256(run: Path) -> str | None:
-    """The SHA-256 of the code in provenance.json; None in a run of an older version."""
+    """The SHA-256 of the code in provenance.json; None in a run that plain sbatch starts, until it has its archive."""
     found = read_stored(run / "provenance.json").get(CODE_KEY)
     return str(found) if found else None
 
@@ -159,10 +155,13 @@ def begin(run: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    run = RunFolder(Path(arguments[0]))
     try:
-        begin(Path(arguments[0]))
+        run.resolved()
+        begin(run.path)
     except UserError as fault:
-        print(f"Error: {fault}\n\nhint: {fault.hint}", file=sys.stderr)
+        again = "render it again with this version, or " if isinstance(fault, OtherSchema) else ""
+        print(f"Error: {fault}\n\nhint: {again}{fault.hint}", file=sys.stderr)
         return 1
     return 0
 

@@ -197,7 +197,7 @@ def _open_to(root: Path, path: Path) -> int:
 
 def _identity(tar: bytes) -> str:
     """The SHA-256 of an archive without what differs between two checkouts of the same files: their times, and modes
-    but for the executable bit. So earlier versions wrote it, of which it is the sum of the bytes."""
+    but for the executable bit."""
     plain = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(tar)) as entries,

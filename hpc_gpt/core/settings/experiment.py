@@ -28,9 +28,6 @@ Bias = Literal["all", "qkv", "none"]
 # For weights that are trained already, as the recipes of full fine-tuning have it (Alpaca's, torchtune's for Llama);
 # train.lr's default is for random ones.
 LR_OF_TRAINED = 2e-5
-# {a switch of [engine] that is gone: why}. A file that has it at false, as earlier versions wrote it, asks for nothing;
-# a run that has it trains without it, to the same weights.
-WITHDRAWN = {"overlap_update": "beside the next forward pass an update takes longer than after the step"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import data_dir, experiments_dir, read_start
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
-from hpc_gpt.core.settings.experiment import WITHDRAWN, Command, Data, Experiment, Model, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Model, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
 from hpc_gpt.core.settings.program_text import without_secret_comments
 from hpc_gpt.core.settings.resolve import with_pad_token
@@ -178,7 +178,6 @@ def load_experiment(
     file = read_experiment(name) if isinstance(name, str) else name
     tables, given = file.overridden(overrides, row), overrides or ()
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, given)
-    _drop_withdrawn(tables.get("engine"), str(file.path), given)
     faults = schedule_faults(tables.get("train", {}), str(file.path), given, elsewhere)
     experiment = check_tables(tables, Experiment, str(file.path), given, faults)
     experiment = replace(experiment, data=_with_source(experiment.data, file, row, overrides or {}))
@@ -200,14 +199,6 @@ def _with_source(data: Data, file: ExperimentFile, row: str | None, overrides: M
         return replace(data, path=None)
     folder = _folder_of(["data.path"], file, row, overrides)
     return replace(data, source=source_at(path, (folder, Path.cwd(), data_dir())))
-
-
-def _drop_withdrawn(engine: Any, where: str, given: Collection[str]) -> None:
-    """Takes WITHDRAWN switches out of a table [engine] that has them at false; ConfigError for any other value."""
-    for name, why in WITHDRAWN.items() if isinstance(engine, dict) else ():
-        if engine.pop(name, False) not in (False, None, "false"):
-            of = "your options" if f"engine.{name}" in given else where
-            raise ConfigError(f"{of}: engine.{name} is gone: {why}", f"leave engine.{name} out")
 
 
 def keys_given(

@@ -30,12 +30,20 @@ from hpc_gpt.core.settings.sized import (
 )
 from hpc_gpt.core.typed_tables import from_tables
 
+# The schemas of resolved.json that this version reads: its own, and that of the minor version before. 0.3 is the first
+# version whose runs and scripts later ones read, so it reads 2 alone. The rule holds for scripts, too: each carries its
+# resolved.json.
+_READABLE = (SCHEMA,)
 # Keys of [engine] that were added later, and are written with their defaults, too.
 _WRITTEN = ("keep_residuals", "one_pass_loss", "fused_bias_gradients")
 # The bytes of a file's name, as Linux' file systems take them.
 NAME_BYTES = 255
 # The bytes of a job's name: its output %x-%j.out has a number, or the two of an array, too.
 JOB_NAME_BYTES = NAME_BYTES - len("-4294967295_4294967295.out")
+
+
+class OtherSchema(ConfigError):
+    """Settings that a version wrote which is too old for this one, or newer."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,13 @@ class Resolved(Sized):
 
     @staticmethod
     def from_json(text: str) -> Resolved:
-        """The object of a text that `to_json` gave; ConfigError if it is damaged or of another schema."""
+        """The object of a text that `to_json` gave. Raises ConfigError if it is damaged, OtherSchema."""
         try:
             tables = json.loads(text)
-            if tables["schema"] != SCHEMA:
-                raise ConfigError(
-                    f"resolved.json has schema {tables['schema']}, this version reads {SCHEMA}",
+            if tables["schema"] not in _READABLE:
+                readable = " and ".join(map(str, _READABLE))
+                raise OtherSchema(
+                    f"resolved.json has schema {tables['schema']}, this version reads {readable}",
                     f"use the version that wrote it: {tables['version']}",
                 )
             resolved = from_tables(Resolved, with_unknown(tables))

@@ -24,8 +24,8 @@ from hpc_gpt.core.words import counted, cut, plain
 NO_MODEL = ModelShape(hidden=0, layers=0, heads=1, vocab=0, seq=0)
 NO_BATCH = Batch(0, 0, 0)
 
-
-SCHEMA = 1
+# The schema of resolved.json.
+SCHEMA = 2
 
 # For tables of a Resolved: the table of the experiment that has the rules of their keys.
 _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}

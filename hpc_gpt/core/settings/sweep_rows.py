@@ -1,7 +1,7 @@
 """The `[rows]` of an experiment's file, with a line for each row of a table of measurements.
 
 A row is an inline table that is laid over the file's other tables. In addition to the keys of an experiment it may have
-`published`, the figures of a published table in this row, by column (`seed` in earlier versions), and `impossible`, why
+`published`, the figures of a published table in this row, by column, and `impossible`, why
 no such layout can exist: such a row is listed and never runs. Rows keep the order of the file.
 """
 
@@ -22,8 +22,6 @@ from hpc_gpt.core.words import and_more
 # A row's name becomes a part of the names of its run's folder and job.
 _SIGNS = "._+-"
 _TABLES = [entry.name for entry in fields(Experiment) if entry.name != "name"]
-# The table of the published figures, by its name and by that of earlier versions.
-_PUBLISHED = ("seed", "published")
 _EXAMPLE = 'a row is "NAME" = { layout.gpus = 16, published.step_s = 0.661 }, its name in quotes; hpc-gpt help sweeps'
 
 
@@ -82,9 +80,8 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
             check_tables(own, Experiment, where)
         except ConfigError as fault:
             faults += str(fault).splitlines()
-        tables = [table for key in _PUBLISHED if isinstance(table := values.get(key), Mapping)]
-        published = {column: figure for table in tables for column, figure in table.items()}
-        rows.append(SweepRow(name, own, published, values.get("impossible")))
+        published = table if isinstance(table := values.get("published"), Mapping) else {}
+        rows.append(SweepRow(name, own, dict(published), values.get("impossible")))
     raise_faults(dict.fromkeys(faults, _EXAMPLE))
     return tuple(rows)
 
@@ -97,26 +94,22 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
         faults.append(f"impossible must be the reason in words, not {impossible!r}")
     known = [*_TABLES, "published", "impossible"]
     for key in values:
-        if key not in (*known, *_PUBLISHED):
+        if key not in known:
             faults.append(f"unknown key {key}; " + (close_matches(key, known) or f"known here: {', '.join(known)}"))
-    texts: dict[str, Any] = {}
-    for key in _PUBLISHED:
-        table = values.get(key, {})
-        if not isinstance(table, Mapping):
-            faults.append(f"{key} must be a table of columns, as {key}.step_s = 0.661, not {table!r}")
-            continue
-        for column, figure in table.items():
-            where = f"{key}.{column}"
-            if not column.isprintable():
-                faults.append(f"a column of {key} must be printable, not {column!r}")
-            elif isinstance(figure, bool) or not isinstance(figure, int | float | str):
-                faults.append(f"{where} must be a number or a text, not {figure!r}")
-            elif isinstance(figure, float) and not math.isfinite(figure):
-                faults.append(
-                    f"{where} must be a finite number, not {figure!r}; leave out what the table does not have"
-                )
-            else:
-                texts[where] = figure
+    texts, table = dict[str, Any](), values.get("published", {})
+    if not isinstance(table, Mapping):
+        faults.append(f"published must be a table of columns, as published.step_s = 0.661, not {table!r}")
+        table = {}
+    for column, figure in table.items():
+        where = f"published.{column}"
+        if not column.isprintable():
+            faults.append(f"a column of published must be printable, not {column!r}")
+        elif isinstance(figure, bool) or not isinstance(figure, int | float | str):
+            faults.append(f"{where} must be a number or a text, not {figure!r}")
+        elif isinstance(figure, float) and not math.isfinite(figure):
+            faults.append(f"{where} must be a finite number, not {figure!r}; leave out what the table does not have")
+        else:
+            texts[where] = figure
     faults += [
         f"{key} must be one line of printable text, not {text!r}"
         for key, text in (*texts.items(), ("impossible", impossible))

@@ -23,14 +23,14 @@ _SHOWN = 8
 _LONGEST = 8192
 
 
-def read_config(path: Path, seq: int | None = None, pads: bool = True) -> ModelShape:
+def read_config(path: Path, seq: int | None = None) -> ModelShape:
     """The shape in a config.json, or in the folder that has one. `seq` is the length that is trained, by default the
-    file's positions, at most 8192. Without `pads` its pad token is not read, as earlier versions did not.
+    file's positions, at most 8192.
 
     Raises ConfigError for a file that cannot be read, another architecture, and each key that says what cannot be
     trained here.
     """
-    return _read(path, seq, pads)[0]
+    return _read(path, seq)[0]
 
 
 def unread_keys(path: Path, seq: int | None = None) -> str:
@@ -66,14 +66,14 @@ def unfollowed_keys(path: Path, seq: int | None, names: Collection[str]) -> list
     return [f"{keys.file}: {line}" for line in lines]
 
 
-def _read(path: Path, seq: int | None, pads: bool = True) -> tuple[ModelShape, Keys, str]:
+def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     file = path / "config.json" if path.is_dir() else path
     config = read_config_json(file)
     kind = model_type_of(config, file)
     keys = Keys(config, file)
     keys.taken.add("initializer_range")
     shape = (_read_gpt2 if kind == "gpt2" else _read_llama)(keys, kind, seq)
-    if pads and kind != "gpt2":  # whose class gives its embedding none
+    if kind != "gpt2":  # whose class gives its embedding none
         shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
     keys.check_rest()
     check_shape(shape)
@@ -104,7 +104,7 @@ def _read_gpt2(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     keys.must_be("add_cross_attention", False)
     keys.taken |= {*_DROPOUTS}
     positions = keys.take_either("n_positions", "max_position_embeddings", int, 1024)
-    if keys.config.get("n_ctx") == positions:  # of earlier versions
+    if keys.config.get("n_ctx") == positions:  # as transformers 2 wrote it
         keys.taken.add("n_ctx")
     hidden, ffn = keys.need_either("n_embd", "hidden_size", int), keys.take("n_inner", int)
     return ModelShape(

@@ -112,7 +112,7 @@ def check_folder(path: Path) -> None:
 
 def check_weights(folder: WeightsFolder, shape: ModelShape) -> None:
     """Raises ConfigError if the folder's model is another than `shape`: in its config.json, its names or its sizes."""
-    theirs = read_config(folder.path, shape.seq, pads=shape.pad_token is not None)
+    theirs = read_config(folder.path, shape.seq)
     differ = [f"{name} is {_shown(other)} there, {_shown(own)} here" for name, own, other in _differing(shape, theirs)]
     if differ:
         raise _of_another_model(folder, differ)
@@ -267,10 +267,7 @@ def identity_of(folder: WeightsFolder) -> dict[str, Any]:
 
 
 def changes_since(folder: WeightsFolder, then: dict[str, Any]) -> Changes:
-    """Compares a folder with what provenance.json says of it; what an earlier version did not store, not.
-
-    Raises ConfigError if a file cannot be read.
-    """
+    """Compares a folder with what provenance.json says of it. Raises ConfigError if a file cannot be read."""
     now, before = identity_of(folder), then.get("files", {})
     if then.get("index") is not None and SINGLE in now["files"] and SINGLE not in before:
         return Changes({SINGLE: f"goes before {INDEX}, from which the run was submitted"})

@@ -133,7 +133,7 @@ def ladder_text(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow],
 def ladder_json(ladder: Ladder, rungs: Sequence[Rung], rows: Sequence[BenchRow]) -> dict[str, Any]:
     """The keys of `bench --json` in addition to the records."""
     found = vars(outcome(ladder, rungs, rows))
-    keys = {key: key.replace("published_", "seed_") for key in found}  # as versions before named them
+    keys = {key: key.replace("published_", "seed_") for key in found}  # a key of --json keeps its name
     own = {"sweep": ladder.groups[0].sweep, "seed": ladder.number, **{keys[key]: value for key, value in found.items()}}
     return dict(finite({**own, "savings": savings_of(ladder, rungs, rows)}))
 

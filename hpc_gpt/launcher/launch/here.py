@@ -69,7 +69,7 @@ class Allocation:
             )
         if _STEP not in script:
             raise ConfigError(
-                f"this job.sh, of an earlier version or an own template, does not start its ranks with {_STEP}",
+                f"this job.sh, of an own template, does not start its ranks with {_STEP}",
                 "submit it as a new run; without --here a job is queued",
             )
         ranks, wanted = resolved.ranks_per_node, allocated_nodes(resolved)

@@ -304,8 +304,8 @@ def prepare_child(
 
 
 def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:
-    """DataError if the run of settings that descend from those of `run` would go on from its checkpoint of `step` in a
-    stream that it reads otherwise."""
+    """DataError if a run with these settings that continues `run` from its checkpoint of `step` would leave out files
+    of the stream from which `run` has read."""
     if resolved.data.source != "stream" or not resolved.data_from < step:
         return
     from hpc_gpt.trainer.tokens.run_data import located, open_shards  # needs numpy

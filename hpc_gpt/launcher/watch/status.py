@@ -295,7 +295,7 @@ def read_own_status(run: RunFolder) -> RunStatus:
     status = read_status([run])[0]
     live = status.state in (*LIVE, "unknown")
     line = newest_submission(run)
-    is_free = status.state == "unknown" and line.get("locked") and not lock_path(run).exists()
+    is_free = status.state == "unknown" and not lock_path(run).exists()  # without a lock nothing trains it
     if live and not is_free and (host := other_host(line)):
         raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
     return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status

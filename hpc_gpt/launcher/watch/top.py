@@ -163,7 +163,7 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
     lines = ["", *_table("node", "least used", _NODES, nodes, len(nodes))]
     lines += _spread("GPU use", [node["util"] for node in nodes if node["util"] is not None], "%")
     if not any(node["gpus"] for node in nodes):
-        lines.append("no GPU figures in the heartbeats: no GPU, no driver, or a run of an earlier version")
+        lines.append("no GPU figures in the heartbeats: no GPU, or no driver")
     lines += ["", *_table("rank", "slowest", _RANKS, rows, len(ranks) + len(missing))]
     lines += _spread("step", [last.step for last in ranks], "") + _spread("heartbeat", list(ages.values()), " s ago")
     return [*lines, *([f"{counted(count, 'rank')} silent"] if (count := len(silent) + len(missing)) > _MOST else [])]

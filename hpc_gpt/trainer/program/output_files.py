@@ -45,13 +45,13 @@ def make_outputs(
 def _make(name: Path, log: Path, appends: bool) -> bool:
     """Makes one file; whether the log is to be copied to it. A link of the user's is written through, as by sbatch."""
     for _ in range(_MOST_LINKS):
-        if name.is_symlink() and not _is_log(target := os.readlink(name)):
-            name = name.parent / target
+        if name.is_symlink():
+            name = name.parent / os.readlink(name)
     if name.exists() and not name.is_file():
         return False
     aside = name.with_name(f".{name.name}.{os.getpid()}")
     if appends and name.exists() and name.stat().st_size:
-        if name.is_symlink() or name.stat().st_nlink > 1:  # the log of another attempt, which gets nothing more
+        if name.stat().st_nlink > 1:  # the log of another attempt, which gets nothing more
             shutil.copyfile(name, aside)
             aside.replace(name)
         return True
@@ -63,11 +63,6 @@ def _make(name: Path, log: Path, appends: bool) -> bool:
         with name.open("wb"):
             return True
     return False
-
-
-def _is_log(target: str) -> bool:
-    """Whether a link is one that earlier versions made of such a file."""
-    return Path(target).parts[-3:-2] == ("attempts",) and target.endswith(("/log", "/err"))
 
 
 def copied_files(attempt: Path) -> list[tuple[Path, Path]]:

@@ -3,7 +3,6 @@
 `ends.end_policy` has the ends in order. Needs no torch, because the rank of a foreign program uses it too.
 """
 
-import contextlib
 import re
 import shutil
 import time
@@ -37,10 +36,6 @@ def write_end(run: RunFolder, attempt: Attempt, end: End, step: int) -> None:
     requeue = asks_to_requeue(run, attempt, end)
     release_reserve(attempt)
     attempt.write_ended(end.ended, end.cause, step, requeue, note=end.note)
-    if requeue and attempt.ended().get("requeue"):
-        # If their python dies, scripts of earlier versions look for this file, not for the key.
-        with contextlib.suppress(OSError):
-            (attempt.folder / "requeue").touch()
     print(f"ended {end.ended} after step {step}" + (f": {end.cause}" if end.cause else ""), flush=True)
 
 

@@ -16,7 +16,7 @@ import hashlib
 import heapq
 import math
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from hpc_gpt.trainer.tokens.reader_process import (
     read_chunks,
     read_windows,
 )
-from hpc_gpt.trainer.tokens.sources import is_jsonl, named_jsonl, text_files
+from hpc_gpt.trainer.tokens.sources import text_files
 from hpc_gpt.trainer.tokens.tokenizer import open_tokenizer, tokenizer_name
 
 # An estimate of the size of a text in compressed files.
@@ -158,24 +158,16 @@ class Position:
         self.faults.update(change.faults)
 
 
-def check_as_before(
-    shards: ShardSet, positions: Mapping[int, Mapping[str, Any]], training: Collection[str] | None = None
-) -> None:
-    """DataError if a shard would be read otherwise than when all ranks' `positions` were saved: one of `training`, None
-    for all, or of those for evaluation. Before positions had `by_content`, a file's name said what it is."""
+def check_as_before(shards: ShardSet, positions: Mapping[int, Mapping[str, Any]]) -> None:
+    """DataError if a shard that was read when all ranks' `positions` were saved is there, but would be left out."""
     before = {shard for position in positions.values() for shard in position["places"]}
     listed = {*shards.training, *shards.evaluation}
     changed = sorted(shard for shard in before - listed if (shards.folder / shard).exists())
-    if before and not all(position.get("by_content") for position in positions.values()):
-        asked = {*(shards.training if training is None else training), *shards.evaluation}
-        files = {shard: shards.folder / shard for shard in sorted(asked)}
-        changed += [shard for shard, path in files.items() if is_jsonl(path) != named_jsonl(path, exactly=True)]
     if changed:
-        what = f"{counted(len(changed), 'file')} of {shards.folder}, as {changed[0]},"
         raise DataError(
-            f"{what} would be read otherwise than when the run began: content says now what is jsonl, and beside it "
-            "README and the like are no text",
-            "submit a new run, or start the old run's own job.sh again: its code reads them as before",
+            f"{counted(len(changed), 'file')} of {shards.folder}, as {changed[0]}, would be left out, but the run has "
+            "read from it: beside jsonl README and the like are not text",
+            "remove the files that were added to the folder since, or submit a new run",
         )
 
 
@@ -204,7 +196,7 @@ class ShardStream:
         A shard without a position begins with the earliest epoch of the others.
         """
         assert not self._readers, "the stream has begun"
-        check_as_before(self._shards, positions, {shard for own in self._own for shard in own})
+        check_as_before(self._shards, positions)
         known = {
             shard: (epoch, taken)
             for position in positions.values()
@@ -227,7 +219,6 @@ class ShardStream:
             "turn": position.turn,
             "places": position.places,
             "faults": position.faults,
-            "by_content": True,
         }
 
     def take(self, count: int) -> tuple[list[NDArray[Any]], Position]:

@@ -126,10 +126,9 @@ def _have_jsonl(files: Sequence[Path]) -> bool:
     return len(others) < len(files) or any("text" in (_first_object(path) or ()) for path in others[:_LOOK_FILES])
 
 
-def named_jsonl(path: Path, exactly: bool = False) -> bool:
-    """Whether a file is jsonl by its name; `exactly` in lower case, by which alone earlier versions went."""
-    suffix = _unpacked(path).suffix
-    return (suffix if exactly else suffix.lower()) in JSONL_SUFFIXES
+def named_jsonl(path: Path) -> bool:
+    """Whether a file is jsonl by its name."""
+    return _unpacked(path).suffix.lower() in JSONL_SUFFIXES
 
 
 def _is_parquet(path: Path) -> bool:

@@ -61,8 +61,7 @@ def export_hf(run: RunFolder, folder: Path, step: int | None = None, dtype: str 
     checkpoint, found = _find_checkpoint(run, step)
     weights = _weights(checkpoint, resolved)
     tokenizer = _tokenizer_files(resolved, run.data_beside)
-    begun, note = init_config_of(one.path for one in (run, *find_ancestors(run)))
-    print(f"note: {note}\n" if note else "", end="")
+    begun = init_config_of(one.path for one in (run, *find_ancestors(run)))
     files = write_hf(resolved.model, weights, folder, dtype=dtype, others=tokenizer, begun=begun)
     return ExportedWeights(found, files, sum((folder / name).stat().st_size for name in files))
 

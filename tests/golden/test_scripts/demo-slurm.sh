@@ -445,7 +445,7 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
  "sweep": null,
  "row": null,
  "version": "0.0.0",
- "schema": 1
+ "schema": 2
 }
 HPC_GPT_RESOLVED
 

@@ -618,7 +618,7 @@ settings() { cat; } <<'HPC_GPT_RESOLVED'
   "open_mode": null
  },
  "version": "0.0.0",
- "schema": 1
+ "schema": 2
 }
 HPC_GPT_RESOLVED
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.process import start_time
+from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -37,7 +37,7 @@ CHANGES = (
     (rf"\b{os.getpid()}\b", "PID"),
 )
 SIX = [metrics_line(step) for step in range(1, 7)]
-LOCAL = {"scheduler": "local", "job_id": str(os.getpid()), "host": platform.node(), "pid": os.getpid()}
+LOCAL = {"scheduler": "local", "job_id": str(os.getpid()), "host": platform.node(), **process_identity(os.getpid())}
 
 
 def ran(
@@ -68,7 +68,7 @@ def cancelled(run: RunFolder, job_id: str = "4711", **note: Any) -> RunFolder:
 
 def of_process(logs: Path, **changed: Any) -> RunFolder:
     run = make_run(logs, submit=False)
-    run.add_submission({**LOCAL, "pid_start": start_time(os.getpid()), **changed})
+    run.add_submission({**LOCAL, **changed})
     return with_attempt(run, SIX, None, job_id=str(os.getpid()))
 
 

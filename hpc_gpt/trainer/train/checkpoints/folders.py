@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from hpc_gpt.core.errors import CheckpointError
@@ -118,9 +117,8 @@ def _refused(path: Path | str, fault: Exception) -> CheckpointError:
 
 
 def _allowed() -> list[Any]:
-    """The classes in DeepSpeed's files, if DeepSpeed is loaded, and numpy's in generator states of older versions."""
-    found: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32))]
-    found += [(np.empty(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    """The classes in DeepSpeed's files, if DeepSpeed is loaded."""
+    found = list[Any]()
     for module, names in _DEEPSPEED.items():
         if module in sys.modules:
             found += [getattr(sys.modules[module], name) for name in names]

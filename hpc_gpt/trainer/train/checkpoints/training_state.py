@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpc_gpt.core.engines.base.ds_config import SUB_GROUP_ELEMENTS, sub_group_elements, zero_stage
+from hpc_gpt.core.engines.base.ds_config import sub_group_elements, zero_stage
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.tensor_parallel import full_name
@@ -26,10 +26,6 @@ from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
 NAME = "model.json"
 # Of ZeRO-3 only: its states are saved in groups of so many elements, and a ratio below 1 has an optimizer of its own.
 SUB_GROUP, RATIO = "engine.sub_group_elements", "engine.offload_ratio"
-# The values of keys that the first checkpoints did not have yet.
-_BEFORE = {"engine.partition": "layers", "engine.tiles": 1, SUB_GROUP: SUB_GROUP_ELEMENTS, RATIO: 1.0}
-# Keys that are written only with another value.
-_UNWRITTEN = {"layout.cp": 1}
 
 
 def identity(resolved: Resolved) -> dict[str, Any]:
@@ -53,8 +49,7 @@ def identity(resolved: Resolved) -> dict[str, Any]:
 
 def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
     """Adds model.json to the checkpoint; called on one rank."""
-    written = {key: value for key, value in identity(resolved).items() if _UNWRITTEN.get(key) != value}
-    files.put_text(NAME, json.dumps({"step": step, **written}, indent=1) + "\n")
+    files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -68,7 +63,7 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
     Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
     layout that the engine cannot convert.
     """
-    saved = _BEFORE | _UNWRITTEN | read_identity(folder)
+    saved = read_identity(folder)
     wanted = identity(resolved)
     differences = {key: value for key, value in wanted.items() if saved.get(key) != value}
     if not differences.keys() <= convertible:

@@ -62,22 +62,6 @@ def flat_states(engine: Any) -> list[Tensor]:
     return [parameter for group in engine.basic_optimizer.param_groups for parameter in group["params"]]
 
 
-def check_states(engine: Any, folder: Path) -> None:
-    """Raises CheckpointError if what was loaded from `folder` has the states of some of ZeRO-3's tensors only."""
-    if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):
-        known = [bool(engine.basic_optimizer.state.get(flat)) for flat in flat_states(engine)]
-        if any(known) and not all(known):
-            raise _lacks_states(folder)
-
-
-def _lacks_states(folder: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{folder} lacks the optimizer's moments of what engine.offload_ratio left on the GPU: an older version, which "
-        "did not save them, wrote it",
-        "start a new run: that version also updated those weights with a wrong learning rate",
-    )
-
-
 def pieces_of(engine: Any, module: nn.Module) -> list[Piece]:
     """This rank's pieces, in the order of its flat tensors. `engine` is DeepSpeed's, `module` the model it trains."""
     optimizer, places = engine.optimizer, places_of(module)
@@ -195,7 +179,7 @@ class SavedStates:
         lists = [json_in(path) for path in sorted(folder.glob("states-*.json"))]
         if not lists or any(each["schema"] != SCHEMA for each in lists):
             raise CheckpointError(
-                f"{folder} has no list of where its weights are: an older version wrote it",
+                f"{folder} has no list of where its weights are that this version reads",
                 "resume it in the layout it was saved with",
             )
         if any(each["swapped"] for each in lists):
@@ -269,10 +253,7 @@ class SavedStates:
 
     def _flat(self, number: int, piece: Piece, key: str) -> Tensor:
         if key != WEIGHTS:
-            moments = self._states(number).get(piece.group)
-            if moments is None:
-                raise _lacks_states(self.folder)
-            flat: Tensor = moments[key]
+            flat: Tensor = self._states(number)[piece.group][key]
         elif (weights := self._files[number][1]) is not None:
             file, name = weights[piece.name]
             state = self._open(file)

@@ -28,7 +28,6 @@ from hpc_gpt.trainer.train.checkpoints.training_state import load_random_state, 
 from hpc_gpt.trainer.train.checkpoints.universal import (
     Piece,
     WeightPlace,
-    check_states,
     find_differences,
     flat_states,
     gather_small,
@@ -173,7 +172,6 @@ class DeepspeedEngine(TrainingEngine):
                 self._engine.load_checkpoint(str(folder), tag=TAG)
             for group, decay in zip(self._optimizer.param_groups, own, strict=True):
                 group["weight_decay"] = decay  # a branch's own, where DeepSpeed has put the checkpoint's
-            check_states(self._engine, folder)
             load_random_state(folder, dist.get_rank(), self.device)
         dist.barrier()
 
