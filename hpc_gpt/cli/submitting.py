@@ -88,11 +88,13 @@ def submit_one(
     else:
         won = find_winner(winner, logs_folder()) if winner is not None else None
         prepared = prepare(won.over(request) if won is not None else request, queueing=not answer.dry, faster=True)
-        prepared = won.kept(prepared) if won is not None else prepared
+        if won is not None:
+            won.check(prepared.resolved)
         if not (answer.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
         said = frozenset[str]() if answer.dry else notes_said(prepared.resolved, logs_folder())
-        print_lines(without_said((*prepared.notes, *prepared.faster), said))
+        lines = [won.line] if won is not None else []
+        print_lines([*lines, *without_said((*prepared.notes, *prepared.faster), said)])
         if prepared.job_script is not None and prepared.job_script.array and not answer.dry and how.allocation is None:
             submit_elements(prepared, answer)
             return
