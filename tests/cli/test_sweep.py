@@ -71,7 +71,7 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
     started: list[str] = []
     monkeypatch.setattr(
-        "hpc_gpt.cli.sweeping._run_here", lambda _, rows, answer: started.extend(r.resolved.row for r in rows)
+        "hpc_gpt.cli.sweeping._run_here", lambda _, rows: started.extend(r.resolved.row for r in rows) or ()
     )
     done = in_process(*command, "--skip-unfit")
     assert (done.code, started) == (0, ["bad", "two", "good"])
