@@ -41,7 +41,7 @@ def asked(experiment: str = "demo", cluster: str = "generic-slurm", **more: Any)
     ],
     ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults", "row"],
 )
-def test_an_experiment_is_read_once_and_sized_twice_and_a_run_is_made_once(monkeypatch, request_):
+def test_a_run_is_read_once_sized_twice_and_made_once(monkeypatch, request_):
     calls: list[tuple[str, Any]] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
