@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from hpc_gpt.cli.submit_answer import NOTHING_DONE, SubmitAnswer, print_lines, print_start, print_submitted
+from hpc_gpt.cli.submit_answer import (
+    NOTHING_DONE,
+    Answer,
+    SubmitOptions,
+    answer_of,
+    print_lines,
+    print_start,
+    print_submitted,
+    would_run,
+)
 from hpc_gpt.core.errors import ConfigError, JobFailed
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.slurm.sbatch_words import shown_directives
@@ -23,9 +32,8 @@ def submit_race(
     race: bool,
     sizes: Mapping[str, int | None],
     others: Sequence[str],
-    script: bool,
-    answer: SubmitAnswer,
-) -> None:
+    how: SubmitOptions,
+) -> Answer:
     """Submits a race. `sizes`: what --rounds, --steps and --top give; `others`: options that a race cannot have."""
     given = [name for name, size in sizes.items() if size is not None]
     if not race:
@@ -45,19 +53,20 @@ def submit_race(
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigError(f"{name} {size}: a race needs 1 or more", f"leave {name} out for its default")
-    if script and not answer.dry:
+    if how.script and not how.dry:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     rounds, steps, top = (sizes[name] or usual for name, usual in zip(sizes, (ROUNDS, STEPS, TOP), strict=True))
-    prepared, logs = prepare_race(request, not answer.dry, rounds, steps, top), logs_folder()
-    if answer.dry:
+    prepared, logs = prepare_race(request, not how.dry, rounds, steps, top), logs_folder()
+    if how.dry:
         check_race(prepared, logs, dry=True)
-        answer.would(prepared.run.resolved)
-        _show(prepared, script)
+        yield would_run(prepared.run.resolved)
+        _show(prepared, how.script)
         return
     print_lines(prepared.lines)
     submitted = queue_race(prepared, logs)
-    interrupts = print_submitted(submitted, answer)
-    if answer.wait:
+    yield answer_of(submitted, how.wait)
+    interrupts = print_submitted(submitted, how.wait)
+    if how.wait:
         failed = None
         try:
             wait_for(submitted.run, interrupts)

@@ -111,7 +111,7 @@ def submit(
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
-    from hpc_gpt.cli.submit_answer import SubmitAnswer
+    from hpc_gpt.cli.submit_answer import AnsweredRun, LeftOut, SubmitOptions, answer_tables
     from hpc_gpt.cli.submitting import submit_one
     from hpc_gpt.cli.sweeping import submit_sweep, with_axes
     from hpc_gpt.core.output import progress_as_json
@@ -129,7 +129,7 @@ def submit(
                 "--row": request.row}  # fmt: skip
         if taken := [name for name, value in kept.items() if value]:
             raise ConfigError(f"--winner and {taken[0]} exclude each other", f"leave {taken[0]} out")
-    answer = SubmitAnswer(dry_run, wait, now)
+    how, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
     try:
         with progress_as_json(as_json):
             request = replace(request, until=parse_until(until))
@@ -138,11 +138,13 @@ def submit(
 
                 others = {"--until": until, "--resume": resume, "--branch": branch, "--here": here, "--now": now,
                           "--max-parallel": max_parallel, "--skip-unfit": skip_unfit}  # fmt: skip
-                submit_race(request, race, sizes, [name for name, value in others.items() if value], script, answer)
+                answer = submit_race(request, race, sizes, [name for name, value in others.items() if value], how)
             elif resume is branch is None and (request.sweep or grid or max_parallel is not None or skip_unfit):
-                submit_sweep(request, max_parallel, skip_unfit, answer)
+                answer = submit_sweep(request, max_parallel, skip_unfit, how)
             else:
-                submit_one(request, resume, branch, winner, from_start, script, yes, answer)
+                answer = submit_one(request, resume, branch, winner, from_start, yes, how)
+            for part in answer:
+                parts.append(part)  # one by one: those before a fault are printed, too
     finally:
-        if as_json and answer.runs:
-            click.echo(json.dumps(answer.to_dict(), indent=1))
+        if as_json and any(isinstance(part, AnsweredRun) for part in parts):
+            click.echo(json.dumps(answer_tables(parts, dry_run), indent=1))

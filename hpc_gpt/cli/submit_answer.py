@@ -1,9 +1,8 @@
-"""What `hpc-gpt submit` prints, and its answer as JSON."""
+"""How `hpc-gpt submit` submits, the lines that it prints, and its answer as JSON."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -23,43 +22,87 @@ from hpc_gpt.launcher.watch.status import read_folders
 NOTHING_DONE = "dry run: nothing was written or submitted"
 
 
-@dataclass
-class SubmitAnswer:
-    """What `submit --json` prints: what was submitted, or would be; each run with its job, those of a sweep with their
-    rows; the rows that were left out, and why. And how it was asked for: not submitted if `dry`, followed if `wait`, at
-    once on this machine if `now`."""
+@dataclass(frozen=True)
+class SubmitOptions:
+    """How `submit` submits: not at all if `dry`, which prints the `script` if that is asked for; follows it if `wait`;
+    at once on this machine if `now`."""
 
-    dry: bool
-    wait: bool
+    dry: bool = False
+    wait: bool = False
     now: bool = False
+    script: bool = False
+
+
+@dataclass(frozen=True)
+class AnsweredRun:
+    """A run in the answer of `submit --json`, as `tables`; its `folder` unless it only would be submitted, and the id
+    of its `sweep`. `followed`: the answer says its state at the end."""
+
+    tables: Mapping[str, Any]
+    folder: RunFolder | None = None
     sweep: str | None = None
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    folders: list[RunFolder] = field(default_factory=list)
+    followed: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """The object. Of runs that were waited for with their state, as their folders say it."""
-        states = [status.state for status in read_folders(self.folders)] if self.wait else []
-        runs = [{**run, "state": state} for run, state in zip_longest(self.runs, states)]
-        return {"schema": 1, "dry_run": self.dry, "sweep": self.sweep, "runs": runs, "left_out": self.left_out}
 
-    def would(self, resolved: Resolved, prediction: Prediction | None = None) -> None:
-        """Adds a run that would be submitted."""
-        self.runs.append(self._run(resolved, prediction.tables if prediction is not None else None))
+@dataclass(frozen=True)
+class LeftOut:
+    """A row of a sweep that was left out, and why."""
 
-    def add(
-        self, run: RunFolder, resolved: Resolved, job: str | None, jobs: Sequence[str] = (), waits: str = ""
-    ) -> None:
-        """Adds a run that was submitted."""
-        self.folders.append(run)
-        its_job = {"run": run.run_id, "folder": str(run.path), "job": job, "jobs": list(jobs) or [job] if job else []}
-        self.runs.append(self._run(resolved) | its_job | {"waits": waits or None})
+    row: str
+    why: str
 
-    def _run(self, resolved: Resolved, predicted: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        places = dict.fromkeys(("run", "folder", "job"))
-        sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": shown_layout(resolved) or None}
-        of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
-        return {**places, "jobs": [], **of, **sizes, "predicted": predicted, "waits": None}
+
+# The parts of an answer, each as soon as it is known: what comes after it may fail, or be interrupted.
+Answer = Iterator[AnsweredRun | LeftOut]
+
+
+def would_run(resolved: Resolved, prediction: Prediction | None = None) -> AnsweredRun:
+    """A run that would be submitted."""
+    return AnsweredRun(_tables(resolved) | {"predicted": prediction.tables if prediction is not None else None})
+
+
+def answered_run(
+    run: RunFolder,
+    resolved: Resolved,
+    job: str | None,
+    *,
+    jobs: Sequence[str] = (),
+    waits: str = "",
+    sweep: str | None = None,
+    followed: bool = False,
+) -> AnsweredRun:
+    """A run that was submitted."""
+    its_job = {"run": run.run_id, "folder": str(run.path), "job": job, "jobs": list(jobs) or [job] if job else []}
+    return AnsweredRun(_tables(resolved) | its_job | {"waits": waits or None}, run, sweep, followed)
+
+
+def answer_of(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
+    """`answered_run` of a run and its job."""
+    run = submitted.run
+    return answered_run(
+        run, run.resolved(), submitted.job_id, jobs=submitted.jobs, waits=submitted.waits, followed=followed
+    )
+
+
+def _tables(resolved: Resolved) -> dict[str, Any]:
+    places = dict.fromkeys(("run", "folder", "job"))
+    sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": shown_layout(resolved) or None}
+    of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
+    return {**places, "jobs": [], **of, **sizes, "predicted": None, "waits": None}
+
+
+def answer_tables(parts: Sequence[AnsweredRun | LeftOut], dry: bool) -> dict[str, Any]:
+    """The object of `submit --json`. Runs that were followed have their state, as their folders say it."""
+    runs = [part for part in parts if isinstance(part, AnsweredRun)]
+    folders = [run.folder for run in runs if run.followed and run.folder is not None]
+    states = dict(zip(folders, (status.state for status in read_folders(folders)), strict=True))
+    return {
+        "schema": 1,
+        "dry_run": dry,
+        "sweep": next((run.sweep for run in runs if run.sweep is not None), None),
+        "runs": [{**run.tables, "state": states.get(run.folder) if run.folder is not None else None} for run in runs],
+        "left_out": {part.row: part.why for part in parts if isinstance(part, LeftOut)},
+    }
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -105,10 +148,9 @@ def on_cluster(run: RunFolder) -> str:
     return f" on cluster {cluster}" if (cluster := run.slurm_cluster()) else ""
 
 
-def print_submitted(submitted: SubmittedRun, answer: SubmitAnswer) -> int:
-    """Adds a run to the answer and prints its job. Returns how often Ctrl-C came meanwhile, as `with_interrupts`."""
-    answer.add(submitted.run, submitted.run.resolved(), submitted.job_id, submitted.jobs, submitted.waits)
-    return with_interrupts(lambda: _print_job(submitted, answer.wait), answer.wait)
+def print_submitted(submitted: SubmittedRun, wait: bool) -> int:
+    """Prints a run's job. Returns how often Ctrl-C came meanwhile, as `with_interrupts`."""
+    return with_interrupts(lambda: _print_job(submitted, wait), wait)
 
 
 def _print_job(submitted: SubmittedRun, wait: bool) -> None:

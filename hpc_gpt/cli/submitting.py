@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -10,11 +10,16 @@ import click
 from hpc_gpt.cli.experiment_options import on_command_line, option_name
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
-    SubmitAnswer,
+    Answer,
+    AnsweredRun,
+    SubmitOptions,
+    answer_of,
+    answered_run,
     print_limits,
     print_lines,
     print_start,
     print_submitted,
+    would_run,
 )
 from hpc_gpt.cli.sweeping import submit_elements
 from hpc_gpt.core.errors import ConfigError
@@ -50,14 +55,11 @@ from hpc_gpt.launcher.watch.control import await_measurements, wait_for
 
 
 @dataclass(frozen=True)
-class _SubmitOptions:
-    """How a run is submitted: `answer` says whether at all, and gets what became of it; a dry run prints its `script`
-    if that is asked for; at once if in the user's `allocation`."""
+class _Started:
+    """What was submitted, or would be: its part of the answer, and what follows once the answer has it."""
 
-    script: bool
-    allocation: Allocation | None
-    answer: SubmitAnswer
-    now: bool = False
+    part: AnsweredRun
+    follow: Callable[[], None]
 
 
 def submit_one(
@@ -66,15 +68,14 @@ def submit_one(
     branch: str | None,
     winner: str | None,
     from_start: bool,
-    script: bool,
     yes: bool,
-    answer: SubmitAnswer,
-) -> None:
+    how: SubmitOptions,
+) -> Answer:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with --wait follows it to its end."""
-    how = _SubmitOptions(script, read_allocation() if request.here else None, answer)
-    if how.allocation is not None and request.script is not None:
+    allocation = read_allocation() if request.here else None
+    if allocation is not None and request.script is not None:
         raise no_script_here(str(request.script.path))
-    if script and not answer.dry:
+    if how.script and not how.dry:
         raise ConfigError("--script prints the script of a --dry-run", "add --dry-run, or use hpc-gpt render")
     if from_start and resume is None:
         raise ConfigError("--from-start needs --resume RUN", "without --resume every run begins at step 0")
@@ -82,52 +83,60 @@ def submit_one(
         message = "--resume continues a run, and --branch begins another one from its checkpoint"
         raise ConfigError(message, "give one of the two")
     if resume is not None:
-        submitted = _resume(resume, request, from_start, how)
+        started = _resume(resume, request, from_start, how, allocation)
     elif branch is not None:
-        submitted = _branch(branch, request, how)
+        started = _branch(branch, request, how, allocation)
     else:
         won = find_winner(winner, logs_folder()) if winner is not None else None
-        prepared = prepare(won.over(request) if won is not None else request, queueing=not answer.dry, faster=True)
-        prepared = won.kept(prepared) if won is not None else prepared
-        if not (answer.dry or yes or request.names_experiment or request.sized):
+        prepared = prepare(won.over(request) if won is not None else request, queueing=not how.dry, faster=True)
+        if won is not None:
+            won.check(prepared.resolved)
+        if not (how.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        said = frozenset[str]() if answer.dry else notes_said(prepared.resolved, logs_folder())
-        print_lines(without_said((*prepared.notes, *prepared.faster), said))
-        if prepared.job_script is not None and prepared.job_script.array and not answer.dry and how.allocation is None:
-            submit_elements(prepared, answer)
+        said = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
+        lines = [won.line] if won is not None else []
+        print_lines([*lines, *without_said((*prepared.notes, *prepared.faster), said)])
+        if prepared.job_script is not None and prepared.job_script.array and not how.dry and allocation is None:
+            yield from submit_elements(prepared, how)
             return
-        submitted = _submit(prepared, None, how)
-    if submitted is None:
-        return
-    interrupts = print_submitted(submitted, answer)
-    if answer.wait:
-        wait_for(submitted.run, interrupts)
-        _print_record(submitted.run)
+        started = _submit(prepared, None, how, allocation)
+    yield started.part
+    started.follow()
 
 
-def _submit(prepared: PreparedRun, parent: Parent | None, how: _SubmitOptions) -> SubmittedRun | None:
-    """Submits a new run, which resumes from `parent` if there is one. None for a dry run, and for a run in an
-    allocation, which has ended."""
+def _submit(
+    prepared: PreparedRun, parent: Parent | None, how: SubmitOptions, allocation: Allocation | None
+) -> _Started:
+    """Submits a new run, which resumes from `parent` if there is one; in an allocation writes it, to run there."""
     logs = logs_folder()
-    _check_now(how.answer.now, prepared.resolved)
-    if how.answer.dry:
+    _check_now(how.now, prepared.resolved)
+    if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
-        how.answer.would(prepared.resolved, prepared.prediction)
-        rows = overview(prepared, logs, here=how.allocation is not None)
-        _show(Asked.of(prepared), rows, how, prediction_lines(prepared, logs))
-        return None
+        rows, notes = overview(prepared, logs, here=allocation is not None), prediction_lines(prepared, logs)
+        part = would_run(prepared.resolved, prepared.prediction)
+        return _Started(part, lambda: _show(Asked.of(prepared), rows, how, allocation, notes))
     said = notes_said(prepared.resolved, logs)
-    if how.allocation is None:
-        submitted = submit_run(prepared, logs, parent, how.answer.now)
+    if allocation is None:
+        submitted = submit_run(prepared, logs, parent, how.now)
         print_lines(without_said(prediction_lines(prepared, logs), said))
-        return submitted
+        return _submitted(submitted, how)
     if prepared.job_script is not None:
         raise no_script_here(str(prepared.job_script.provenance["script"]["path"]))
-    how.allocation.fitting_nodes(prepared.resolved, prepared.script)  # before anything is written
+    allocation.fitting_nodes(prepared.resolved, prepared.script)  # before anything is written
     provenance = check_submission([prepared], logs, begins=parent is None)
     run = write_run(prepared, logs, provenance, parent=parent)
     print_lines(without_said(prediction_lines(prepared, logs), said))
-    return _start(SameRun(run, prepared.resolved), how)
+    return _start(SameRun(run, prepared.resolved), how, allocation)
+
+
+def _submitted(submitted: SubmittedRun, how: SubmitOptions) -> _Started:
+    def follow() -> None:
+        interrupts = print_submitted(submitted, how.wait)
+        if how.wait:
+            wait_for(submitted.run, interrupts)
+            _print_record(submitted.run)
+
+    return _Started(answer_of(submitted, how.wait), follow)
 
 
 def _check_now(now: bool, resolved: Resolved) -> None:
@@ -145,36 +154,42 @@ def _print_record(run: RunFolder) -> None:
     print_record(refresh_record(run))
 
 
-def _start(resumption: SameRun, how: _SubmitOptions) -> SubmittedRun | None:
-    """Starts the job.sh of a run that is there. None as of `_submit`."""
+def _start(resumption: SameRun, how: SubmitOptions, allocation: Allocation | None) -> _Started:
+    """Starts the job.sh of a run that is there."""
     run, resolved = resumption.run, resumption.resolved
-    _check_now(how.answer.now, resolved)
+    _check_now(how.now, resolved)
     text = read_text(run.job_script, errors="surrogateescape")
-    if how.answer.dry:
+    if how.dry:
         rows = [
             ("resumes", f"{run.run_id}{resumption.where}"),
             *of_run(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
-        how.answer.would(resolved)
-        _show(Asked(resolved, text), rows, how)
-        return None
-    if how.allocation is None:
-        return resumption.start(how.answer.now)
-    say(f"started {run.run_id} {how.allocation.where_text(resolved, text)}")
-    how.answer.add(run, resolved, os.environ.get("SLURM_JOB_ID"))
-    run_in(how.allocation, run, resolved)
-    _print_record(run)
-    return None
+        return _Started(would_run(resolved), lambda: _show(Asked(resolved, text), rows, how, allocation))
+    if allocation is None:
+        return _submitted(resumption.start(how.now), how)
+    say(f"started {run.run_id} {allocation.where_text(resolved, text)}")
+
+    def follow() -> None:
+        run_in(allocation, run, resolved)
+        _print_record(run)
+
+    return _Started(answered_run(run, resolved, os.environ.get("SLURM_JOB_ID"), followed=how.wait), follow)
 
 
-def _show(asked: Asked, rows: Sequence[tuple[str, str]], how: _SubmitOptions, notes: Iterable[str] = ()) -> None:
+def _show(
+    asked: Asked,
+    rows: Sequence[tuple[str, str]],
+    how: SubmitOptions,
+    allocation: Allocation | None,
+    notes: Iterable[str] = (),
+) -> None:
     """Prints what a dry run would start, as rows or as its script with `notes`, then the limits that it would meet and
     what Slurm says of that, which may be a refusal, or where and until when it would run in the allocation. Raises
     JobRefused."""
     start = limit = None
-    if how.allocation is not None:
-        start = ExpectedStart(f"would run now, {how.allocation.where_text(asked.resolved, asked.script)}")
+    if allocation is not None:
+        start = ExpectedStart(f"would run now, {allocation.where_text(asked.resolved, asked.script)}")
     if how.script:
         click.echo(asked.script.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))
@@ -213,27 +228,29 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
         click.get_current_context().exit(1)
 
 
-def _resume(name: str, request: Request, from_start: bool, how: _SubmitOptions) -> SubmittedRun | None:
+def _resume(
+    name: str, request: Request, from_start: bool, how: SubmitOptions, allocation: Allocation | None
+) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
-    a new run without a checkpoint. None as of `_submit`."""
+    a new run without a checkpoint."""
     request = _of_a_run(request, "--resume")
     run = find_run(name, logs_folder())
     # No checkpoint goes until a job, or a note, keeps it; a run in the allocation has the lock until its end.
-    with contextlib.nullcontext() if how.answer.dry or how.allocation is not None else reading(run):
-        resumption = choose_resumption(run, request, from_start, how.answer.dry)
+    with contextlib.nullcontext() if how.dry or allocation is not None else reading(run):
+        resumption = choose_resumption(run, request, from_start, how.dry)
         print_lines(resumption.notes)
         if isinstance(resumption, NewRun):
-            return _submit(resumption.prepared, resumption.parent, how)
-        return _start(resumption, how)
+            return _submit(resumption.prepared, resumption.parent, how, allocation)
+        return _start(resumption, how, allocation)
 
 
-def _branch(text: str, request: Request, how: _SubmitOptions) -> SubmittedRun | None:
-    """Submits a new run from a checkpoint of the run that `text` names. None as of `_submit`."""
+def _branch(text: str, request: Request, how: SubmitOptions, allocation: Allocation | None) -> _Started:
+    """Submits a new run from a checkpoint of the run that `text` names."""
     request = _of_a_run(request, "--branch")
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, request)
     print_lines(branch.notes)
-    return _submit(branch.prepared, branch.parent, how)
+    return _submit(branch.prepared, branch.parent, how, allocation)
 
 
 def _of_a_run(request: Request, option: str) -> Request:

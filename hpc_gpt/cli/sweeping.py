@@ -8,13 +8,17 @@ import click
 
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
-    SubmitAnswer,
+    Answer,
+    LeftOut,
+    SubmitOptions,
+    answered_run,
     on_cluster,
     print_limits,
     print_lines,
     print_start,
     print_waits,
     with_interrupts,
+    would_run,
 )
 from hpc_gpt.core.ends.run_state import newest_submission
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, UserError
@@ -57,27 +61,26 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
     return replace(request, overrides=overrides, grid=axes)
 
 
-def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, answer: SubmitAnswer) -> None:
+def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, how: SubmitOptions) -> Answer:
     """Queues every row that can run and prints what became of each; on this machine runs them all."""
-    if request.here or answer.now:
+    if request.here or how.now:
         option, one = "--grid" if request.grid else "--sweep", "--here" if request.here else "--now"
         raise ConfigError(f"{one} runs one run, and {option} is many", "--row NAME names one of them")
     if not (request.sweep or request.grid):
         option = "--max-parallel" if max_parallel is not None else "--skip-unfit"
         raise ConfigError(f"{option} needs --sweep", f"add --sweep, or leave {option} out")
-    prepared, logs = prepare_sweep(request, queueing=not answer.dry, skip_unfit=skip_unfit), logs_folder()
+    prepared, logs = prepare_sweep(request, queueing=not how.dry, skip_unfit=skip_unfit), logs_folder()
     try:
-        provenance = check_submission(prepared.rows, logs, answer.dry)
+        provenance = check_submission(prepared.rows, logs, how.dry)
     except RowFaults as refusal:
         prepared = prepared.without(refusal, skip_unfit)
-        provenance = check_submission(prepared.rows, logs, answer.dry)
+        provenance = check_submission(prepared.rows, logs, how.dry)
     rows = prepared.rows
-    answer.left_out = {row.name: str(row.impossible) for row in prepared.impossible}
-    answer.left_out |= {name: str(fault) for name, fault in prepared.unfit.items()}
+    yield from (LeftOut(row.name, str(row.impossible)) for row in prepared.impossible)
+    yield from (LeftOut(name, str(fault)) for name, fault in prepared.unfit.items())
     here = rows[0].resolved.cluster.scheduler == "local"
-    if answer.dry:
-        for row in rows:
-            answer.would(row.resolved, row.prediction)
+    if how.dry:
+        yield from (would_run(row.resolved, row.prediction) for row in rows)
         _print_rows(prepared)
         _show_sweep(rows, here)
         return
@@ -91,14 +94,16 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, a
         err=True,
     )
     if here:
-        _run_here(sweep, rows, answer)
+        yield from _run_here(sweep, rows)
         return
     try:
         queue_sweep(sweep, rows, max_parallel)
     except UserError:
-        _print_sweep(sweep, answer)
+        yield from _queued(sweep, how.wait)
+        _print_sweep(sweep, how.wait)
         raise
-    _follow_sweep(sweep, answer)
+    yield from _queued(sweep, how.wait)
+    _follow_sweep(sweep, how.wait)
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         raise JobRefused(
@@ -107,7 +112,7 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, a
         )
 
 
-def submit_elements(prepared: PreparedRun, answer: SubmitAnswer) -> None:
+def submit_elements(prepared: PreparedRun, how: SubmitOptions) -> Answer:
     """Submits an array of a job script as one array; on this machine runs its elements one after the other."""
     here, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
     if here:
@@ -116,15 +121,28 @@ def submit_elements(prepared: PreparedRun, answer: SubmitAnswer) -> None:
         sweep = submit_script_array(prepared, logs_folder())
     say(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {from_here(sweep.folder)}", err=True)
     if here:
-        _run_here(sweep, rows, answer, [str(row.resolved.row) for row in rows])
+        yield from _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
     else:
-        _follow_sweep(sweep, answer)
+        yield from _queued(sweep, how.wait)
+        _follow_sweep(sweep, how.wait)
 
 
-def _follow_sweep(sweep: SubmittedSweep, answer: SubmitAnswer) -> None:
+def _queued(sweep: SubmittedSweep, followed: bool) -> Answer:
+    """The runs of a sweep that were queued, and the rows that were refused."""
+    for job in sweep.jobs:
+        for run in job.runs:
+            number = newest_submission(run).get("job_id")
+            yield answered_run(run, run.resolved(), number, waits=job.waits, sweep=sweep.id, followed=followed)
+    queued = {run.path for job in sweep.jobs for run in job.runs}
+    for run in sweep.runs:
+        if run.path not in queued and (why := newest_submission(run).get("refused")):
+            yield LeftOut(str(run.resolved().row), why)
+
+
+def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     """Prints the jobs of a sweep, and with --wait follows its runs to their ends."""
-    interrupts = with_interrupts(lambda: _print_sweep(sweep, answer), answer.wait)
-    if answer.wait:
+    interrupts = with_interrupts(lambda: _print_sweep(sweep, wait), wait)
+    if wait:
         wait_for_all([run for job in sweep.jobs for run in job.runs], interrupts)
         click.echo(f"next: hpc-gpt report {sweep.id}", err=True)
 
@@ -163,39 +181,29 @@ def _show_sweep(rows: Sequence[PreparedRun], here: bool) -> None:
         raise JobRefused(f"{len(refused)} of {len(jobs)} jobs would be refused", refused[0].hint)
 
 
-def _print_sweep(sweep: SubmittedSweep, answer: SubmitAnswer) -> None:
-    answer.sweep = sweep.id
+def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
-        for run in job.runs:
-            answer.add(run, run.resolved(), newest_submission(run).get("job_id"), waits=job.waits)
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         say(f"submitted {what} {job.id}{on_cluster(job.runs[0])}")
         print_waits(job.waits)
-    queued = {run.path for run in answer.folders}
-    for run in sweep.runs:
-        if run.path not in queued and (why := newest_submission(run).get("refused")):
-            answer.left_out[str(run.resolved().row)] = why
     for refusal in sweep.refusals:
         say(f"not queued: {refusal}", err=True)
-    if not answer.wait and sweep.jobs:
+    if not wait and sweep.jobs:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(
-    sweep: SubmittedSweep, rows: Sequence[PreparedRun], answer: SubmitAnswer, names: Sequence[str] | None = None
-) -> None:
+def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> Answer:
     """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names`: of
     the links to the runs, their numbers unless given."""
     queue_locally(sweep, names)
-    answer.sweep, answer.wait = sweep.id, True
     failures = []
     for run, row in zip(sweep.runs, rows, strict=True):
         submitted = start_queued(run, row)
         if submitted is None:
             say(f"{row.resolved.row}: cancelled while it waited", err=True)
-            answer.left_out[str(row.resolved.row)] = "cancelled while it waited"
+            yield LeftOut(str(row.resolved.row), "cancelled while it waited")
             continue
-        answer.add(run, row.resolved, submitted.job_id)
+        yield answered_run(run, row.resolved, submitted.job_id, sweep=sweep.id, followed=True)
         started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
         interrupts = with_interrupts(functools.partial(click.echo, started), wait=True)
         try:

@@ -15,11 +15,11 @@ from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import with_keys
 from hpc_gpt.core.settings.experiment_file import list_experiments, load_experiment, read_experiment
-from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.resolve import resolve, size_run
 from hpc_gpt.launcher.launch.prepared import PreparedRun
 from hpc_gpt.launcher.launch.render import render_script
 from hpc_gpt.launcher.launch.submission import write_run
-from hpc_gpt.launcher.plan.prediction import plan_open, predict, search_layouts
+from hpc_gpt.launcher.plan.prediction import PlanChoice, plan_open, predict
 from hpc_gpt.launcher.plan.search import search
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
@@ -212,7 +212,7 @@ def test_recomputation_is_the_planners_where_nobody_settles_it():
 def test_the_rules_stand_where_they_are_as_good(cluster):
     experiment, profile = load_experiment("demo"), load_profile(cluster)
     resolved = resolve(experiment, profile)
-    assert plan_open(resolved, profile, {"layout.tp", "layout.pp", "layout.micro_batch"}) == ({}, ())
+    assert plan_open(resolved, profile, {"layout.tp", "layout.pp", "layout.micro_batch"}) == PlanChoice()
 
 
 def test_more_stages_are_the_planners_where_one_is_too_little():
@@ -220,12 +220,12 @@ def test_more_stages_are_the_planners_where_one_is_too_little():
     experiment = load_experiment("gpt2-meg-ds-3d", {**sizes, "layout.pp": None, "layout.micro_batch": 1})
     profile, given = load_profile("jean-zay-v100-32g"), {"engine.recompute", "engine.zero_stage", "layout.micro_batch"}
     ruled = resolve(experiment, profile)
-    keys, notes = plan_open(ruled, profile, given)
+    keys, notes, _ = plan_open(ruled, profile, given)
     planned = resolve(with_keys(experiment, keys), profile)
     assert planned.layout.pp > 1
     assert planned.gpus == 16
     assert notes == (f"from plan: pp {planned.layout.pp}, which neither flags nor experiment give",)
-    assert plan_open(ruled, profile, {*given, "layout.pp"}) == ({}, ())
+    assert plan_open(ruled, profile, {*given, "layout.pp"}) == PlanChoice()
 
 
 # --- the record, and the report card
@@ -313,29 +313,48 @@ def test_no_run_with_a_prediction_is_an_empty_card(two_runs):
 XL = ("--model", "gpt2-xl", "--gpus", "64", "--cluster", "a100-80g-8", "--set", "data.source=random")
 
 
-@pytest.mark.parametrize("verb", [("submit", "--dry-run", "--yes"), ("doctor",)])
+OPEN = (
+    '[model]\npreset = "7.5b"\n[data]\nsource = "random"\n[engine]\nname = "deepspeed-3d"\n'
+    "[layout]\nglobal_batch = 1024\n"
+)
+ON_A100 = ("--gpus", "64", "--cluster", "a100-80g-8")
+
+
+@pytest.mark.parametrize("verb", [("submit", "--dry-run"), ("doctor",)])
 def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path, verb):
-    there = without_slurm(tmp_path)
-    done = in_process(*verb, *XL, "--pp", "16", environment=there)
-    [note] = [line for line in done.stderr.splitlines() if "is predicted faster than tp1-pp16-dp4" in line]
+    (file := tmp_path / "open.toml").write_text(OPEN)
+    there, words = without_slurm(tmp_path), (str(file), *ON_A100)
+    done = in_process(*verb, *words, environment=there)
+    [note] = [line for line in done.stderr.splitlines() if "is predicted faster than tp8-pp1-dp8" in line]
     flags = note.partition("; use ")[2].split()
-    again = in_process("submit", "--dry-run", "--yes", *XL, *flags, environment=there, code=0)
+    again = in_process("submit", "--dry-run", *words, *flags, environment=there, code=0)
     assert f"layout       {note.split()[1]}, 64 GPUs" in again.stdout
     assert "is predicted faster" not in again.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "searches"),
+    ("words", "held"),
     [
-        (("submit", "--dry-run", "--pp", "16"), 2),
-        (("submit", "--dry-run"), 1),
-        (("submit", "--dry-run", "--tp", "1", "--pp", "16", "--set", "engine.recompute=none"), 1),
-        (("submit", "--dry-run", "--smoke"), 1),
+        ((*XL, "--pp", "16"), [{"pp"}]),
+        (XL, [set()]),
+        ((*XL, "--tp", "1", "--pp", "16", "--set", "engine.recompute=none"), [{"tp", "pp"}]),
+        ((*XL, "--smoke"), [set()]),
+        (("open.toml", *ON_A100), [set()]),
+        (("open.toml", *ON_A100, "--dp", "64"), [{"tp", "pp", "dp"}]),
+        (
+            ("open.toml", *ON_A100, "--dp", "64", "--mbs", "4", "--zero-stage", "1", "--set", "engine.recompute=full"),
+            [],
+        ),
     ],
-    ids=["its own and other layouts", "all of it", "what is open", "smoke"],
+    ids=["pp given", "all of it", "what is open", "smoke", "a file of no layout", "its layout given", "all given"],
 )
-def test_a_submission_asks_the_plan_no_question_twice(tmp_path, monkeypatch, words, searches):
-    asked = []
+def test_a_submission_searches_once_and_only_what_is_open(tmp_path, monkeypatch, words, held):
+    """And sizes the run twice."""
+    (tmp_path / "open.toml").write_text(OPEN)
+    asked, sizings = [], []
+    monkeypatch.setattr(
+        "hpc_gpt.launcher.launch.prepare.size_run", lambda *rest: sizings.append(rest) or size_run(*rest)
+    )
 
     def counted(question, *rest, **limits):
         asked.append(question)
@@ -344,8 +363,10 @@ def test_a_submission_asks_the_plan_no_question_twice(tmp_path, monkeypatch, wor
     monkeypatch.setattr("hpc_gpt.launcher.plan.search.search", counted)
     monkeypatch.setattr("hpc_gpt.launcher.launch.plan_question.search", counted)
     monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", math.inf)
-    in_process(*words, *XL, environment=without_slurm(tmp_path), code=0)
-    assert len(asked) == searches
+    in_process("submit", "--dry-run", *words, environment=without_slurm(tmp_path), cwd=tmp_path, code=0)
+    axes = {"tp", "pp", "dp"}
+    assert [axes & set(question.fixed) for question in asked] == held
+    assert len(sizings) == 2
 
 
 @pytest.mark.long(but="first")
@@ -360,9 +381,9 @@ def test_the_search_of_all_layouts_chooses_what_is_open(monkeypatch, name, clust
                 ruled = resolve(load_experiment(file, left_open, row), profile)
             except UserError:
                 continue  # it cannot run there
-            searched = search_layouts(ruled, profile, set())
-            for given in (set(), {"engine.recompute"}, {"layout.micro_batch", "layout.pp"}):
-                assert plan_open(ruled, profile, given, searched) == plan_open(ruled, profile, given), (row, given)
+            for given in (set(), {"engine.recompute"}, {"layout.micro_batch", "engine.zero_stage"}):
+                widely, own = plan_open(ruled, profile, given, all_layouts=True), plan_open(ruled, profile, given)
+                assert widely[:2] == own[:2], (row, given)
 
 
 COMPILED = "engine.compile=block"
@@ -459,11 +480,15 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
     [
         (("submit", "--dry-run", *XL, "--tp", "1", "--pp", "16"), 60),
         (("render", *XL, "--pp", "16"), 60),
-        (("submit", "--dry-run", *XL, "--pp", "16"), 0),
-        (("submit", "--dry-run", *XL, "--pp", "16", "--cluster", "generic-slurm"), 60),
+        (("submit", "--dry-run", *XL, "--pp", "16"), 60),
+        (("submit", "--dry-run", "open.toml", *ON_A100, "--dp", "64"), 60),
+        (("submit", "--dry-run", "open.toml", *ON_A100), 0),
+        (("submit", "--dry-run", "open.toml", *ON_A100, "--cluster", "generic-slurm"), 60),
     ],
-    ids=["tp and pp given", "render", "no time", "no device"],
+    ids=["tp and pp given", "render", "no experiment", "a layout given", "no time", "no device"],
 )
 def test_otherwise_no_faster_layout_is_named(tmp_path, monkeypatch, words, limit_s):
     monkeypatch.setattr("hpc_gpt.launcher.plan.prediction._FASTER_S", limit_s)
-    assert "is predicted faster" not in in_process(*words, environment=without_slurm(tmp_path), code=0).stderr
+    (tmp_path / "open.toml").write_text(OPEN)
+    done = in_process(*words, environment=without_slurm(tmp_path), cwd=tmp_path, code=0)
+    assert "is predicted faster" not in done.stderr

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.cli.submit_answer import answered_run
+from hpc_gpt.core.errors import JobFailed
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.launcher.launch.render import array_script
@@ -71,11 +73,23 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
     started: list[str] = []
     monkeypatch.setattr(
-        "hpc_gpt.cli.sweeping._run_here", lambda _, rows, answer: started.extend(r.resolved.row for r in rows)
+        "hpc_gpt.cli.sweeping._run_here", lambda _, rows: started.extend(r.resolved.row for r in rows) or ()
     )
     done = in_process(*command, "--skip-unfit")
     assert (done.code, started) == (0, ["bad", "two", "good"])
     assert "\nnot lost: no token file no.tokens\n" in f"\n{done.stderr}"
+
+
+def test_the_answer_has_what_was_started_before_a_fault(table, monkeypatch):
+    def fails_in_the_second(sweep, rows):
+        yield answered_run(sweep.runs[0], rows[0].resolved, "7", sweep=sweep.id, followed=True)
+        raise JobFailed("it failed")
+
+    monkeypatch.setattr("hpc_gpt.cli.sweeping._run_here", fails_in_the_second)
+    answer = json.loads(in_process("submit", table, "--sweep", "--cluster", "local", "--json", code=3).stdout)
+    assert [(run["row"], run["job"], run["state"]) for run in answer["runs"]] == [("bad", "7", "unknown")]
+    assert answer["left_out"] == {"no": "it needs 2 GPUs, the row has 1"}
+    assert [*Path(os.environ["HPC_GPT_LOGS"]).rglob(answer["sweep"])]
 
 
 def test_an_arrays_script_is_bash_and_wants_its_folder(table, tmp_path):

@@ -11,9 +11,9 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import Batch
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
+from hpc_gpt.core.settings.resolve import experiment_of, resolve, size_run
 from hpc_gpt.launcher.launch import prepare as preparing
-from hpc_gpt.launcher.launch.prepare import finish, lengthen, load_row, prepare
+from hpc_gpt.launcher.launch.prepare import finish, lengthen, load_row, predict_run, prepare
 from hpc_gpt.launcher.launch.prepared import PreparedRun
 from hpc_gpt.launcher.launch.request import Request, ScriptRequest
 from hpc_gpt.launcher.launch.until import Until
@@ -41,7 +41,7 @@ def asked(experiment: str = "demo", cluster: str = "generic-slurm", **more: Any)
     ],
     ids=["rules", "planned and as good", "until steps", "until tokens", "smoke", "from plan", "defaults", "row"],
 )
-def test_an_experiment_is_read_once_its_run_is_as_last_resolved(monkeypatch, request_):
+def test_a_run_is_read_once_sized_twice_and_made_once(monkeypatch, request_):
     calls: list[tuple[str, Any]] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,11 +51,11 @@ def test_an_experiment_is_read_once_its_run_is_as_last_resolved(monkeypatch, req
 
         return call
 
-    for name in ("load_experiment", "resolve"):
+    for name in ("load_experiment", "size_run", "PreparedRun"):
         monkeypatch.setattr(preparing, name, noted(getattr(preparing, name)))
     prepared = prepare(request_)
-    assert [name for name, _ in calls].count("load_experiment") == 1
-    assert prepared.resolved is calls[-1][1]
+    assert [name for name, _ in calls] == ["load_experiment", "size_run", "size_run", "PreparedRun"]
+    assert prepared is calls[-1][1]
     assert prepared.resolved == resolve(experiment_of(prepared.resolved), prepared.resolved.cluster, *row_of(prepared))
     assert any("from plan: " in note for note in prepared.notes) == (request_.experiment == "gpt2-meg-ds-3d")
 
@@ -162,7 +162,8 @@ def test_two_sizes_of_a_batch_win_over_the_files_third():
 def test_what_is_ready_has_its_script_and_its_prediction():
     profile = load_profile("a100-80g-8")
     file = read_experiment("demo")
-    prepared = finish(load_experiment(file), profile, file=file)
+    sized = size_run(load_experiment(file), profile)
+    prepared = finish(sized, predict_run(sized, profile), file=file)
     assert prepared.resolved == resolve(load_experiment(file), profile)
     assert prepared.messages[0].startswith("predicted: ")
     assert prepared.resolved.to_json() in prepared.script

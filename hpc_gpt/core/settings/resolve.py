@@ -65,7 +65,7 @@ def resolve(
     branch to other data, `race` the most visits of a race. Raises as `size_run`.
     """
     sized = size_run(experiment, profile, script)
-    return Resolved(**{**vars(sized), "sweep": sweep, "row": row, "data_from": data_from, "race": race})
+    return Resolved.of(sized, sweep=sweep, row=row, data_from=data_from, race=race)
 
 
 def size_run(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts | None = None) -> Sized:

@@ -12,7 +12,7 @@ import json
 import unicodedata
 import zlib
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
@@ -49,6 +49,11 @@ class OtherSchema(ConfigError):
 @dataclass(frozen=True)
 class Resolved(Sized):
     """The complete settings of one run, which nothing changes afterwards."""
+
+    @staticmethod
+    def of(sized: Sized, **decided: Any) -> Resolved:
+        """The run of an experiment's sizes, with the fields that are decided after them."""
+        return Resolved(**{entry.name: getattr(sized, entry.name) for entry in fields(sized)} | decided)
 
     @property
     def slug(self) -> str:

@@ -34,7 +34,7 @@ _ASKED_AS = {"model": Model, "layout": LayoutRequest, "batch": LayoutRequest}
 @dataclass(frozen=True)
 class Sized:
     """An experiment with a value for every key on one cluster profile: a trial, of which the launcher and the planner
-    ask sizes while keys of the experiment are still decided. `resolve` makes the run of it, a `Resolved`.
+    ask sizes while keys of the experiment are still decided. The last one becomes the run, a `Resolved`.
 
     `job` is the experiment's request laid over the profile's. `cluster` lacks the keys that only the planner reads, so
     that no calibration changes a script. `sweep` and `row` are the names of a sweep's row, else None.

@@ -54,6 +54,7 @@ class BenchCell:
     pattern: str | None = None
     record: Record | None = None
     is_peer: bool = False  # a program of the user's own
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def prepare_cells(asked: BenchRequest) -> PreparedCells:
                     faults[" ".join(named)] = fault
     if faults:
         raise next(iter(faults.values())) if len(faults) == 1 else faults_of_rows(faults)
-    notes = dict.fromkeys(note for cell in cells if cell.prepared for note in cell.prepared.notes)
+    notes = dict.fromkeys(note for cell in cells for note in cell.notes)
     first = rows[0].name if rows[0] is not None else None
     source = load_experiment(file, None, first, steps_elsewhere=True).data.source
     if "data" in file.tables and source != "random":
@@ -164,7 +165,7 @@ def prepare_cell(
     smoke = asked.smoke and not is_peer
     request = Request(asked.experiment, None, None, keys, row, smoke=smoke, measured=last, copies=asked.copies)
     prepared = prepare_row(request, asked.profile, file, row, earlier_runs)
-    return BenchCell(name, replace(prepared, notes=(*notes, *prepared.notes)), is_peer=is_peer)
+    return BenchCell(name, prepared, is_peer=is_peer, notes=(*notes, *prepared.notes))
 
 
 def _of_bench(asked: BenchRequest, file: ExperimentFile, row: str | None, is_peer: bool) -> dict[str, Any]:

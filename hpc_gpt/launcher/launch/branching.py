@@ -1,7 +1,6 @@
 """Branch a run: a new run from one of its checkpoints, with another schedule or other data."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,11 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     _check_further(owner.checkpoints / checkpoint, resolved, point.step)
     title = f"Branches from run {run.run_id} after step {point.step}."
     inputs = ForecastInputs(until, earlier_runs, "job.signal_lead_s" in request.given, run, point.step)
-    prepared = prepare_child(run, resolved, title, inputs, profile, request.template, request.force)
+    kept = {
+        "data_beside": None if "data.path" in request.given else run.data_beside,
+        "hold": CheckpointHold(owner, point.step, lambda: _is_live(owner)),
+    }
+    prepared = prepare_child(run, resolved, title, inputs, profile, request.template, request.force, **kept)
     notes = (
         *branch_lines(settings, resolved, run, point.step),
         *(f"note: {note}" for note in point.notes),
@@ -69,9 +72,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
         *prepared.notes,
         f"branches from {run.run_id} after step {point.step}, as {resolved.layout}",
     )
-    data_beside = None if "data.path" in request.given else run.data_beside
-    hold = CheckpointHold(owner, point.step, lambda: _is_live(owner))
-    return NewRun(replace(prepared, data_beside=data_beside, hold=hold), parent, notes)
+    return NewRun(prepared, parent, notes)
 
 
 def _kept_tokenizer(run: RunFolder, settings: Resolved, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from hpc_gpt.core.runs.provenance import known_gpus
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest, Train
+from hpc_gpt.core.settings.resolve import size_run
 from hpc_gpt.launcher.launch.bench_rows import KILL_LEAD_S, BenchCell
-from hpc_gpt.launcher.launch.prepare import finish
+from hpc_gpt.launcher.launch.prepare import finish, predict_run
 
 _PEER = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*=(?P<command>.*\S.*)", re.DOTALL)
 _EXAMPLE = "for example --peer nanogpt='python ~/nanoGPT/train.py --compile=True'"
@@ -57,4 +58,6 @@ def prepare_peer(name: str, command: str, pattern: str | None, profile: ClusterP
         job=Job(signal_lead_s=KILL_LEAD_S),
         command=Command(run=run, per="job", snapshot=False),
     )
-    return BenchCell(name, finish(experiment, profile, "a bench's peer"), pattern, is_peer=True)
+    sized = size_run(experiment, profile)
+    prepared = finish(sized, predict_run(sized, profile), title="a bench's peer")
+    return BenchCell(name, prepared, pattern, is_peer=True)

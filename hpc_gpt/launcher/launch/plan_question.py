@@ -179,7 +179,6 @@ def with_best(
     sizes = {**vars(run.layout), **{name: getattr(run, name) for name in ("micro_batch", *_BATCH)}}
     keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
     planned = with_keys(replace(experiment, engine=engine_for(run, experiment.engine)), keys)
-    size_run(cut_warmup(planned)[0], profile)
     words = [] if "engine.name" in given else [f"engine {run.engine}"]
     words += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
     words += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given} else [str(run.layout)]
@@ -214,8 +213,9 @@ def _with_simplest(experiment: Experiment, profile: ClusterProfile, given: Colle
 
     by_rules = layout_on(experiment.engine.name)
     engines = sorted(trainers().values(), key=lambda facts: facts.plan_order)
-    layouts = {facts.name: layout for facts in engines if (layout := layout_on(facts.name)) is not None}
-    name = next((name for name, layout in layouts.items() if by_rules in (None, layout)), experiment.engine.name)
+    layouts = ((facts.name, layout_on(facts.name)) for facts in engines)
+    runs = (name for name, layout in layouts if layout is not None and by_rules in (None, layout))
+    name = next(runs, experiment.engine.name)
     return replace(experiment, engine=replace(experiment.engine, name=name))
 
 

@@ -1,13 +1,13 @@
 """Prepare a run: load its settings, resolve them, plan what is open, predict, render.
 
 Every verb that needs a run's script uses this module: render, submit with its sweeps and resumptions, doctor
-and bench. They share `load_row` and `finish`.
+and bench. They share `load_row`, `predict_run` and `finish`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,7 @@ from hpc_gpt.core.settings.experiment_file import (
     load_experiment,
 )
 from hpc_gpt.core.settings.idle_keys import idle_keys
-from hpc_gpt.core.settings.layout import AXES
-from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, resolve, size_run
+from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import Sized, runs_program
@@ -56,9 +55,10 @@ from hpc_gpt.launcher.launch.until import (
     short_of_time,
     wants_forecast,
 )
-from hpc_gpt.launcher.plan.prediction import faster_notes, plan_open, predict, search_layouts
+from hpc_gpt.launcher.plan.prediction import PlanChoice, Prediction, faster_notes, plan_open, predict
 
 if TYPE_CHECKING:
+    from hpc_gpt.launcher.launch.forecast import Forecast
     from hpc_gpt.launcher.launch.past_timings import PastTimings
 
 # How often a run saves that does not say when, and how many of those checkpoints it keeps.
@@ -84,7 +84,7 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     """Prepares one run; for a sweep the requested row, or the first possible one.
 
     `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: says
-    what would make it faster, for which the plan searches all layouts and not only what is open.
+    what would make it faster, another layout only where the plan is searched and the layout is open, too.
     """
     profile = choose_profile(request, queueing)
     if request.script is not None:
@@ -110,7 +110,8 @@ def prepare_row(
     earlier: Callable[[], PastTimings],
     faster: bool = False,
 ) -> PreparedRun:
-    """The run of a file, or of a row of it: each stage decides keys of the experiment, and the last resolves it."""
+    """The run of a file, or of a row of it. The stages decide keys of the experiment, which is sized before and after
+    the plan's choice."""
     # 1. What is asked for.
     until = request.until or Until()
     steps_elsewhere, measured = request.smoke or (until.steps or until.tokens) is not None, request.measured
@@ -120,7 +121,7 @@ def prepare_row(
     if engine_named(experiment.engine.name).starts_script(experiment.command):
         from hpc_gpt.launcher.launch.prepare_script import prepare_file
 
-        return replace(prepare_file(request, profile, experiment, given), text=file.text, file=file.path)
+        return prepare_file(request, profile, file, experiment, given)
     _check_asked(request, engine_named(experiment.engine.name), until)
     # 2. Its sizes on the cluster that it is meant for, and without an experiment its batch.
     meant_for, batch, chosen = of_full_size(request, profile), "", ""
@@ -137,43 +138,56 @@ def prepare_row(
     if file.path is not DEFAULTS or "layout.micro_batches" in given:
         given |= {"layout.micro_batch"}  # the plan chooses it only if the user has said nothing of the batch's parts
     # 3. Made small; or with what the plan chooses, its length, and when it saves.
-    small, inputs, notes, faster = None, None, list[str](), faster and not request.smoke  # nobody waits for five steps
-    is_best = bool(chosen) and not {"engine.name", *(f"layout.{axis}" for axis in AXES)} & given
-    searched = search_layouts(sized, profile, given) if faster and not is_best else None
+    plan, length, inputs = PlanChoice(lines=(chosen,) if chosen else ()), tuple[str, ...](), None
+    faster = faster and not request.smoke  # nobody waits for five steps
     if request.smoke:
         small = _shrunk(experiment, sized, profile, request.overrides)
+        last, profile = small.experiment, replace(profile, stage=None)
     else:
-        is_open = measured is None and not chosen
-        keys, planned = plan_open(sized, profile, given, searched) if is_open else ({}, (chosen,))
-        experiment, length = lengthen(with_keys(experiment, keys), until, sized, request.given, given)
-        notes += [*planned, *length]
+        small = None
+        if measured is None and not chosen:
+            plan = plan_open(sized, profile, given, all_layouts=faster)
+        experiment, length = lengthen(experiment, until, sized, request.given, given)
+        last = experiment
         inputs = ForecastInputs(until, earlier, "job.signal_lead_s" in given) if request.until is not None else None
-    # 4. Resolved, with the signal's lead by its forecast. A trial here, or a smoke run, need not be predicted to fit.
+    run, plan = _size_planned(with_keys(last, measured or {}), profile, plan)
+    # 4. Its prediction, by which a trial here, or a smoke run, need not fit.
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
-    last, profile = (experiment, profile) if small is None else (small.experiment, replace(profile, stage=None))
-    last = with_keys(last, measured or {})
-    prepared = finish(
-        last, profile, file=file, row=row, refuse=not may_not_fit, template=request.template, inputs=inputs
-    )
+    prediction = predict_run(run, profile, refuse=not may_not_fit)
     # 5. What its user is to know of it.
-    resolved, unread = prepared.resolved, unread_of(experiment, sized.model.seq)
-    defaults = defaults_note(request, meant_for, experiment.train, resolved, batch) if file.path is DEFAULTS else ""
-    notes = [line for line in (defaults or _taken_note(request, file, row, resolved), *notes) if line]
+    unread = unread_of(experiment, sized.model.seq)
+    defaults = defaults_note(request, meant_for, experiment.train, run, batch) if file.path is DEFAULTS else ""
+    notes = [line for line in (defaults or _taken_note(request, file, row, run), *plan.lines, *length) if line]
     if small is not None:
-        notes += _smoke_lines(experiment.name if measured is None else None, small, sized, resolved)
-    cautions = [*_cautions(resolved, request.smoke, given)] if measured is None else []
-    cautions += idle_keys(resolved, given) if measured is None and not request.smoke else ()
+        notes += _smoke_lines(experiment.name if measured is None else None, small, sized, run)
+    cautions = [*_cautions(run, request.smoke, given)] if measured is None else []
+    cautions += idle_keys(run, given) if measured is None and not request.smoke else ()
     followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
     notes += [f"note: {line}" for line in (*followed, *cautions, *unread)]
-    return replace(
-        prepared,
-        notes=(*notes, *prepared.notes),
-        file=None if file.path is DEFAULTS else file.path,
-        data_beside=folder_beside(file, resolved, request.overrides, row),
+    # 6. The run, with the signal's lead by its forecast.
+    return finish(
+        run,
+        prediction,
+        file=file,
+        row=row,
+        template=request.template,
+        inputs=inputs,
+        notes=notes,
+        data_beside=folder_beside(file, run.data, request.overrides, row),
         unread=unread,
-        faster=faster_notes(prepared.prediction, resolved, given, searched) if faster else (),
+        faster=faster_notes(prediction, run, given, plan.best) if faster else (),
+        provenance=request.provenance,
         copies=request.copies,
     )
+
+
+def _size_planned(experiment: Experiment, profile: ClusterProfile, plan: PlanChoice) -> tuple[Sized, PlanChoice]:
+    """(the sizes with the plan's choice, that choice); without its keys if a given switch refuses them."""
+    if plan.keys:
+        with contextlib.suppress(UserError):
+            return size_run(with_keys(experiment, plan.keys), profile), plan
+        plan = PlanChoice(best=plan.best)
+    return size_run(experiment, profile), plan
 
 
 def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, stated: Collection[str]) -> SmallExperiment:
@@ -182,7 +196,7 @@ def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, state
     return shrink(experiment, sized, profile.scheduler != "local" or has_gpus(), stated)
 
 
-def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Resolved) -> list[str]:
+def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
     """What a smoke run of an experiment is; without a name one that a bench measures."""
     sizes = sizes_beside(sized, resolved)
     if name is not None:
@@ -194,7 +208,7 @@ def _smoke_lines(name: str | None, small: SmallExperiment, sized: Sized, resolve
     ]
 
 
-def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Resolved) -> str:
+def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> str:
     """The line on the file or the row that is taken although nothing names it; empty without one."""
     if request.names_experiment:
         path = f"{file.path}" if Path(request.experiment).is_dir() else ""
@@ -225,7 +239,7 @@ def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
         yield f'data.source is "{data.source}", as data.path is {data.path}'
 
 
-def _cautions(resolved: Resolved, smoke: bool, given: Collection[str]) -> Iterator[str]:
+def _cautions(resolved: Sized, smoke: bool, given: Collection[str]) -> Iterator[str]:
     train = resolved.train
     if not can_resume(resolved.engine):
         yield "a checkpoint does not hold what is offloaded to NVMe: this run cannot be resumed, and is not requeued"
@@ -324,46 +338,55 @@ def lengthen(
     return with_keys(whole, _automatic_saves(whole, given)), (*until.notes(sized.batch, sized.model.seq), *cut)
 
 
+def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:
+    """The prediction for a run whose keys are decided, with the planner's keys of a profile. `refuse`: LayoutError if
+    it is predicted not to fit. Raises ConfigError for products that it cannot train with."""
+    check_products(sized)
+    return predict(sized, planner, refuse)
+
+
 def finish(
-    experiment: Experiment,
-    profile: ClusterProfile,
-    title: str = NO_EXPERIMENT,
+    sized: Sized,
+    prediction: Prediction,
     *,
     file: ExperimentFile | None = None,
     row: str | None = None,
-    refuse: bool = False,
+    title: str = NO_EXPERIMENT,
     template: Path | None = None,
     inputs: ForecastInputs | None = None,
+    forecast: Forecast | None = None,
+    notes: Sequence[str] = (),
+    **others: Any,
 ) -> PreparedRun:
-    """The run of an experiment: its prediction, with `inputs` the forecast of its job chain, which decides the signal's
-    lead, then its settings and its script. Nothing changes these.
+    """The run of an experiment's sizes and their prediction: with `inputs` the forecast of its job chain, which decides
+    the signal's lead; then its settings and its script. Nothing changes these.
 
     `file` has the experiment's text, and the `row`; without one, or with DEFAULTS, it is the settings' text under a
-    `title`. `refuse`: LayoutError if it is predicted not to fit. Raises LayoutError, ConfigError and RenderError as
-    `resolve` and `render_script` do.
+    `title`. `others` are further fields of a PreparedRun. Raises ConfigError and RenderError.
     """
-    sized = size_run(experiment, profile)
-    check_products(sized)
-    planner, data_from = (inputs.planner or profile, inputs.data_from) if inputs is not None else (profile, 0)
-    prediction, forecast = predict(sized, planner, refuse), None
-    if inputs is not None and wants_forecast(sized, inputs.until):
-        forecast = forecast_chain(replace(sized, data_from=data_from), prediction, inputs)
-        if forecast.lead_s is not None:
-            experiment = with_keys(experiment, {"job.signal_lead_s": forecast.lead_s})
+    job, data_from = sized.job, 0
+    if inputs is not None:
+        data_from = inputs.data_from
+        if wants_forecast(sized, inputs.until):
+            forecast = forecast_chain(replace(sized, data_from=data_from), prediction, inputs)
+            job = job if forecast.lead_s is None else replace(job, signal_lead_s=forecast.lead_s)
     sweep = file.name if file is not None and row is not None else None
-    resolved = resolve(experiment, profile, sweep, row, data_from=data_from)
+    resolved = Resolved.of(sized, job=job, sweep=sweep, row=row, data_from=data_from)
+    file = None if file is None or file.path is DEFAULTS else file
     return PreparedRun(
         resolved,
         render_script(resolved, template),
-        file.text if file is not None and file.path is not DEFAULTS else experiment_text(resolved, title),
-        short_of_time(resolved, inputs.earlier) if inputs is not None else (),
+        file.text if file is not None else experiment_text(resolved, title),
+        (*notes, *(short_of_time(resolved, inputs.earlier) if inputs is not None else ())),
         prediction,
         forecast,
+        file=file.path if file is not None else None,
+        **others,
     )
 
 
 def folder_beside(
-    file: ExperimentFile, resolved: Resolved, overrides: Mapping[str, Any] | None, row: str | None
+    file: ExperimentFile, data: Data, overrides: Mapping[str, Any] | None, row: str | None
 ) -> Path | None:
     """The `data_beside` of a run from an experiment's file. DataError if the path matches two files: beside
     that file and in the current folder."""
@@ -372,4 +395,4 @@ def folder_beside(
         return None
     from hpc_gpt.trainer.tokens.run_data import check_beside  # needs numpy
 
-    return check_beside(resolved.data, folder)
+    return check_beside(data, folder)

@@ -16,6 +16,7 @@ from hpc_gpt.core.runs.provenance import git_state
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
+from hpc_gpt.core.settings.experiment_file import ExperimentFile
 from hpc_gpt.core.settings.program_text import command_faults
 from hpc_gpt.core.settings.resolve import experiment_text, resolve
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
@@ -51,10 +52,10 @@ _TABLES = ("job", "command", *SERVICES)
 
 
 def prepare_file(
-    request: Request, profile: ClusterProfile, experiment: Experiment, given: Collection[str]
+    request: Request, profile: ClusterProfile, file: ExperimentFile, experiment: Experiment, given: Collection[str]
 ) -> PreparedRun:
-    """The run of an experiment whose `command.script` names a script; its keys of [job] and [layout] count as options
-    of the command line."""
+    """The run of a file's experiment whose `command.script` names a script; its keys of [job] and [layout] count as
+    options of the command line."""
     if request.smoke:
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
@@ -64,13 +65,17 @@ def prepare_file(
     ours = [key for key in given if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_OF_TRAIN)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
-    return prepare_script(whole, profile, call, experiment.name)
+    return prepare_script(whole, profile, call, file, experiment.name)
 
 
 def prepare_script(
-    request: Request, profile: ClusterProfile, call: ScriptRequest, name: str | None = None
+    request: Request,
+    profile: ClusterProfile,
+    call: ScriptRequest,
+    file: ExperimentFile | None = None,
+    name: str | None = None,
 ) -> PreparedRun:
-    """The run of a script. Raises ConfigError."""
+    """The run of a script, by the `name` of the experiment whose `file` names it. Raises ConfigError."""
     script = read_job_script(call.path)
     tables = _keys(request.overrides)
     job, of_profile = tables["job"], tables.pop("profile")
@@ -119,9 +124,10 @@ def prepare_script(
     return PreparedRun(
         resolved,
         text,
-        experiment_text(resolved, f"Of {call.path.name}, which runs as it is."),
+        file.text if file is not None else experiment_text(resolved, f"Of {call.path.name}, which runs as it is."),
         (*(f"note: {finding}" for finding in findings), *_notes(resolved, added)),
         Prediction("a script of your own"),
+        file=file.path if file is not None else None,
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script), findings),
         copies=request.copies,
     )

@@ -16,14 +16,14 @@ from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
+from hpc_gpt.core.settings.resolve import experiment_of, resolve, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES, Notify
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.words import counted, show_duration
 from hpc_gpt.launcher.launch.past_timings import PastTimings
-from hpc_gpt.launcher.launch.prepare import MEASURED, earlier_runs, finish, prepare_row
+from hpc_gpt.launcher.launch.prepare import MEASURED, earlier_runs, finish, predict_run, prepare_row
 from hpc_gpt.launcher.launch.prepared import PreparedRun
 from hpc_gpt.launcher.launch.render import render_script
 from hpc_gpt.launcher.launch.request import DEFAULTS, Request, choose_profile, requested_file
@@ -119,11 +119,6 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     return PreparedRace(run, visits, rounds, lines)
 
 
-def _own(file: ExperimentFile) -> ExperimentFile | None:
-    """The file, whose text a run keeps; None for the defaults, which have none."""
-    return None if file.path is DEFAULTS else file
-
-
 def _of_file(request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any) -> Iterator[PreparedRow]:
     for row in file.rows or ():
         keys = {**flat(row.overrides)}
@@ -149,11 +144,17 @@ def _planned(
         fault.hint = f"give the race its [rows], or plan what it lacks: {fault.hint}"
         raise
     for name, keys in layouts:
-        experiment = with_keys(experiment_of(base.resolved), keys)
-        made = finish(experiment, profile, file=_own(file), template=request.template)
-        yield PreparedRow(
-            name, keys, replace(made, forecast=base.forecast, data_beside=base.data_beside, copies=base.copies)
+        sized = size_run(with_keys(experiment_of(base.resolved), keys), profile)
+        visit = finish(
+            sized,
+            predict_run(sized, profile),
+            file=file,
+            template=request.template,
+            forecast=base.forecast,
+            data_beside=base.data_beside,
+            copies=base.copies,
         )
+        yield PreparedRow(name, keys, visit)
 
 
 def _as_visit(
@@ -170,10 +171,20 @@ def _as_visit(
     experiment, _ = cut_warmup(with_keys(experiment, keys))
     local = profile.scheduler == "local" or request.force
     try:
-        made = finish(experiment, profile, file=_own(file), row=asked.row, refuse=not local, template=request.template)
+        sized = size_run(experiment, profile)
+        prediction = predict_run(sized, profile, refuse=not local)
     except LayoutError as fault:
         return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
-    return replace(row, visit=replace(made, data_beside=row.visit.data_beside, copies=row.visit.copies))
+    visit = finish(
+        sized,
+        prediction,
+        file=file,
+        row=asked.row,
+        template=request.template,
+        data_beside=row.visit.data_beside,
+        copies=row.visit.copies,
+    )
+    return replace(row, visit=visit)
 
 
 def _predicted_step(visit: PreparedRun | None) -> dict[str, Any]:
@@ -249,8 +260,8 @@ def _race_run(
         "job.preflight": asked.job.preflight,
     }
     resolved = resolve(with_keys(experiment, job), asked.cluster, race=visits)
-    script, of = render_script(resolved, template), None if file.path is DEFAULTS else file.path
-    return replace(own, resolved=resolved, script=script, notes=(), prediction=None, forecast=None, file=of)
+    script, path = render_script(resolved, template), None if file.path is DEFAULTS else file.path
+    return PreparedRun(resolved, script, own.text, file=path, data_beside=own.data_beside, copies=own.copies)
 
 
 def _visit_s(visit: PreparedRun, past: PastTimings) -> float:

@@ -24,7 +24,6 @@ from hpc_gpt.core.settings.experiment_file import (
 from hpc_gpt.core.settings.grid import GridAxis, with_grid
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
-from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.settings.smoke import fit_small
 from hpc_gpt.core.slurm.clients import has_sbatch
@@ -55,7 +54,7 @@ class Request:
     if that is not given; None for the other verbs. `here`: it runs in the user's allocation, which no job follows.
     `grid`: what `--grid` varies, over `row` if the file has rows. `measured`: of a run of which a bench measures the
     steps, what is laid over it at the end, by dotted key; plan chooses nothing for it, and nothing happens around it.
-    `device`: a plan is for nodes of it, without a profile.
+    `device`: a plan is for nodes of it, without a profile. `provenance`: further keys of the run's provenance.json.
     """
 
     experiment: str
@@ -75,6 +74,7 @@ class Request:
     grid: tuple[GridAxis, ...] = ()
     measured: Mapping[str, Any] | None = None
     device: str | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
 
 
@@ -168,13 +168,15 @@ def with_defaults(
     """(the experiment of a run without one, why its batch is that).
 
     If it is compiled, by default and for CUDA, it has the fast settings that its model and engine take, but for the
-    options `asked`. It has a global batch unless any size of the batch is `given`.
+    options `asked`. It has a global batch unless any size of the batch is `given`, or a plan has chosen it.
     """
     if is_fast(profile, asked):
         shape, train = resolve_shape(experiment.model), experiment.train
         experiment = replace(experiment, engine=with_fast_settings(experiment.engine, shape, train, asked))
     if {f"layout.{name}" for name in ("micro_batch", "micro_batches", "global_batch")} & set(given):
         return experiment, ""
+    if experiment.layout.global_batch is not None:
+        return experiment, " as in plan"
     size, why = _default_batch(size_run(cut_warmup(experiment)[0], profile), profile)
     return with_keys(experiment, {"layout.global_batch": size}), why
 
@@ -227,7 +229,7 @@ def _lacks_bf16(profile: ClusterProfile) -> bool:
     return "fp16" in peaks and "bf16" not in peaks
 
 
-def defaults_note(request: Request, profile: ClusterProfile, train: Train, resolved: Resolved, batch: str) -> str:
+def defaults_note(request: Request, profile: ClusterProfile, train: Train, resolved: Sized, batch: str) -> str:
     """The line on the defaults that apply without an EXPERIMENT; `batch` is why the batch is that."""
     dtype: str = train.dtype
     if _lacks_bf16(profile) and "train.dtype" not in request.overrides:

@@ -38,7 +38,7 @@ from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile, load_profile
 from hpc_gpt.core.settings.engines import can_resume
-from hpc_gpt.core.settings.resolve import experiment_of, experiment_tables
+from hpc_gpt.core.settings.resolve import experiment_tables
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.core.slurm.clients import check_reachable
@@ -47,7 +47,7 @@ from hpc_gpt.core.words import counted
 from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.launch.changes import change_notes
 from hpc_gpt.launcher.launch.here import no_script_here
-from hpc_gpt.launcher.launch.prepare import earlier_runs, finish
+from hpc_gpt.launcher.launch.prepare import earlier_runs, finish, predict_run
 from hpc_gpt.launcher.launch.prepared import PreparedRun
 from hpc_gpt.launcher.launch.request import Request
 from hpc_gpt.launcher.launch.submission import SubmittedRun, check_inputs, start_run
@@ -275,13 +275,13 @@ def prepare_resumption(
             f"then of {before}: it is not the rate of an unbroken run of either length"
         )
     inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
-    prepared = prepare_child(run, resolved, title, inputs, profile, template, force)
     hold = None
     if parent is not None:
         name = checkpoint_folder_name(point.step)
         owners = [source for source, _ in checkpoint_sources(run) if (source.checkpoints / name).is_dir()]
         hold = ResumptionHold(owners[0], point.step, lambda: False) if owners else None
-    return replace(prepared, notes=(*notes, *prepared.notes), data_beside=run.data_beside, hold=hold), parent
+    kept = {"notes": notes, "data_beside": run.data_beside, "hold": hold}
+    return prepare_child(run, resolved, title, inputs, profile, template, force, **kept), parent
 
 
 def prepare_child(
@@ -292,15 +292,17 @@ def prepare_child(
     profile: ClusterProfile | None,
     template: Path | None,
     force: bool,
+    **others: Any,
 ) -> PreparedRun:
-    """The new run of settings that descend from those of `run`; the rest is as in `prepare_resumption`."""
+    """The new run of settings that descend from those of `run`, with `others` of the fields of a PreparedRun; the rest
+    is as in `prepare_resumption`."""
     planner = profile or run.resolved().cluster
     if profile is None:
         with contextlib.suppress(UserError):  # as it is now, with the planner's keys, which a run does not store
             planner = load_profile(planner.name, of_a_run=True)
-    inputs = replace(inputs, planner=planner, data_from=resolved.data_from)
-    experiment = experiment_of(resolved)
-    return finish(experiment, resolved.cluster, title, refuse=not force, template=template, inputs=inputs)
+    inputs = replace(inputs, data_from=resolved.data_from)
+    prediction = predict_run(resolved, planner, refuse=not force)
+    return finish(resolved, prediction, title=title, template=template, inputs=inputs, **others)
 
 
 def check_stream(run: RunFolder, resolved: Resolved, step: int) -> None:

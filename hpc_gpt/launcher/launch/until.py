@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.formulas import MOST_TOKENS
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.sized import Sized, runs_program
@@ -122,8 +121,8 @@ class ForecastInputs:
     """What the forecast of a run's job chain depends on, besides the run's settings.
 
     `parent` is the run that it resumes from, after step `done`; `spent` GPU-hours of its budget are used.
-    `lead_is_given`: the user has set the signal's lead, which stays. `planner`: the profile with the planner's keys, if
-    the run's own lacks them. `data_from`: the step of a branch to other data.
+    `lead_is_given`: the user has set the signal's lead, which stays. `data_from`: the step of a branch
+    to other data.
     """
 
     until: Until
@@ -132,7 +131,6 @@ class ForecastInputs:
     parent: RunFolder | None = None
     done: int = 0
     spent: float = 0.0
-    planner: ClusterProfile | None = None
     data_from: int = 0
 
 

@@ -12,7 +12,6 @@ from hpc_gpt.core.runs.race import is_race, read_rows
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.launch.prepared import PreparedRun
 from hpc_gpt.launcher.launch.request import Request, choose_profile, requested_file
 from hpc_gpt.reader.readers.runs import BENCH_FILE, read_records
 
@@ -33,33 +32,33 @@ class Winner:
         return f"from race {self.race.run_id}, row {self.row}: {keys}" + (f" ({self.why})" if self.why else "")
 
     def over(self, request: Request) -> Request:
-        """The request with the row: by its name, if the experiment has rows, else its keys; options go before both.
-        ConfigError for an experiment of other rows, or that is a job script."""
+        """The request with the row: by its name, if the experiment has rows, else its keys; options go before both. The
+        run's provenance.json names the race. ConfigError for an experiment of other rows, or that is a job script."""
         if request.script is not None:
             raise ConfigError(
                 "--winner is of an EXPERIMENT, and a job script has none", "name the experiment that raced"
             )
+        provenance = {"winner": {"race": self.race.run_id, "row": self.row}}
         rows = [row.name for row in requested_file(request, choose_profile(request, False)).rows or ()]
         if self.row in rows:
-            return replace(request, row=self.row, sized=True)
+            return replace(request, row=self.row, sized=True, provenance=provenance)
         if rows:
             raise ConfigError(
                 f"{request.experiment} has no row {self.row!r}, which won race {self.race.run_id}",
                 "name the experiment that raced",
             )
-        return replace(request, overrides={**self.keys, **request.overrides}, sized=True)
+        keys = {**self.keys, **request.overrides}
+        return replace(request, overrides=keys, sized=True, provenance=provenance)
 
-    def kept(self, prepared: PreparedRun) -> PreparedRun:
-        """The run that it gives, with the race in its provenance. ConfigError for another training than the race's."""
-        ours, theirs = _decides(prepared.resolved), _decides(self.race.resolved())
+    def check(self, resolved: Resolved) -> None:
+        """ConfigError if the run that it gives is another training than the race's."""
+        ours, theirs = _decides(resolved), _decides(self.race.resolved())
         if differ := [key for key in ours if ours[key] != theirs[key]]:
             others = ", ".join(f"{key} {theirs[key]}, not {ours[key]}" for key in differ)
             raise ConfigError(
                 f"race {self.race.run_id} measured another training: {others}",
                 "race this experiment: submit --race",
             )
-        note = {"winner": {"race": self.race.run_id, "row": self.row}}
-        return replace(prepared, provenance=note, notes=(self.line, *prepared.notes))
 
 
 def _decides(resolved: Resolved) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_gpt import __version__
 from hpc_gpt.core.engines import engine_named, engine_of
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import with_keys
 from hpc_gpt.core.settings.layout import solve_batch
-from hpc_gpt.core.settings.resolve import experiment_of, size_run
+from hpc_gpt.core.settings.resolve import experiment_of
 from hpc_gpt.core.settings.sized import Sized, runs_program
 from hpc_gpt.core.words import Line, counted
 from hpc_gpt.launcher.plan.figures import in_words, needs, plan_figures
@@ -30,6 +29,8 @@ _OPEN = {"engine.recompute": "recompute", "engine.zero_stage": "ZeRO stage", _MI
 
 # More than the settings that one layout can have, all of which are kept to find the rules' among them.
 _EVERY = 10**4
+# A layout is the user's if one of them is given.
+_AXES = frozenset({"layout.tp", _PP, "layout.dp"})
 
 # The seconds that the search of all layouts may take while a user waits for a submission.
 _FASTER_S = 2.0
@@ -66,41 +67,42 @@ class Predicted:
     may_run: bool
 
 
-def search_layouts(resolved: Sized, profile: ClusterProfile, given: Collection[str]) -> Searched | None:
-    """Every layout of the run's GPUs with its global batch: what `plan_open` and `faster_notes` choose from.
+class PlanChoice(NamedTuple):
+    """The planner's values for what is open: `keys`, by dotted key, and `lines` that name them. `best`: the best of all
+    layouts, if the plan went through them."""
 
-    None if tp and pp are `given` (dotted keys), as no other layout is of interest then, if the profile says too little,
-    or if the search takes more than _FASTER_S.
-    """
-    if runs_program(resolved) or {"layout.tp", "layout.pp"} <= set(given):
-        return None
-    try:
-        return _search(
-            resolved, profile, _machine_for(resolved, profile), _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S
-        )
-    except (UserError, TimeoutError):
-        return None
+    keys: Mapping[str, Any] = {}
+    lines: tuple[str, ...] = ()
+    best: Candidate | None = None
 
 
 def plan_open(
-    resolved: Sized, profile: ClusterProfile, given: Collection[str], searched: Searched | None = None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """({dotted key: the planner's value} of what is open and better not as in `resolved`, a line that says so).
+    resolved: Sized, profile: ClusterProfile, given: Collection[str], all_layouts: bool = False
+) -> PlanChoice:
+    """The planner's values of the keys that are open, where they are better than those of `resolved`.
 
     Open are the ZeRO stage, recomputation, the micro-batch, and pp if one stage does not fit, unless they are in
-    `given` (dotted keys). They come out of `searched`, that of `search_layouts`, or of a search of their own. Empty if
-    the profile says too little, or if nothing fits.
+    `given` (dotted keys). Empty if the profile says too little, or if nothing fits. The caller sizes the run with the
+    keys, as a given switch may refuse them. `all_layouts`: if tp, pp and dp are all open, too, the one search goes
+    through all layouts, unless that takes more than _FASTER_S.
     """
+    if runs_program(resolved):
+        return PlanChoice()
     from hpc_gpt.launcher.plan.training import engine_for
 
-    if runs_program(resolved):
-        return {}, ()
+    open_keys, is_whole = set(_OPEN) - {_PP, *given}, not _AXES.isdisjoint(given)
+    may_split = not is_whole and resolved.layout.pp == 1 and engine_named(resolved.engine.name).splits("pp")
+    if not (open_keys or may_split):
+        return PlanChoice()
     try:
-        picked = _pick(resolved, profile, _machine_for(resolved, profile), given, searched)
+        machine = _machine_for(resolved, profile)
+        searched = _search_layouts(resolved, profile, machine) if all_layouts and not is_whole else None
+        picked = _pick(resolved, profile, machine, open_keys, may_split, searched)
     except UserError:
-        picked = None
+        return PlanChoice()
+    best = searched.best if searched is not None else None
     if picked is None:
-        return {}, ()
+        return PlanChoice(best=best)
     run = picked.training
     values = {
         "engine.recompute": (run.recompute, resolved.engine.recompute),
@@ -112,7 +114,7 @@ def plan_open(
     if not engine_named(resolved.engine.name).has_zero:
         changed.pop("engine.zero_stage", None)
     if not changed:
-        return {}, ()
+        return PlanChoice(best=best)
     words = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
     keys: dict[str, Any] = dict(changed)
     if "engine.compile" not in given:
@@ -120,11 +122,7 @@ def plan_open(
     if {_PP, _MICRO_BATCH} & set(changed):
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}
         keys |= {f"layout.{name}": size for name, size in sizes.items()}
-    try:
-        size_run(with_keys(experiment_of(resolved), keys), profile)
-    except UserError:
-        return {}, ()  # a given switch runs only with the rules' choice
-    return keys, (f"from plan: {words}, which neither flags nor experiment give",)
+    return PlanChoice(keys, (f"from plan: {words}, which neither flags nor experiment give",), best)
 
 
 def best_layouts(
@@ -270,25 +268,34 @@ def _nearest(resolved: Sized, found: Predicted) -> Candidate | None:
     return None
 
 
+def _search_layouts(resolved: Sized, profile: ClusterProfile, machine: Machine) -> Searched | None:
+    """Every layout of the run's GPUs, engine and global batch; None if the search fails or takes more than
+    _FASTER_S."""
+    try:
+        return _search(resolved, profile, machine, _ALL - _LAYOUTS, keep=_EVERY, limit_s=_FASTER_S)
+    except (UserError, TimeoutError):
+        return None
+
+
 def _pick(
-    resolved: Sized, profile: ClusterProfile, machine: Machine, given: Collection[str], searched: Searched | None
+    resolved: Sized,
+    profile: ClusterProfile,
+    machine: Machine,
+    open_keys: Collection[str],
+    may_split: bool,
+    searched: Searched | None,
 ) -> Candidate | None:
-    """The planner's choice of what is open, with the layout of the rules or with more stages; None if none fits, or if
-    the rules' choice is as good."""
+    """The planner's choice of the `open_keys` in the layout of the rules, or with more stages if that `may_split`; out
+    of `searched`, or of a search of its own. None if none fits, or if the rules' choice is as good."""
 
     def candidates(holds: Collection[str]) -> list[Candidate]:
         if searched is None:
             return _search(resolved, profile, machine, holds, keep=_EVERY).candidates
         return _with_values(searched.candidates, resolved, holds)
 
-    open_keys = set(_OPEN) - {_PP, *given}
-    may_split = not {_PP, "layout.tp", "layout.dp"} & set(given) and resolved.layout.pp == 1
-    may_split = may_split and engine_named(resolved.engine.name).splits("pp")
-    if not (open_keys or may_split):
-        return None
-    found = candidates(_ALL - open_keys)
+    found = candidates(_ALL - set(open_keys))
     if not found and may_split:
-        found = candidates(_ALL - open_keys - {_PP, "layout.dp"})
+        found = candidates(_ALL - {*open_keys, _PP, "layout.dp"})
     by_rules = resolved.layout, resolved.engine.recompute, resolved.batch.micro_batch
     runs = ((each, each.training) for each in found)
     ruled = next((each for each, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None)
@@ -308,17 +315,15 @@ def _with_values(candidates: Iterable[Candidate], resolved: Sized, holds: Collec
     return ranked(each for each in candidates if [getattr(each.training, name) for name in names] == values)
 
 
-def faster_notes(
-    prediction: Prediction | None, resolved: Sized, given: Collection[str], searched: Searched | None
-) -> list[str]:
-    """Lines on what is predicted to make the run faster: another layout of `searched`, that of `search_layouts`, and
+def faster_notes(prediction: Prediction, resolved: Sized, given: Collection[str], best: Candidate | None) -> list[str]:
+    """Lines on what is predicted to make the run faster: the `best` of all layouts, if the plan went through them, and
     compiling, unless that is `given` (dotted keys). Empty if the run's own time is not predicted."""
-    found = prediction.found if prediction is not None else None
+    found = prediction.found
     if found is None or (step := found.run.step) is None:
         return []
     notes = []
-    if searched is not None and searched.best is not None:
-        notes.append(_faster_layout(resolved, found, step, searched.best))
+    if best is not None:
+        notes.append(_faster_layout(resolved, found, step, best))
     if "engine.compile" not in given and (
         compiled := compiled_step(found.run.training, found.machine, constants_of(found.profile))
     ):
