@@ -16,9 +16,10 @@ from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.may_start import SlurmStates, may_start, read_slurm
 from hpc_gpt.core.ends.may_start import main as ask_to_start
 from hpc_gpt.core.ends.run_state import retry_note
-from hpc_gpt.core.ends.what_next import decide_next, end_left_over, end_script, left_over
+from hpc_gpt.core.ends.what_next import _own_job, decide_next, end_left_over, end_script
 from hpc_gpt.core.files import replace_whole
 from hpc_gpt.core.runs import lock
+from hpc_gpt.core.runs.processes import processes_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.launch.local import by_hand
 from hpc_gpt.launcher.watch import status
@@ -193,7 +194,7 @@ def test_what_another_job_has_started_is_left_alone(job: str | None, monkeypatch
         )
     )
     try:
-        assert left_over(run, attempt) == [of_own.pid]
+        assert processes_of(run, attempt, _own_job()) == [of_own.pid]
         end_left_over(run, attempt)
         assert of_own.wait(60) == -9
         assert of_child.poll() is None
@@ -217,9 +218,9 @@ def test_a_process_of_another_job_is_known_by_its_cgroup_too(monkeypatch: pytest
     marks = {"HPC_GPT_ATTEMPT": str(attempt.number), "HPC_GPT_CHECKPOINTS": f"{run.path}/checkpoints"}
     process = subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], **marks})
     try:
-        assert left_over(run, attempt) == [process.pid]
+        assert processes_of(run, attempt, _own_job()) == [process.pid]
         (cgroup / "cgroup.procs").write_text(str(process.pid))
-        assert left_over(run, attempt) == []
+        assert processes_of(run, attempt, _own_job()) == []
     finally:
         process.kill()
         process.wait()

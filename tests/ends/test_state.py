@@ -26,8 +26,7 @@ from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status
 from hpc_gpt.reader.readers.attempt_cause import read_cause
-from hpc_gpt.reader.readers.runs.own_run import read_run
-from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt, with_job
+from tests.made_runs import add_attempt, make_run, metrics_line, read_run, with_attempt, with_job
 
 JOB = "7"
 # Of ended.json; the trainer's own, what Slurm's doing looks like from inside, and none.

@@ -212,13 +212,9 @@ def _is_sent(given: LimitSignal, shown: str) -> bool:
     return end is not None and time.time() >= end - given.lead_s - _EARLY_S
 
 
-def left_over(run: RunFolder, attempt: Attempt, task: int | None = None) -> list[int]:
-    """The processes on this node that an attempt has started, or one of its tasks, in the job of this process."""
-    return processes.processes_of(run, attempt, _own_job(), task)
-
-
 def end_left_over(run: RunFolder, attempt: Attempt, task: int | None = None) -> None:
-    """Kills them, as slurmstepd does at the end of a job."""
+    """Kills the processes on this node that an attempt, or one of its tasks, has started in the job of this process, as
+    slurmstepd does at the end of a job."""
     processes.end_processes(run, attempt, _own_job(), task)
 
 

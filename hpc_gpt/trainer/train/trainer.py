@@ -34,8 +34,8 @@ from hpc_gpt.trainer.tokens.samples import Samples, open_samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.trainer.train.engines.attention import AttentionRead
+from hpc_gpt.trainer.train.engines.library_patches import without_compiler
 from hpc_gpt.trainer.train.engines.protocol import TrainingEngine, build_engine
-from hpc_gpt.trainer.train.engines.torch_private import without_compiler
 from hpc_gpt.trainer.train.loop import Loop, Supervision
 from hpc_gpt.trainer.train.measurements import GpuWatch, MatmulRate, write_measured
 from hpc_gpt.trainer.train.ranks import Ranks, choose_device, leave, write_flight_record
