@@ -166,7 +166,7 @@ def keep_buffers_in_fp32(module: nn.Module) -> None:
             setattr(module, name, buffer.to(function(buffer).device))
         return module
 
-    module._apply = move  # type: ignore[method-assign,assignment]
+    module._apply = move  # type: ignore[method-assign]
 
 
 def use_checkpoint_engine(engine: Any, kind: type) -> None:
