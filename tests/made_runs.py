@@ -8,13 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.files import logs_dir, write_once
+from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.launch.render import render_script
+from hpc_gpt.reader.readers.runs.own_run import read_own
 
 STARTED = 1_700_000_000.0
+
+
+def read_run(run: RunFolder) -> Record:
+    """The record of a run, as `report` reads it."""
+    return read_own(run, record_only=True).record
 
 
 def make_run(

@@ -133,6 +133,8 @@ def part_of(module):
     top = module.partition(".")[0]
     if top == "__main__":
         return "cli"
+    if module == "preflight.rank":  # a rank on a node, which asks `train` for its device
+        return "train"
     return top if top in MAY_IMPORT else "top"
 
 

@@ -128,7 +128,7 @@ def test_names_that_are_slow_to_look_up_are_left_out(tmp_path: Path, ranks: int)
 
 
 def test_without_a_route_the_fault_names_node_and_address(hosts: tuple[list[str], list[str]]) -> None:
-    asked = "from hpc_gpt.core.network import choose_interface; choose_interface('192.0.2.9', 2, {})"
+    asked = "from hpc_gpt.core.network import choose_interface; choose_interface('192.0.2.9', 2)"
     done = subprocess.run(
         [*hosts[1], sys.executable, "-c", asked], env=environment(1), capture_output=True, text=True, check=False
     )
@@ -136,24 +136,33 @@ def test_without_a_route_the_fault_names_node_and_address(hosts: tuple[list[str]
     assert "ConfigError" in done.stderr
 
 
+@pytest.fixture
+def no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an environment that names none."""
+    monkeypatch.delenv(GLOO, raising=False)
+
+
+@pytest.mark.usefixtures("no_interface")
 def test_loopback_is_for_one_node() -> None:
-    assert choose_interface("127.0.0.1", 1, {}) == {GLOO: "lo"}
-    assert choose_interface("localhost", 1, {}) == {GLOO: "lo"}
+    assert choose_interface("127.0.0.1", 1) == {GLOO: "lo"}
+    assert choose_interface("localhost", 1) == {GLOO: "lo"}
     with pytest.raises(
         ConfigError, match=rf"node {platform.node()} reaches localhost.* of 2 nodes .*loopback"
     ) as fault:
-        choose_interface("localhost", 2, {})
+        choose_interface("localhost", 2)
     assert platform.node() in str(fault.value)
     assert "HPC_GPT_MASTER_ADDR" in fault.value.hint
 
 
-def test_a_given_interface_stays() -> None:
-    assert choose_interface("192.0.2.9", 2, {GLOO: "ib0"}) == {}
+def test_a_given_interface_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GLOO, "ib0")
+    assert choose_interface("192.0.2.9", 2) == {}
 
 
+@pytest.mark.usefixtures("no_interface")
 def test_a_name_without_an_address_is_no_route() -> None:
     with pytest.raises(ConfigError, match=r"has no route to nosuch\.invalid"):
-        choose_interface("nosuch.invalid", 2, {})
+        choose_interface("nosuch.invalid", 2)
 
 
 def test_interfaces_are_those_of_the_system() -> None:

@@ -225,7 +225,7 @@ def _request(values: dict[str, Any]) -> Request:
 
 
 def small_options(overrides: Mapping[str, Any]) -> list[str]:
-    """The words of a command line for what `prepare.with_small` takes, given the overrides that it made.
+    """The words of a command line for what `request.with_small` takes, given the overrides that it made.
 
     >>> small_options({"layout.gpus": 2, "layout.tp": 1, "layout.pp": 2, "train.steps": 5})
     ['demo', '--gpus', '2', '--tp', '1', '--pp', '2']

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpc_gpt.reader.report.why import AttemptWhy, Why
 
 PLACE = 150
+_MOST_LISTED = 5
 # A line of a log, which is shown as it is.
 _OF_LOG = re.compile(r"[> ] *\d+ \|")
 
@@ -131,8 +132,8 @@ def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
     return lines
 
 
-def _listed(title: str, rows: list[str], most: int = 5) -> list[str]:
+def _listed(title: str, rows: list[str]) -> list[str]:
     if not rows:
         return []
-    lines = [*rows[:most], *([more] if (more := and_more(len(rows), most, "and ")) else [])]
+    lines = [*rows[:_MOST_LISTED], *([more] if (more := and_more(len(rows), _MOST_LISTED, "and ")) else [])]
     return ["", *(f"{title if not index else '':9}{line}" for index, line in enumerate(lines))]

@@ -57,13 +57,6 @@ def keys_meant(kind: Any, name: str) -> list[str]:
     return [key for key in names_of(kind) if name in (key, key.rpartition(".")[2])]
 
 
-def choices_of(kind: Any, name: str) -> tuple[str, ...]:
-    """The words that the key of a dotted name can have; none if it has any text, or a number."""
-    for part in name.split("."):
-        kind = get_type_hints(kind)[part]
-    return _literals(kind)
-
-
 def _literals(hint: Any) -> tuple[str, ...]:
     if get_origin(hint) is Literal:
         return tuple(str(choice) for choice in get_args(hint))

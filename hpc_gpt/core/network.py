@@ -71,14 +71,14 @@ def source_address(host: str) -> str:
     raise fault
 
 
-def choose_interface(host: str, nodes: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def choose_interface(host: str, nodes: int) -> dict[str, str]:
     """GLOO_SOCKET_IFNAME for the ranks of this node, as a variable to add; empty if the environment names one.
 
     It is the interface from whose address this machine reaches `host`, the first rank's. On the first node itself that
     is the interface of its own address, where the route would say `lo`. Raises ConfigError if there is no route, or if
     it is the loopback of one of several nodes.
     """
-    if environment.get(GLOO):
+    if os.environ.get(GLOO):
         return {}
     node = platform.node()
     hint = "set HPC_GPT_MASTER_ADDR to the first node's address that others reach, or node_suffix in the profile"

@@ -14,8 +14,7 @@ from hpc_gpt.core.runs.heartbeats import RankHeartbeat, gpus_of, write_heartbeat
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, read_history
 from hpc_gpt.launcher.watch.status import read_status
-from hpc_gpt.reader.readers.runs.own_run import read_run
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.made_runs import add_attempt, metrics_line, read_run, unsubmitted_run
 
 HOUR = 3600.0
 

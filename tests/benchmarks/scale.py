@@ -217,7 +217,7 @@ def long_run(folder: Path, steps: int) -> RunFolder:
 
 def first_report(folder: Path, steps: int) -> Callable[[], int]:
     """report of a run of so many steps, the first time."""
-    from hpc_gpt.reader.readers.runs.own_run import read_run
+    from tests.made_runs import read_run
 
     run = long_run(folder, steps)
 
@@ -231,7 +231,7 @@ def first_report(folder: Path, steps: int) -> Callable[[], int]:
 
 def second_report(folder: Path, steps: int) -> Callable[[], int]:
     """report of it again, ten times."""
-    from hpc_gpt.reader.readers.runs.own_run import read_run
+    from tests.made_runs import read_run
 
     first_report(folder, steps)()
     (run,) = list_runs(folder / "logs")

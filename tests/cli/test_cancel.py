@@ -13,7 +13,7 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.launcher.launch.local import queue
 from hpc_gpt.launcher.launch.past_timings import PastTimings
-from hpc_gpt.launcher.launch.resumption import prepare_resumption, resume_run
+from hpc_gpt.launcher.launch.resumption import check_resumption, prepare_resumption
 from hpc_gpt.launcher.launch.until import Until
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
@@ -30,7 +30,7 @@ def test_a_local_run_elsewhere_is_neither_ended_nor_begun():
     run = unsubmitted_run()
     line = {"scheduler": "local", "job_id": "7", "pid": 7, "pid_start": "1", "host": "elsewhere", "refused": None}
     run.add_submission(line)
-    for verb in (cancel_run, resume_run):
+    for verb in (cancel_run, check_resumption):
         with pytest.raises(RunFolderError, match="runs on elsewhere") as refusal:
             verb(run)
         assert "elsewhere" in refusal.value.hint
@@ -83,7 +83,7 @@ def test_a_run_without_a_folder_is_named_and_cancelled(removed):
 
 def test_a_run_with_checkpoints_no_engine_takes_up_is_refused():
     run = with_checkpoints(unsubmitted_run(**NVME), 4)
-    for verb in (resume_run, resume_elsewhere):
+    for verb in (check_resumption, resume_elsewhere):
         with pytest.raises(ConfigError, match="offload_path is /nvme") as refusal:
             verb(run)
         assert "host's memory" in refusal.value.hint
@@ -104,7 +104,7 @@ def test_ctrl_c_leaves_the_mark_of_a_local_run_too(made_run, waiting_process):
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-@pytest.mark.parametrize("again", [resume_run, resume_elsewhere])
+@pytest.mark.parametrize("again", [check_resumption, resume_elsewhere])
 def test_a_run_whose_job_is_still_there_is_not_started_twice(monkeypatch, state, again):
     run = with_job(unsubmitted_run("generic-slurm"), "7")
     monkeypatch.setattr("hpc_gpt.launcher.watch.status._slurm_states", lambda *_: ({"7": (state, "None")}, ""))

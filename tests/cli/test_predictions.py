@@ -21,9 +21,8 @@ from hpc_gpt.launcher.launch.render import render_script
 from hpc_gpt.launcher.launch.submission import write_run
 from hpc_gpt.launcher.plan.prediction import PlanChoice, plan_open, predict
 from hpc_gpt.launcher.plan.search import search
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.cli.command import error_of, in_process, profile_of, without_slurm
-from tests.made_runs import add_attempt, metrics_line
+from tests.made_runs import add_attempt, metrics_line, read_run
 
 PUBLISHED_CLUSTER = ("--cluster", "jean-zay-v100-32g")
 SMALL = {"model.preset": "gpt2-xl", "model.seq": 1024, "layout.gpus": 4, "layout.tp": 4, "layout.pp": 1}

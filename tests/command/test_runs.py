@@ -15,12 +15,12 @@ import pytest
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.process import is_alive
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.around import around, events_of, named
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.conftest import REPOSITORY
 from tests.local.conftest import ended, newest, nothing_left, wait_until
+from tests.made_runs import read_run
 from tests.processes import send
 from tests.programs import put, ran
 

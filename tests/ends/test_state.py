@@ -25,8 +25,7 @@ from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, may_start
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status
-from hpc_gpt.reader.readers.runs.own_run import read_run
-from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt, with_job
+from tests.made_runs import add_attempt, make_run, metrics_line, read_run, with_attempt, with_job
 
 JOB = "7"
 # Of ended.json; the trainer's own, what Slurm's doing looks like from inside, and none.

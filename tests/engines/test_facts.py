@@ -16,7 +16,7 @@ import hpc_gpt
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.engines.base.facts import RECOMPUTES, EngineFacts
 from hpc_gpt.core.engines.base.training import Training
-from hpc_gpt.core.keys import choices_of, names_of
+from hpc_gpt.core.keys import keys_of, names_of
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.resolve import resolve
@@ -27,11 +27,12 @@ from tests.plan.published.programs import PROGRAMS
 
 EACH = pytest.mark.parametrize("facts", engines().values(), ids=engines())
 SWITCHES = {entry.name for entry in fields(Engine)} - {"name", "zero_stage"}
-DTYPES = choices_of(Experiment, "train.dtype")
+CHOICES = {key.name: key.choices for key in keys_of(Experiment)}
+DTYPES = CHOICES["train.dtype"]
 
 
 def test_each_module_is_an_engine_with_a_place_of_its_own() -> None:
-    assert set(engines()) == set(ENGINE_NAMES) == set(choices_of(Experiment, "engine.name"))
+    assert set(engines()) == set(ENGINE_NAMES) == set(CHOICES["engine.name"])
     assert list(engines().values()) == sorted(engines().values(), key=lambda facts: facts.order)
     for first, second in combinations(engines().values(), 2):
         assert first.order != second.order

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from hpc_gpt.core.files import read_json_lines
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.reader.report.published_tables import only_sweep, sweep_lines
 from tests import marked
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import newest
+from tests.made_runs import read_run
 
 # The engine that `make test` begins with `python -m` nowhere else: tests/cli/test_bench.py has fsdp,
 # tests/train/test_endings.py the others.

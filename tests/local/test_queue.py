@@ -14,9 +14,9 @@ from hpc_gpt.core.process import is_alive
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.launch.local.gpus import waiting
 from hpc_gpt.launcher.watch.control import cancel_run
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.cli.command import hpc_gpt, in_process
 from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.made_runs import read_run
 from tests.programs import put, ran
 from tests.train.filling import fill
 

@@ -18,8 +18,8 @@ from hpc_gpt.trainer.preflight.verdict import NodeReport, encode
 from tests.conftest import REPOSITORY
 from tests.forked import forked_python
 
-COLD = [sys.executable, "-m", "hpc_gpt.trainer.train.preflight"]
-WARM = forked_python("hpc_gpt.trainer.train.preflight")  # where the figures are given and each rank ends by itself
+COLD = [sys.executable, "-m", "hpc_gpt.trainer.preflight.rank"]
+WARM = forked_python("hpc_gpt.trainer.preflight.rank")  # where the figures are given and each rank ends by itself
 WELL = {"matmul_tflops": 90.0, "pair_gb_s": 20.0, "all_reduce_gb_s": 20.0}
 COMMAND = 'cat "$FIGURES/$SLURMD_NODENAME" 2>/dev/null || cat "$FIGURES/well"'
 

@@ -25,8 +25,9 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.reader.readers.runs.own_run import OF_CHECKPOINTS, read_run
+from hpc_gpt.reader.readers.runs.own_run import OF_CHECKPOINTS
 from hpc_gpt.reader.report.why import explain
+from tests.made_runs import read_run
 
 
 @pytest.fixture

@@ -33,8 +33,7 @@ from hpc_gpt.launcher.launch.sweep import SubmittedSweep, link_runs, queue_local
 from hpc_gpt.launcher.watch.control import cancel_run, wait_for_all
 from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.launcher.watch.sweep_rows import count_states, fold
-from hpc_gpt.reader.readers.runs.own_run import read_run
-from tests.made_runs import make_run, unsubmitted_run, with_job
+from tests.made_runs import make_run, read_run, unsubmitted_run, with_job
 
 
 def prepared(row: str, **changes) -> PreparedRun:

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import CpExchange, Data, Engine
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.trainer.train.export import export_hf
+from tests.made_runs import read_run
 from tests.tokens.shard_folders import write_shard
 from tests.train.launch import figures, new_run, settings, train
 

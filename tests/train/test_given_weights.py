@@ -18,10 +18,10 @@ from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.weights.config import architecture_in
 from hpc_gpt.core.weights.folder import Changes, changes_since, read_folder
 from hpc_gpt.launcher.launch.resumption import check_resumption
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.reader.report.tables import as_block
 from hpc_gpt.trainer.train.export import export_hf
 from tests.cli.command import in_process
+from tests.made_runs import read_run
 from tests.train.launch import LOCAL, settings, train
 from tests.train.test_hf_folders import FAMILIES, write
 

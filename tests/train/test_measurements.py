@@ -11,9 +11,9 @@ import torch
 
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.trainer.train.measurements import DeviceProbe, GpuSums, GpuWatch, MatmulRate, summarise, write_measured
 from hpc_gpt.trainer.train.ranks import Ranks
+from tests.made_runs import read_run
 from tests.train.launch import new_run, settings, train
 
 

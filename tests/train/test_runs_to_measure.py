@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.reader.readers.runs.own_run import read_run
+from tests.made_runs import read_run
 from tests.train.launch import figures, new_run, settings, train
 
 DP2 = {"tp": 1, "pp": 1, "dp": 2}

@@ -21,11 +21,25 @@ def started(attempt, job_id, seconds_ago):
     write_once(attempt.folder / "attempt.json", json.dumps({"job_id": job_id, "started": time.time() - seconds_ago}))
 
 
-def test_parts_follow_each_other_and_add_up(attempt):
+@pytest.fixture
+def clock_of(monkeypatch):
+    """Makes the clock of an attempt in the environment of its job."""
+
+    def clock_of(attempt, environment):
+        for name in ("HPC_GPT_STAGING", "SLURM_JOB_START_TIME", "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return StartClock(attempt)
+
+    return clock_of
+
+
+def test_parts_follow_each_other_and_add_up(attempt, clock_of):
     began = process_start() - 100
     environment = {"SLURM_JOB_START_TIME": str(int(began)), "SLURM_JOB_ID": "47"}
     started(attempt, "47", 0)
-    clock = StartClock(attempt, environment)
+    clock = clock_of(attempt, environment)
     for part in ("imports", "rendezvous", "build", "first_step", "first_step"):
         clock.end(part)
     found = json.loads((attempt.folder / "start.json").read_text())
@@ -36,13 +50,13 @@ def test_parts_follow_each_other_and_add_up(attempt):
     assert found["start_parts"]["staging"] == 0
 
 
-def test_the_scripts_staging_is_a_part_of_its_own(attempt):
+def test_the_scripts_staging_is_a_part_of_its_own(attempt, clock_of):
     """Under Slurm it ended before this process; on this machine the script became it, so it may be the older one."""
     started(attempt, "47", time.time() - process_start() + 10)
-    before = StartClock(attempt, {"HPC_GPT_STAGING": f"4.000 {process_start() - 3}"})
+    before = clock_of(attempt, {"HPC_GPT_STAGING": f"4.000 {process_start() - 3}"})
     parts = before.figures()["start_parts"]
     assert (parts["script"], parts["staging"]) == (pytest.approx(6, abs=0.5), pytest.approx(4, abs=0.001))
-    within = StartClock(attempt, {"HPC_GPT_STAGING": f"4.000 {process_start() + 4.5}"})
+    within = clock_of(attempt, {"HPC_GPT_STAGING": f"4.000 {process_start() + 4.5}"})
     within.end("imports")
     parts = within.figures()["start_parts"]
     assert (parts["script"], parts["staging"]) == (pytest.approx(10.5, abs=0.5), pytest.approx(4, abs=0.001))
@@ -57,9 +71,9 @@ def test_the_scripts_staging_is_a_part_of_its_own(attempt):
     ],
     ids=["no Slurm", "no seconds", "another job's", "no number"],
 )  # fmt: skip
-def test_without_slurms_time_the_attempts_counts(attempt, environment):
+def test_without_slurms_time_the_attempts_counts(attempt, clock_of, environment):
     started(attempt, "47", time.time() - process_start() + 10)
-    clock = StartClock(attempt, environment)
+    clock = clock_of(attempt, environment)
     clock.end("first_step")
     parts = clock.figures()["start_parts"]
     assert parts["script"] == pytest.approx(10, abs=0.5)

@@ -17,13 +17,13 @@ from hpc_gpt.core.process import is_alive, start_time
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Data
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.trainer.tokens.samples import open_samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.train.checkpoints.training_state import put_positions, read_positions
 from hpc_gpt.trainer.train.data import Stream, StreamedShards, open_stream
+from tests.made_runs import read_run
 from tests.processes import children_of, command_of
 from tests.tokens.shard_folders import streaming, write_shard, write_shards
 from tests.train.launch import Launch, figures, new_run, settings, train

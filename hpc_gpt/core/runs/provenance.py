@@ -189,10 +189,10 @@ def known_gpus() -> list[dict[str, Any]]:
     return cards
 
 
-def list_instances(limit_s: float = _PATIENCE_S) -> dict[str, str]:
+def list_instances() -> dict[str, str]:
     """{UUID of an instance of a GPU (MIG): that of the GPU}, as nvidia-smi lists them."""
     found, card = dict[str, str](), ""
-    for line in _answer_of(limit_s, "nvidia-smi", "-L")[1].splitlines():
+    for line in _answer_of(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
         uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
         if uuid is not None and line.startswith("GPU "):
             card = uuid[1]

@@ -392,7 +392,7 @@ def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:
         command = [
             "env", f"HPC_GPT_RUN={folder}", f"HPC_GPT_ATTEMPT={attempt.number}", "GLOO_SOCKET_IFNAME=lo",
             sys.executable, "-m", "hpc_gpt.trainer.preflight.probe", node, str(resolved.ranks_per_node),
-            sys.executable, "-m", "hpc_gpt.trainer.train.preflight",
+            sys.executable, "-m", "hpc_gpt.trainer.preflight.rank",
         ]  # fmt: skip
         preflight = Preflight(run, attempt.number, [node], command, host="127.0.0.1")
         preflight.judge()

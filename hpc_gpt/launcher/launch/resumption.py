@@ -353,19 +353,12 @@ def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings
     return forecast_chain(resolved, prediction, inputs)
 
 
-def resume_run(run: RunFolder) -> SubmittedRun:
-    """Submits a run again, in its folder and with its own job.sh; the trainer resumes from the newest checkpoint.
+def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
+    """The settings of a run that may be submitted again, and where it resumes, None at step 0.
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
-    if the run is done, or its engine cannot resume; DataError.
+    if the run is done, or its engine cannot resume; DataError. `dry` is as for check_submission.
     """
-    resolved, _ = check_resumption(run)
-    return start_run(run, resolved)
-
-
-def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
-    """The settings of a run that may be submitted again, and where it resumes, None at step 0. Raises as resume_run;
-    `dry` is as for check_submission."""
     check_own(run)  # its job would end at its start, and sbatch's answer could not be noted
     check_not_live(run)
     resolved = run.resolved()

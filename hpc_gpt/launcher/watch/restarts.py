@@ -84,7 +84,7 @@ class _AttemptSpan:
     ended_as: str
 
 
-def read_restarts(attempts: Sequence[Attempt], live: bool, now: float | None = None) -> Restarts | None:
+def read_restarts(attempts: Sequence[Attempt], live: bool) -> Restarts | None:
     """What the restarts of a run have cost; None with fewer than two attempts that began, or without their times.
 
     `live`: the last attempt may still run.
@@ -92,8 +92,8 @@ def read_restarts(attempts: Sequence[Attempt], live: bool, now: float | None = N
     counted = [each for each in attempts if each.ended().get("ended") != "refused"]
     if len(counted) < 2:
         return None
-    moment = time.time() if now is None else now
-    spans = [_read(each, moment if live and each == counted[-1] else None) for each in counted]
+    now = time.time()
+    spans = [_read(each, now if live and each == counted[-1] else None) for each in counted]
     stretches = [span for span in spans if span is not None]
     if len(stretches) < 2:
         return None

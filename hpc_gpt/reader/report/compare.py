@@ -32,7 +32,6 @@ from hpc_gpt.reader.report.difference import (
 _BATCH = ("global_batch", "seq")
 _SHAPE = ("params", "hidden", "layers", "heads")
 _MOST_LOSS = 1e12  # a larger figure is not a loss
-VERDICTS = ("faster", "slower", "no_difference", "no_interval", "same_run", "identical")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class Losses:
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A. `verdict` is one of VERDICTS; the first of `speeds` decides it.
+    """B against A. `verdict` is faster, slower, no_difference, no_interval, same_run or identical; the first of
+    `speeds` decides it.
 
     `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: the number of steady steps of each. `rounds`:
     the number of rounds of each if both are rows of benches, else 0. `notes`: what a reader must know, with {a} and

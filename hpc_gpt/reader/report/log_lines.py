@@ -12,9 +12,9 @@ BEFORE, AFTER = 8, 4  # lines shown around a cause
 _LONGEST_LINE = 200
 
 
-def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER) -> list[tuple[int, str]]:
+def lines_around(path: Path, line: int) -> list[tuple[int, str]]:
     """(number, text) of the lines around a line of a log; none if the log cannot be read again."""
-    shown = range(line - before, line + after + 1)
+    shown = range(line - BEFORE, line + AFTER + 1)
     found: list[tuple[int, str]] = []
     for first, lines in _blocks(path, shown.start):
         if first >= shown.stop:
@@ -23,11 +23,11 @@ def lines_around(path: Path, line: int, before: int = BEFORE, after: int = AFTER
     return found
 
 
-def last_lines(path: Path, count: int = BEFORE) -> list[tuple[int, str]]:
+def last_lines(path: Path) -> list[tuple[int, str]]:
     """(number, text) of a log's last lines that are not empty."""
-    kept: deque[tuple[int, bytes]] = deque(maxlen=count)
+    kept: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     for first, lines in _blocks(path, 1):
-        skipped = max(0, len(lines) - 4 * count)
+        skipped = max(0, len(lines) - 4 * BEFORE)
         kept.extend(each for each in enumerate(lines[skipped:], first + skipped) if each[1].strip())
     return [(number, _as_shown(text)) for number, text in kept]
 

@@ -22,19 +22,18 @@ MOST_CURVES = 8
 # Each stands out from a white ground and from a black one; a page's style may have colours of its own, .s0 to .s7.
 LINE_COLOURS = ("#3274d9", "#c4621d", "#2e8b45", "#9a5fd6", "#d8455a", "#1f8a94", "#94703c", "#74808c")
 _BUCKETS = 150  # a longer line is drawn by the least and the greatest loss of each
+_WIDTH, _HEIGHT = 640, 300
 _LEFT, _TOP, _BELOW, _NAMES, _APART, _LETTER = 52.0, 10.0, 30.0, 128.0, 13.0, 6.5
 
 
-def loss_curve(
-    curves: Sequence[tuple[str, Points, Points]], title: str, anchor: str, width: float = 640, height: float = 300
-) -> Svg:
+def loss_curve(curves: Sequence[tuple[str, Points, Points]], title: str, anchor: str) -> Svg:
     """The first MOST_CURVES of (name, steps, losses), the arrays (n,), with their names at the lines' ends, of those
     that end late beside the drawing.
 
     A line is broken at a loss that is not finite and where the steps go back. `anchor`: an id that no other has.
     """
     shown = [(name, x, y) for name, x, y in curves if (np.isfinite(x) & np.isfinite(y)).any()][:MOST_CURVES]
-    right, bottom = width - (_NAMES if shown else 10.0), height - _BELOW
+    right, bottom = _WIDTH - (_NAMES if shown else 10.0), _HEIGHT - _BELOW
     (x_low, x_high), (y_low, y_high) = _range([x for _, x, _ in shown]), _range([y for _, _, y in shown])
     parts, ends, texts = [], [], []
     for at in _ticks(y_low, y_high):
@@ -44,7 +43,7 @@ def loss_curve(
     for at in _ticks(x_low, x_high, 1.0):
         across = _LEFT + (at - x_low) / (x_high - x_low) * (right - _LEFT)
         parts.append(element("text", f"{at:,.0f}", x=across, y=bottom + 16, text_anchor="middle"))
-    parts.append(element("text", "step", x=right, y=height - 2, text_anchor="end", class_="unit"))
+    parts.append(element("text", "step", x=right, y=_HEIGHT - 2, text_anchor="end", class_="unit"))
     for style, (name, x, y) in enumerate(shown):
         kept = extremes(y, _BUCKETS)
         ups = bottom - (np.clip(y[kept], y_low, y_high) - y_low) / (y_high - y_low) * (bottom - _TOP)
@@ -69,7 +68,7 @@ def loss_curve(
             text: dict[str, Any] = {"x": round(left or end, 1), "y": up + 4, "fill": LINE_COLOURS[style]}
             parts.append(element("text", escaped(short), **text, class_=f"name s{style}"))
     look = {"fill": "currentColor", "font_size": 11, "font_family": "system-ui, sans-serif"}
-    return drawing(element("g", "".join(parts), **look), width, height, title, "; ".join(texts), anchor)
+    return drawing(element("g", "".join(parts), **look), _WIDTH, _HEIGHT, title, "; ".join(texts), anchor)
 
 
 def extremes(y: Points, buckets: int) -> NDArray[np.int64]:

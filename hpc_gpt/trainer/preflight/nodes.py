@@ -1,7 +1,7 @@
 """`python -m hpc_gpt.launcher.doctor.preflight RUN ATTEMPT NODES -- COMMAND…`: probes a job's nodes before the run.
 
 RUN is the run folder, NODES the names of the job's nodes separated by blanks. COMMAND starts
-`python -m hpc_gpt.trainer.train.preflight` for every rank of every node. Needs no torch. Writes `preflight.json` in the
+`python -m hpc_gpt.trainer.preflight.rank` for every rank of every node. Needs no torch. Writes `preflight.json` in the
 attempt's folder and a table on stderr, notes bad nodes, and prints one line on stdout: `nodes n1,n3`, the nodes that
 the ranks run on, or `end CLASS CAUSE` if the attempt ends here. It takes seconds, at most HPC_GPT_PREFLIGHT_S (180).
 """

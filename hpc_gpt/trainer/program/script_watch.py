@@ -1,4 +1,4 @@
-"""Follows a job script that runs as it is: `python -m hpc_gpt.trainer.train.script_watch RUN ATTEMPT FOLDER`.
+"""Follows a job script that runs as it is: `python -m hpc_gpt.trainer.program.script_watch RUN ATTEMPT FOLDER`.
 
 job.sh starts the script and waits for it, with its output in files of the attempt. This process reads them as they
 grow, writes metrics.jsonl and heartbeats, and asks the script's programs to end: ahead of the time limit, for
@@ -432,3 +432,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"the script is not followed: {fault}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -90,6 +90,20 @@ class Loop:
         self._began = time.monotonic() - progress.train_s
 
     def run(self) -> End:
+        """Trains until the last step, or until a reason ends the attempt, and returns how it ended.
+
+        A step is one update of the weights from `global_batch` samples; it counts, too, if the update is skipped for a
+        gradient that is not finite. In this order, on every rank:
+
+        1. The engine trains the step's micro-batches and updates the weights. The loss stays on the device.
+        2. The all-reduce of the ranks' reports begins: signals, requests, limits, a save that is due, memory. What they
+           agreed on in the step before is read; so all ranks act on a report one step later, and nobody waits.
+        3. A checkpoint that all ranks have written is completed.
+        4. An evaluation, on every `eval_every`-th step and the last one.
+        5. After the last step, or with a reason to end, the last save and log line, and the return.
+        6. A save begins if its step or its time has come, or if it was requested.
+        7. Rank 0 fetches, writes and prints the figures, on every `log_every`-th step and the first one.
+        """
         train, metrics = self._train, self._metrics
         first = self.step
         warm = first + WARM_UP

@@ -26,8 +26,8 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.trainer.supervision.meeting import RankIdentity, read_rendezvous
+from hpc_gpt.trainer.train.engines.library_patches import set_group_timeout
 from hpc_gpt.trainer.train.engines.private_parts import FLIGHT_RECORDER, can_use
-from hpc_gpt.trainer.train.engines.torch_private import set_group_timeout
 
 T = TypeVar("T")
 _FAILED = "hpc-gpt/failed"

@@ -34,8 +34,8 @@ from hpc_gpt.trainer.tokens.samples import Samples, open_samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 from hpc_gpt.trainer.train.checkpoints.checkpoint import Checkpoints, Progress, background_of
 from hpc_gpt.trainer.train.engines.attention import AttentionRead
+from hpc_gpt.trainer.train.engines.library_patches import without_compiler
 from hpc_gpt.trainer.train.engines.protocol import TrainingEngine, build_engine
-from hpc_gpt.trainer.train.engines.torch_private import without_compiler
 from hpc_gpt.trainer.train.loop import Loop, Supervision
 from hpc_gpt.trainer.train.measurements import GpuWatch, MatmulRate, write_measured
 from hpc_gpt.trainer.train.ranks import Ranks, choose_device, leave, write_flight_record
@@ -57,12 +57,12 @@ class StartClock:
     A part that does not end takes 0 s, and its time is the next one's.
     """
 
-    def __init__(self, attempt: Attempt, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._process_start = process_start()
-        self._job_start = min(_job_start(attempt.started(), environment) or self._process_start, self._process_start)
+        self._job_start = min(_job_start(attempt.started()) or self._process_start, self._process_start)
         # On this machine the script becomes this process, which is then older than what the script has done.
-        staging_s, until = _staging(environment)
+        staging_s, until = _staging()
         until = max(until, self._process_start)
         self._ends = {"script": until - staging_s, "staging": until}
 
@@ -86,10 +86,10 @@ class StartClock:
         return {"start_s": round(began - self._job_start, 3), "start_parts": parts}
 
 
-def _staging(environment: Mapping[str, str]) -> tuple[float, float]:
+def _staging() -> tuple[float, float]:
     """(seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
     try:
-        seconds, until = map(float, environment.get("HPC_GPT_STAGING", "0 0").split())
+        seconds, until = map(float, os.environ.get("HPC_GPT_STAGING", "0 0").split())
     except ValueError:
         return 0.0, 0.0
     return max(0.0, seconds), until
@@ -101,13 +101,13 @@ def process_start() -> float:
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
 
 
-def _job_start(started: Mapping[str, object], environment: Mapping[str, str]) -> float | None:
+def _job_start(started: Mapping[str, object]) -> float | None:
     """When the attempt's job started, in epoch seconds: as Slurm says if the attempt is a job of its own, and else when
     its script made attempt.json."""
     noted = started.get("started")
     job = str(started.get("job_id", "")).partition("_")[0]
-    slurm = environment.get("SLURM_JOB_START_TIME", "")
-    if slurm.isdigit() and job and job in (environment.get("SLURM_JOB_ID"), environment.get("SLURM_ARRAY_JOB_ID")):
+    slurm = os.environ.get("SLURM_JOB_START_TIME", "")
+    if slurm.isdigit() and job and job in (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")):
         return float(slurm)
     return float(noted) if isinstance(noted, int | float) else None
 

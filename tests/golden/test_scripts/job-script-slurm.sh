@@ -6,8 +6,8 @@
 #SBATCH --output=%x-%j.out
 
 # What happens: `main`. Every start of the job is an attempt of one run. The script at the end of this file runs as sbatch
-#   would start it: its environment, folder, input, limits and signals. hpc_gpt.trainer.train.script_watch follows its output, and
-#   Python (hpc_gpt.launcher.attempts) decides what is next; only this shell gives commands to Slurm.
+#   would start it: its environment, folder, input, limits and signals. hpc_gpt.trainer.program.script_watch follows its output,
+#   and Python (hpc_gpt.launcher.attempts) decides what is next; only this shell gives commands to Slurm.
 # shellcheck disable=SC2016,SC1003
 set -o pipefail
 exec 3<&0 </dev/null # the script's own input
@@ -201,7 +201,7 @@ follow_script() { # the watch, again if something ends it: pkill python is for t
     (
       # shellcheck disable=SC2086
       trap '' $signals
-      exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer.train.script_watch "$HPC_GPT_RUN" "$n" "$folder"
+      exec "$HPC_GPT_PYTHON" -m hpc_gpt.trainer.program.script_watch "$HPC_GPT_RUN" "$n" "$folder"
     ) &
     watch=$!
     while kill -0 "$watch" 2>/dev/null; do wait "$watch"; done 2>/dev/null

@@ -10,9 +10,8 @@ from hpc_gpt.core.formulas import memory_seed003_gib, tflops_hardware
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.reader.readers.runs import add_figures
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.reader.report.compare import SETTING_KEYS
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import read_run, unsubmitted_run
 
 RUN = Record(
     gpus=8, tp=2, pp=2, dp=2, micro_batch=4, global_batch=32, seq=128, hidden=64, layers=4, heads=4, vocab=1000,

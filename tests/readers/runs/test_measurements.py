@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.core.settings.resolved import config_hash
-from hpc_gpt.reader.readers.runs.own_run import read_run
 from hpc_gpt.reader.report.gather import gather_paths
-from tests.made_runs import add_attempt, make_run, metrics_line
+from tests.made_runs import add_attempt, make_run, metrics_line, read_run
 
 
 def slurm_run(logs, **more):

@@ -21,8 +21,8 @@ from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import find_sweep
-from hpc_gpt.reader.readers.runs.own_run import read_own, read_run
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt, with_job
+from hpc_gpt.reader.readers.runs.own_run import read_own
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, read_run, with_attempt, with_job
 from tests.readers.test_printed import pairs, said_record
 
 TABLE = Path(__file__).with_name("own_records.txt")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.resolved import config_hash
-from hpc_gpt.reader.readers.runs.own_run import read_run
-from tests.made_runs import add_attempt, make_run, metrics_line, with_attempt
+from tests.made_runs import add_attempt, make_run, metrics_line, read_run, with_attempt
 
 
 def test_a_run_of_ours_has_its_cp_and_an_earlier_one_has_1(logs):

@@ -14,7 +14,8 @@ from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
 from hpc_gpt.trainer.train.engines import build_lock
-from hpc_gpt.trainer.train.engines.build_lock import LEFT_OVER_S, BuildLock, use_build_lock
+from hpc_gpt.trainer.train.engines.build_lock import LEFT_OVER_S, BuildLock
+from hpc_gpt.trainer.train.engines.library_patches import use_build_lock
 
 HOLDS = """
 import signal, sys

@@ -6,7 +6,8 @@ import deepspeed
 import pytest
 import torch
 
-from hpc_gpt.trainer.train.engines.deepspeed_zero import clear_error, pin_what_stays, pinning_nothing
+from hpc_gpt.trainer.train.engines.deepspeed_zero import clear_error, pin_what_stays
+from hpc_gpt.trainer.train.engines.library_patches import pinning_nothing
 
 MIB = 1 << 20
 

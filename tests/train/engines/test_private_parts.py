@@ -18,8 +18,11 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.train.engines import library_patches
 from hpc_gpt.trainer.train.engines import private_parts as parts
 from hpc_gpt.trainer.train.engines.attention import AttentionKernels
+from hpc_gpt.trainer.train.engines.deepspeed_3d import Deepspeed3D
+from hpc_gpt.trainer.train.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.train.engines.optimizer import is_fused
 from hpc_gpt.trainer.train.engines.private_parts import NEWEST, STATES, TESTED, Use, can_use, require
 from hpc_gpt.trainer.train.engines.torch_private import for_each
@@ -122,6 +125,13 @@ def test_a_fused_kernel_that_no_longer_listens_is_found_out(monkeypatch: pytest.
     adam = module.adam
     monkeypatch.setattr(module, "adam", lambda *words, found_inf=None, **more: adam(*words, found_inf=None, **more))
     assert not is_fused(step.__self__)
+
+
+@pytest.mark.parametrize("engine", [DeepspeedZero, Deepspeed3D])
+def test_a_step_lists_the_replaced_parts_that_are_there(engine: type) -> None:
+    listed = re.findall(r"^ +- `(\w+)`", engine.train_step.__doc__, re.MULTILINE)
+    assert "StepWithoutHost" in listed
+    assert [name for name in listed if not hasattr(library_patches, name)] == []
 
 
 def test_the_plain_operations_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

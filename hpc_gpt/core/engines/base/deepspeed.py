@@ -77,7 +77,7 @@ class DeepspeedFacts(EngineFacts):
         ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies fp16 ones to
         fp32 a group of 10^9 at a time. With offload the host has master weights, moments and fp32 gradients, 16; under
         ZeRO-1 and -2 also a copy of the weights that is sent back and the sums of a step, under ZeRO-3 in fp16 the sums
-        twice (stage_1_and_2.py, stage3.py; for bf16 and fp32 train/engines/zero_step.py). With an `offload_ratio` below
+        twice (stage_1_and_2.py, stage3.py; for bf16 and fp32 engines/library_patches.py). With an `offload_ratio` below
         1, the ZeRO-3 groups that stay on the GPU have master weights, moments and the optimizer's fp32 gradients there
         (stage3.py, subgroup_to_device).
         """
@@ -109,7 +109,7 @@ class DeepspeedFacts(EngineFacts):
         """A tensor is a rank's flat share of all parameters with the same weight decay, so the loop has one tensor and
         needs twice as much as foreach (ZeRO-1 in bf16, measured: 18 fused, 22 foreach, 26 for-loop).
 
-        ZeRO-3's update reads its sums (train/engines/zero_step.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and
+        ZeRO-3's update reads its sums (engines/library_patches.py). ZeRO-1 and -2 flatten fp32 and fp16 gradients and
         free the parameters' own before the update; in bf16 the sums are flat already.
         """
         stage, dtype = training.zero_stage, training.dtype

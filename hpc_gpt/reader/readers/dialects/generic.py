@@ -35,8 +35,8 @@ _STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}"
 _COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
 
 
-def _later(names: str, group: str, unit: str = "") -> str:
-    return later(rf"(?<![\w./-])(?:{names}){_IS}", group, unit + _END, _NUMBER, r"[^\n]{0,300}?")
+def _later(names: str, group: str) -> str:
+    return later(rf"(?<![\w./-])(?:{names}){_IS}", group, _END, _NUMBER, r"[^\n]{0,300}?")
 
 
 def _rate(names: str, group: str) -> str:

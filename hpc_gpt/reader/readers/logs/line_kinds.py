@@ -2,8 +2,8 @@
 
 A program prints its lines from a few formats. With every digit made a 0, lines of one format and width are the same
 bytes, and their figures are at the same places: one look-up in a table gives the kind of a line. If a pattern asks for
-certain digits (`digits.py`), these are compared in each line of the kind. Colours are part of a kind: they are removed
-from its first line only.
+certain digits (`columns.AskedDigits`), these are compared in each line of the kind. Colours are part of a kind: they
+are removed from its first line only.
 """
 
 from __future__ import annotations

@@ -48,11 +48,6 @@ _OVER = {*RETRIES} - {"unknown"}
 _NOT_IN_RECORD = ("grad_norm", "lr", "tokens_per_s")  # of our trainer, whose lines all have a loss
 
 
-def read_run(run: RunFolder) -> Record:
-    """The record of one run; raises the errors of `read_own`."""
-    return read_own(run, record_only=True).record
-
-
 def read_own(run: RunFolder, ends_only: bool = False, record_only: bool = False) -> RunRead:
     """Reads one run, in any state, with its steps. `ends_only`: how it ended, without figures of its steps, in a time
     that does not grow with them. `record_only`: without the columns that its record does not need, in less memory.

@@ -19,7 +19,8 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.train.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.trainer.train.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.train.checkpoints.training_state import kernel_of, owned_by, set_states
+from hpc_gpt.trainer.train.checkpoints.training_state import owned_by, set_states
+from hpc_gpt.trainer.train.engines.optimizer import kernel_of
 
 _WEIGHTS, _PROGRESS = "weights.pt", "progress.pt"
 

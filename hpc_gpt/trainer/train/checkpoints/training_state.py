@@ -107,12 +107,6 @@ def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) 
         files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
 
 
-def kernel_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that computes: ZeroRedundancyOptimizer has the one of this rank's share as `optim`."""
-    kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-    return kernel
-
-
 def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """The parameters of the optimizer, in its order."""
     return [one for group in optimizer.param_groups for one in group["params"]]

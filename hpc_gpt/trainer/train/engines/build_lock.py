@@ -10,8 +10,6 @@ import os
 import time
 from pathlib import Path
 
-from torch.utils import cpp_extension
-
 # How old a lock of torch's must be to count as left over: several times what a build takes on a loaded node.
 LEFT_OVER_S = 1800.0
 
@@ -62,9 +60,3 @@ class BuildLock:
             status = os.fstat(file.fileno())
             if status.st_nlink and (file.read(1) or time.time() - status.st_mtime > LEFT_OVER_S):
                 self._path.unlink()
-
-
-def use_build_lock() -> None:
-    """Makes torch build under a `BuildLock`; a later torch that has a lock of its own keeps that."""
-    if hasattr(cpp_extension, "FileBaton"):
-        cpp_extension.FileBaton = BuildLock

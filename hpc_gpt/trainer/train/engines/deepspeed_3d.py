@@ -14,8 +14,9 @@ from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.train.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.trainer.train.engines import private_parts
 from hpc_gpt.trainer.train.engines.deepspeed_engine import DeepspeedEngine
-from hpc_gpt.trainer.train.engines.deepspeed_setup import forget_evaluation, forget_logits, quiet
+from hpc_gpt.trainer.train.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.train.engines.kernels import compile_model
+from hpc_gpt.trainer.train.engines.library_patches import forget_evaluation, forget_logits
 from hpc_gpt.trainer.train.engines.optimizer import build_optimizer
 from hpc_gpt.trainer.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.trainer.train.ranks import own_group
@@ -66,6 +67,13 @@ class Deepspeed3D(DeepspeedEngine):
         return micro_batches if self._reader is None else self._reader.begin(micro_batches)
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """Does one step. Parts of DeepSpeed that are replaced in it, by the functions of `library_patches`:
+
+        - `forget_logits`: always, and `forget_evaluation` in `evaluate`.
+        - `StepWithoutHost`: ZeRO-1 in bf16 or fp32 with a fused optimizer.
+        - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 in fp16.
+        """
         lr = self._set_rate()
         with self.attention():
             loss = self._engine.train_batch(self._read_by(micro_batches))

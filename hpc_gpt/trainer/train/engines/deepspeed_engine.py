@@ -37,19 +37,20 @@ from hpc_gpt.trainer.train.checkpoints.universal import (
     put_pieces,
 )
 from hpc_gpt.trainer.train.engines import private_parts
-from hpc_gpt.trainer.train.engines.build_lock import use_build_lock
-from hpc_gpt.trainer.train.engines.deepspeed_setup import (
-    TAG,
+from hpc_gpt.trainer.train.engines.deepspeed_setup import TAG, NamedFiles, import_deepspeed, quiet, save_deepspeed
+from hpc_gpt.trainer.train.engines.library_patches import (
+    StepWithoutHost,
     average_nothing,
-    import_deepspeed,
-    plug_in,
-    quiet,
-    save_deepspeed,
+    can_step_without_host,
+    drop_overflowed_gradients,
+    share_states,
+    sum_where_read,
+    use_build_lock,
+    use_checkpoint_engine,
 )
 from hpc_gpt.trainer.train.engines.master_weights import HALF
 from hpc_gpt.trainer.train.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.train.engines.protocol import StepResult, TrainingEngine
-from hpc_gpt.trainer.train.engines.zero_step import StepWithoutHost, can_step_without_host, share_states, sum_where_read
 
 
 class DeepspeedEngine(TrainingEngine):
@@ -110,7 +111,7 @@ class DeepspeedEngine(TrainingEngine):
         put_weights(self._engine, self.module, self._fill)
         assert self._tp.given is not None
         self._tp.given.close()
-        plug_in(self._engine)
+        use_checkpoint_engine(self._engine, NamedFiles)
         if zero_stage(resolved) == 3:
             sum_where_read(self._engine.optimizer)
         if resolved.engine.offload_ratio < 1:
@@ -139,8 +140,7 @@ class DeepspeedEngine(TrainingEngine):
             return StepResult(loss, self._norm.norm, lr, self._norm.skipped)
         skipped = not self._engine.was_step_applied()
         if skipped and zero_stage(self._resolved) < 3:
-            # With offloading DeepSpeed 0.19.8 keeps a gradient that is not finite, and all later steps overflow.
-            self._engine.optimizer.averaged_gradients = {}
+            drop_overflowed_gradients(self._engine)
         return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped)
 
     def save(self, files: RankFiles) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, cast
 
@@ -24,8 +24,9 @@ from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from hpc_gpt.trainer.train.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.trainer.train.engines import private_parts
 from hpc_gpt.trainer.train.engines.deepspeed_engine import DeepspeedEngine
-from hpc_gpt.trainer.train.engines.deepspeed_setup import quiet, split_as_built
+from hpc_gpt.trainer.train.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.train.engines.kernels import compile_model
+from hpc_gpt.trainer.train.engines.library_patches import pinning_nothing, split_as_built
 from hpc_gpt.trainer.train.engines.optimizer import build_optimizer
 from hpc_gpt.trainer.train.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.trainer.train.ranks import own_group
@@ -103,6 +104,14 @@ class DeepspeedZero(DeepspeedEngine):
         return Gpt(self._resolved.model, self._resolved.train.seed, tp, Techniques.of(self._resolved.engine))
 
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
+        """Does one step. Parts of DeepSpeed that are replaced in it, by the functions of `library_patches`:
+
+        - `StepWithoutHost`: ZeRO-1 to -3 in bf16 or fp32 with a fused optimizer and without offloading.
+        - `sum_where_read`: ZeRO-3, but on NVMe or in fp16.
+        - `share_states`: `engine.offload_ratio` below 1.
+        - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2 in fp16 or with offloading.
+        """
         engine, count = self._engine, self._resolved.batch.micro_batches
         lr = self._set_rate()
         total = torch.zeros((), device=self.device)
@@ -159,22 +168,6 @@ def check_compiler() -> None:
             f"{' and '.join(missing)} cannot be found",
             "use engine.offload_ratio = 1.0, or install them (pip install ninja)",
         )
-
-
-@contextlib.contextmanager
-def pinning_nothing(deepspeed: Any) -> Iterator[None]:
-    """Keeps DeepSpeed from pinning host memory while it builds; `pin_what_stays` pins afterwards.
-
-    torch pins a copy, by powers of two, and keeps what is freed for the next request (pytorch/pytorch issue 95823).
-    ZeRO-3 pins a buffer for all gradients that `zero_step.sum_where_read` drops: at 13.0e9 parameters 48 GiB, for which
-    torch 2.11 takes 64 and gives none back.
-    """
-    accelerator = deepspeed.accelerator.get_accelerator()
-    accelerator.pin_memory = lambda tensor, align_bytes=1: tensor
-    try:
-        yield
-    finally:
-        del accelerator.pin_memory  # the class's own is back
 
 
 def pin_what_stays(wrapped: Any, register: Callable[[int, int], int], clear: Callable[[], None]) -> int:

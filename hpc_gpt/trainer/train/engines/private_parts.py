@@ -5,8 +5,8 @@ a name is missing, or the package is newer than the newest tested one, the train
 results by public functions, for more time or memory. One line on stderr says which names and why. A use without a plain
 path raises ConfigError if a name is missing.
 
-What uses torch's names is in `torch_private`; what uses DeepSpeed's in `deepspeed_setup`, `zero_step` and
-`checkpoints`.
+What uses torch's names is in `torch_private`, what uses DeepSpeed's in `checkpoints`, and what replaces a part of a
+library in `library_patches`.
 """
 
 import inspect
@@ -126,7 +126,7 @@ GROUP_TIMEOUT = Use(
 )
 FP32_BUFFERS = Use("torch", "buffers that stay in fp32 as DeepSpeed casts a model", {"torch.nn.Module": "_apply"})
 
-# Functions that zero_step replaces during a step.
+# Functions that `library_patches.StepWithoutHost` replaces during a step.
 _REPLACED = "is_invalid_grad_norm mask_nan_or_inf_with_val_inplace"
 _WAITS = "DeepSpeed's own step, in which the host waits for the gradient's norm"
 STEP_WITHOUT_HOST_BF16 = Use(

@@ -1,15 +1,13 @@
-"""What the trainer does by private names of torch. `private_parts` lists them, and says what is done without one."""
+"""What the trainer does by private names of torch. `private_parts` lists them, and says what is done without
+one; `library_patches` replaces some."""
 
-import contextlib
-from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.trainer.train.engines.private_parts import COALESCED, FOREACH, GROUP_TIMEOUT, WITHOUT_COMPILER, can_use
+from hpc_gpt.trainer.train.engines.private_parts import COALESCED, FOREACH, can_use
 
 
 def chosen_attention(
@@ -33,39 +31,6 @@ def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
     mixed: Tensor = torch._scaled_dot_product_flash_attention(query, key, value, is_causal=True, scale=width**-0.5)[0]
     return mixed[..., :width]
-
-
-@contextlib.contextmanager
-def without_compiler() -> Iterator[None]:
-    """A context for building an engine in a process that compiles nothing: torch.compile's modules are not imported.
-
-    They are more than half of the modules, and of the CPU time, of a DeepSpeed rank's start. torch's optimizers import
-    them to do nothing outside a graph, from here to the end of the process no longer; DeepSpeed does to decorate
-    functions that nobody calls. fsdp and transformers import them in any case.
-    """
-    if not can_use(WITHOUT_COMPILER):
-        yield
-        return
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        function = getattr(torch.optim.Optimizer, name).__wrapped__
-        # Where torch keeps what torch._dynamo makes of the function at its first call.
-        vars(function)["__dynamo_disable"] = function
-    kinds: tuple[Any, ...] = (torch.optim.Adam, torch.optim.SGD)
-    for kind in kinds:
-        kind.step = torch.no_grad()(kind.step.__wrapped__)
-    decorators: list[tuple[Any, str]] = [(torch, "compile"), (torch, "_disable_dynamo"), (torch.compiler, "disable")]
-    kept = [getattr(*each) for each in decorators]
-    for each in decorators:
-        setattr(*each, _undecorated)
-    try:
-        yield
-    finally:
-        for each, decorator in zip(decorators, kept, strict=True):
-            setattr(*each, decorator)
-
-
-def _undecorated(function: Any = None, *how: Any, **options: Any) -> Any:
-    return _undecorated if function is None else function
 
 
 def time_spent_compiling() -> float:
@@ -98,14 +63,6 @@ def keep_residuals() -> dict[str, Any]:
             return "hpc-gpt keep_residuals 2"
 
     return {"joint_custom_post_pass": KeepResiduals()}
-
-
-def set_group_timeout(seconds: float) -> None:
-    """Sets the time limit of the process groups that are made from here on without one. DeepSpeed and torch's device
-    meshes give none, and a new group does not take the first one's."""
-    if can_use(GROUP_TIMEOUT):
-        module: Any = dist.distributed_c10d
-        module.default_pg_timeout = module.default_pg_nccl_timeout = timedelta(seconds=seconds)
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
