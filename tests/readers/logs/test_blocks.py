@@ -163,7 +163,7 @@ def test_blocks_of_several_ranks_say_what_lines_say(text: str) -> None:
 
 
 def test_a_nan_is_the_loss_of_a_rank_only_where_none_is_printed() -> None:
-    """The last stage of a pipeline has the loss, NaN from the first step on or not; ranks that all print NaN are equal."""
+    """The last stage of a pipeline has the loss, also if it is NaN from the start. If all print NaN, none is better."""
     of_all, of_last = (in_lines(SEVERAL_RANKS[name])[0] for name in ("nan of two ranks", "nan after none"))
     assert (of_all.step_rank, of_last.step_rank) == (0, 12)
 
