@@ -213,8 +213,10 @@ class CachedEntries:
         self._changed: set[Path] = set()
 
     def find(self, source: str) -> Any:
-        """The cached value of a source; None if there is none for its files as they are."""
-        if (entries := self._entries.get(self._folders[source])) is None:
+        """The cached value of a source; None if there is none for its files as they are, or the source is not one of
+        `folders`."""
+        folder = self._folders.get(source)
+        if folder is None or (entries := self._entries.get(folder)) is None:
             return None
         files = [(path, *identity) for path, identity in self._files_of(source)]
         digest = hashlib.sha256(repr(files).encode("utf-8", "surrogateescape")).digest()

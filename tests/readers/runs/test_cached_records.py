@@ -121,6 +121,12 @@ def test_runs_that_are_gone_or_new(logs: Path, read: list[RunFolder]) -> None:
     assert len(report(logs, *few).records) == len(read) == 3, "few runs are read"
 
 
+def test_a_page_has_the_steps_of_all(logs: Path, read: list[RunFolder]) -> None:
+    report(logs)
+    runs = gather_paths([str(logs)], logs).runs
+    assert ([len(run.steps) for run in runs], len(read)) == ([20] * COUNT, 2 * COUNT)
+
+
 def test_without_a_record_that_can_be_written(logs: Path, read: list[RunFolder]) -> None:
     run = list_runs(logs)[3]
     run.record.mkdir()
