@@ -277,7 +277,7 @@ def _report_of_many(folder: Path, count: int) -> int:
     with variables(HPC_GPT_CACHE=str(folder / "cache")):
         gathered = gather_paths([str(folder / "logs")], folder / "logs", records_only=True)
     assert len(gathered.records) == count
-    return sum(path.stat().st_size for path in (folder / "cache").rglob("*.kept"))
+    return sum(path.stat().st_size for path in (folder / "cache").rglob("*.cache"))
 
 
 _MEGATRON_HEAD = (

@@ -100,7 +100,7 @@ def test_steps_beyond_two_to_the_31_are_exact() -> None:
 HELD = """
 import json, sys
 import numpy as np
-from hpc_gpt.reader.readers.logs.kept import KeptFile
+from hpc_gpt.reader.readers.cache import CacheFile
 from hpc_gpt.reader.readers.packed import PackedColumn
 from pathlib import Path
 
@@ -118,9 +118,9 @@ def read():
     return columns
 
 before = held()
-kept = KeptFile(Path(sys.argv[1]), 1, 0, lambda start, size: b"")
-columns = read() if sys.argv[2] == "first" else kept.load()[1]
-kept.store(1, columns)
+file = CacheFile("metrics", Path(sys.argv[1]))
+columns = read() if sys.argv[2] == "first" else file.load()[1]
+file.store(columns)
 full = held()
 del columns[::2]
 print(full - before, held() - before)
@@ -130,7 +130,7 @@ print(full - before, held() - before)
 def test_a_column_that_is_not_needed_any_more_takes_no_memory(tmp_path) -> None:
     for time in ("first", "again"):
         done = subprocess.run(
-            [sys.executable, "-c", HELD, str(tmp_path / "kept"), time], capture_output=True, text=True, check=True
+            [sys.executable, "-c", HELD, str(tmp_path / "cached"), time], capture_output=True, text=True, check=True
         )
         full, half = map(float, done.stdout.split())
         assert 55 <= full <= 75, (time, full)  # MiB; the values take 55

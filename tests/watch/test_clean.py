@@ -235,15 +235,15 @@ def test_the_caches_of_report_go_and_the_record_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
     run = with_checkpoints(with_attempt(make_run(logs_dir()), 8999, "done"), 10)
     record = in_process("report", run.path, "--json").stdout
-    [kept] = (tmp_path / "cache" / "report").iterdir()
+    [cached] = (tmp_path / "cache" / "report").iterdir()
     sizes = json.loads(in_process("status", run.path, "--sizes", "--json").stdout)["runs"][0]["sizes"]
-    assert sizes["caches"] == kept.stat().st_size
+    assert sizes["caches"] == cached.stat().st_size
     assert sizes["checkpoints"] == sum(path.stat().st_size for path in run.checkpoints.rglob("*") if path.is_file())
     shown = in_process("status", run.path, "--sizes")
     assert shown.stderr == "next: hpc-gpt clean RUN lists what may go\n"
     assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "caches", "other", "in", "all"]
-    assert [piece["name"] for piece in cleaned(run.path, "--yes")["runs"][0]["goes"]] == [kept.name]
-    assert not kept.exists()
+    assert [piece["name"] for piece in cleaned(run.path, "--yes")["runs"][0]["goes"]] == [cached.name]
+    assert not cached.exists()
     assert run.record.exists()
     assert in_process("report", run.path, "--json").stdout == record
 

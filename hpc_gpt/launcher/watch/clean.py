@@ -42,6 +42,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.core.words import show_duration
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
+from hpc_gpt.reader.readers.cache import cache_files_of
 
 # Between two reports of a removal that lasts.
 _REPORT_S = 5.0
@@ -178,11 +179,9 @@ def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Seq
 
 
 def _caches(run: RunFolder) -> list[Path]:
-    """The files that `report` keeps of a run's logs."""
-    from hpc_gpt.reader.readers.logs.kept import kept_of  # needs numpy
-
+    """The cache files of a run's logs."""
     logs = [path for attempt in run.attempts() for path in (attempt.metrics, *attempt.logs)]
-    return [kept for path in logs if (kept := kept_of(path)) is not None]
+    return [cache_file for path in logs for cache_file in cache_files_of(path)]
 
 
 def room_of(run: RunFolder) -> dict[str, int]:

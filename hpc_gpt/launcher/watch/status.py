@@ -57,7 +57,7 @@ from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.start_check import reason_text
 from hpc_gpt.core.words import clock, show_duration
 from hpc_gpt.launcher.attempts.decisions import read_history
-from hpc_gpt.launcher.watch.kept_rows import KeptRows
+from hpc_gpt.launcher.watch.cached_rows import CachedRows
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.reader.readers.attempt_cause import cause_before_attempts
 
@@ -139,7 +139,7 @@ def read_status(runs: Sequence[RunFolder]) -> list[RunStatus]:
 
 def read_folders(runs: Sequence[RunFolder]) -> list[RunStatus]:
     """The state of each run as its folder says it, without a question to Slurm."""
-    return _rows([CachedRun(run.path) for run in runs], {}, KeptRows())
+    return _rows([CachedRun(run.path) for run in runs], {}, CachedRows())
 
 
 def ask_status(
@@ -154,27 +154,27 @@ def ask_status(
     by hand, and it has `patience_s` in all; else `limit_s`, if that is more. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
-    kept = within_time(KeptRows, [seen])[0] or KeptRows()
+    cached = within_time(CachedRows, [seen])[0] or CachedRows()
     # What a folder says is read now, and kept.
-    answers = within_time(lambda run: kept.find(run) or _read_ahead(run), seen)
+    answers = within_time(lambda run: cached.find(run) or _read_ahead(run), seen)
     if None in answers:
         rest = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
         rows, silence = ask_status(rest, early, limit_s)
         left = iter(rows)
         return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
-    unknown = [run for run in seen if run.path not in kept.rows]
+    unknown = [run for run in seen if run.path not in cached.rows]
     of_slurm = [run for run in unknown if any(is_of_slurm(line) for line in newest_chain(run))]
     clusters = {run.slurm_cluster(): None for run in of_slurm}
-    clusters |= {row.cluster: None for row in kept.rows.values() if row.jobs}
+    clusters |= {row.cluster: None for row in cached.rows.values() if row.jobs}
     if not clusters:
-        return _rows(seen, {None: {}}, kept), ""
+        return _rows(seen, {None: {}}, cached), ""
     began, patient_s = time.monotonic(), patience_s()
     by_folder: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
         if answer is None and not by_folder:
-            by_folder.extend(_rows(seen, {}, kept))
+            by_folder.extend(_rows(seen, {}, cached))
             early(by_folder)
         over = all(row.is_known_over or row.scheduler != "slurm" for row in by_folder)
         longest_s = patient_s if over else max(limit_s, patient_s)
@@ -196,7 +196,7 @@ def ask_status(
         return by_folder, silence
     # What a live run has written since Slurm was asked counts.
     seen = [CachedRun(run.path) if opened.get(run.path) else read.get(run.path, run) for run in seen]
-    return _rows(seen, states, kept), silence
+    return _rows(seen, states, cached), silence
 
 
 def _read_ahead(run: CachedRun) -> bool:
@@ -271,19 +271,19 @@ def silence_note(silence: str) -> str:
     return f"Slurm did not answer: {silence}; all states are from the run folders alone ({patience})"
 
 
-def _rows(runs: Sequence[RunFolder], states: ClusterStates, kept: KeptRows) -> list[RunStatus]:
+def _rows(runs: Sequence[RunFolder], states: ClusterStates, cached: CachedRows) -> list[RunStatus]:
     rows = []
     for run in runs:
-        row = kept.rows.get(run.path)
+        row = cached.rows.get(run.path)
         jobs = states.get(row.cluster if row is not None else run.slurm_cluster())
-        if (figures := kept.figures(run, jobs or ())) is not None:
+        if (figures := cached.figures(run, jobs or ())) is not None:
             rows.append(RunStatus(**figures))
             continue
         try:
-            rows.append(_status(run, jobs, kept))
+            rows.append(_status(run, jobs, cached))
         except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault).removeprefix(f"{run.path}: ")))  # the row has its name
-    kept.store()
+    cached.store()
     return rows
 
 
@@ -311,7 +311,7 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
-def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus:
+def _status(run: RunFolder, jobs: JobStates | None, cached: CachedRows) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
@@ -369,7 +369,7 @@ def _status(run: RunFolder, jobs: JobStates | None, kept: KeptRows) -> RunStatus
         run_on=[*run_state.run_on] or None,
         still=_still(attempts[-1], now) if attempts and state == "running" else None,
     )
-    kept.note(run, run_state, vars(row), jobs)
+    cached.note(run, run_state, vars(row), jobs)
     return row
 
 

@@ -23,9 +23,9 @@ from hpc_gpt.core.words import counted, some
 from hpc_gpt.reader.readers.logs.read_log import READER_FAILED
 from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
+from hpc_gpt.reader.readers.runs.cached_runs import CachedRecords
 from hpc_gpt.reader.readers.runs.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
 from hpc_gpt.reader.readers.runs.foreign_run import NOT_KNOWN, read_foreign_runs
-from hpc_gpt.reader.readers.runs.kept_records import KeptRecords
 from hpc_gpt.reader.readers.runs.own_run import read_own
 from hpc_gpt.reader.readers.steps import StepTable
 from hpc_gpt.reader.report.published_tables import named_sweep, sweep_of
@@ -158,9 +158,9 @@ def gather_records(
     Runs that are not `wanted` are left out, and their record.json unchanged. `records_only`: as in `gather_paths`.
     """
     gathered = GatheredRuns()
-    kept = KeptRecords(runs if records_only else ())
+    cached = CachedRecords(runs if records_only else ())
     for run in runs:
-        found, was_written = kept.find(run)
+        found, was_written = cached.find(run)
         try:
             read = found or read_own(run, record_only=records_only)
         except UserError as fault:
@@ -181,8 +181,8 @@ def gather_records(
             except UserError as fault:
                 gathered.unwritten.append(str(fault))
         if found is None or is_written != was_written:
-            kept.note(run, read, is_written)
-    kept.store()
+            cached.note(run, read, is_written)
+    cached.store()
     return gathered
 
 

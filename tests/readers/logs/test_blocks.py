@@ -133,6 +133,41 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 LOGS = st.lists(stretches(), max_size=12).map("".join)
 
 
+def megatron(step: int, loss: str = "1.0E-01", prefix: str = "12: ") -> str:
+    return prefix + MEGATRON.format(step=step, ms=2000.0, batch=4, skipped=0, loss=loss) + "\n"
+
+
+def of_two_programs(step: int) -> str:
+    """A line of each program; from step 21 on the first one's line is there twice, which a task's label explains."""
+    line = f"12: [2021-05-27 04:02:02,142] steps: {step} loss: 12.8004 iter time (s): 145.206 samples/sec: 7.052\n"
+    return megatron(step) + line + megatron(step) * (step > 20)
+
+
+STEPS = range(1, 31)
+SEVERAL_RANKS = {
+    "nan of two ranks": "".join(megatron(step, "nan", prefix) for prefix in ("[rank0]:", "12: ") for step in STEPS),
+    "nan after none": "".join(
+        [megatron(step, prefix="[rank0]:").replace(" lm loss: 1.0E-01 |", "") for step in STEPS]
+        + [megatron(step, "nan") for step in STEPS]
+    ),
+    "a second program between": "".join(map(of_two_programs, STEPS)),
+    "as before, but not at first": "".join(
+        megatron(step) + megatron(step, "2.0E-01") + megatron(step) * (step > 20) for step in STEPS
+    ),
+}
+
+
+@pytest.mark.parametrize("text", SEVERAL_RANKS.values(), ids=SEVERAL_RANKS)
+def test_blocks_of_several_ranks_say_what_lines_say(text: str) -> None:
+    assert_same(text, 1_000_000)
+
+
+def test_a_nan_is_the_loss_of_a_rank_only_where_none_is_printed() -> None:
+    """The last stage of a pipeline has the loss, also if it is NaN from the start. If all print NaN, none is better."""
+    of_all, of_last = (in_lines(SEVERAL_RANKS[name])[0] for name in ("nan of two ranks", "nan after none"))
+    assert (of_all.step_rank, of_last.step_rank) == (0, 12)
+
+
 @settings(max_examples=examples(120), deadline=None)
 @given(LOGS, st.sampled_from((1, 200, 3000, 1_000_000)))
 def test_blocks_say_what_lines_say(text: str, size: int) -> None:

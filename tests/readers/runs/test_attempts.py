@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.core.files import read_json, read_json_lines
+from hpc_gpt.reader.readers.cache import KINDS
 from hpc_gpt.reader.readers.runs import attempts as own_metrics
 from hpc_gpt.reader.readers.runs.attempts import KEYS, MetricsLines, read_metrics, read_metrics_ends
 from hpc_gpt.reader.report.why import explain
@@ -104,10 +106,10 @@ def fields_of(metrics):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.lists(LINES, max_size=6), min_size=2, max_size=4), cut=st.integers(0, 20))
-def test_what_is_kept_and_appended_is_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
+def test_what_is_cached_and_appended_is_what_is_read_anew(tmp_path_factory, monkeypatch, pieces, cut):
     folder = tmp_path_factory.mktemp("metrics")
     (path := folder / "metrics.jsonl").write_bytes(b'{"step": 1, "memory_allocated_gib": [1.5, 2]}\n')
-    monkeypatch.setattr(own_metrics, "_LEAST_KEPT", 1)
+    monkeypatch.setitem(KINDS, "metrics", replace(KINDS["metrics"], least=1))
     for lines in pieces:
         text = ("\n".join(lines) + "\n").encode("utf-8", "replace")
         with path.open("ab") as file:
@@ -143,7 +145,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     assert read_json(tmp_path / "ended.json") == {} == dict(read_json_lines(tmp_path / "ended.json"))
 
 
-def test_a_longer_file_in_the_place_of_a_kept_one_is_read_anew(tmp_path):
+def test_a_longer_file_in_the_place_of_a_cached_one_is_read_anew(tmp_path):
     """A run that is trained again in its old folder: no old step may be reported as a new one."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 1001)))

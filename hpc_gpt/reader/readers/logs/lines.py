@@ -275,7 +275,7 @@ class LineReader(GrowingParts):
                 self.saw_rank(rank, line)
                 if "loss" not in row or step is None:
                     return self.leave_out(OTHER_RANKS)
-                if rows.lacks_loss and not (row["loss"] <= 0 and rows.no_loss == row["loss"]):
+                if rows.lacks_loss and rows.would_be_loss(row["loss"]):
                     # Only the last stage of a pipeline has the loss: its lines are read from here on.
                     self.parts[-1].step_rank = rank
                     if step == rows.last_step:
@@ -288,12 +288,12 @@ class LineReader(GrowingParts):
                     if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
                         # Each rank prints its own loss: those of rank 0 are read, whoever printed first.
                         rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
-                        self.own_line = line
+                        self.taken_lines[rule.dialect.name] = line
                     return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             again = self.banner > rows.open_line  # after a banner another training may print the same step
             if step is not None and last is not None and step == last and not again:
-                self.saw_again(line, self.own_line)
+                self.saw_again(line, self.taken_lines.get(rule.dialect.name))
                 return self.leave_out(PRINTED_BEFORE)
             if (
                 step is None
@@ -310,7 +310,7 @@ class LineReader(GrowingParts):
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(rule.dialect.name, rank)
         rows.add(row, number)
-        self.own_line = line
+        self.taken_lines[rule.dialect.name] = line
         if rule.dialect.last_resort:
             rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)

@@ -62,7 +62,7 @@ class GrowingParts:
         self.after = 0
         self.banner = 0  # the last line by which a program may begin anew: what follows is no epoch
         self.begun = 0  # the line by which a program began to train in this part
-        self.own_line = ""  # the last line of a step with the label of the rank that is read
+        self.taken_lines: dict[str, str] = {}  # of this part, by dialect: the last line of a step that was taken
 
     def saw(self, at: float | None) -> None:
         """Notes the time of day of a line in which something was found."""
@@ -80,7 +80,7 @@ class GrowingParts:
         self.parts.append(Part(self.file, number, number))
         self.parts[-1].facts.update({name: part.facts[name] for name in (TESTS,) if name in part.facts})
         self.rows.append({})
-        self.timer_lines, self.begun = {}, 0
+        self.timer_lines, self.taken_lines, self.begun = {}, {}, 0
 
     def begin_again(self, number: int) -> None:
         """Opens a part as the steps go back. What was said since the last step is of the part that begins."""
@@ -121,9 +121,10 @@ class GrowingParts:
     def _last_step_line(self) -> int:
         return max((rows.open_line for rows in self.rows[-1].values()), default=0)
 
-    def saw_again(self, line: str, before: str) -> None:
-        """Notes that a line is as the one before it: under a label of srun several ranks of a task printed it."""
-        if line == before and _TASK.match(line):
+    def saw_again(self, line: str, taken: str | None) -> None:
+        """Notes a line of a step that repeats the line `taken` of its program: under a label of srun several ranks of a
+        task printed it."""
+        if line == taken and _TASK.match(line):
             self.parts[-1].tasks = True
 
     def saw_rank(self, rank: int, line: str) -> None:

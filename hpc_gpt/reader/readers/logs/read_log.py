@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
+from hpc_gpt.reader.readers.cache import FileIdentity, cached_prefix
 from hpc_gpt.reader.readers.logs import Part
-from hpc_gpt.reader.readers.logs.kept import kept_file
 from hpc_gpt.reader.readers.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, asks_digits, kinds_for_a_log, zeroed
 from hpc_gpt.reader.readers.logs.lines import LineReader
 from hpc_gpt.reader.readers.logs.matches import ANSI, Found, find, literal_scan
@@ -57,10 +57,10 @@ def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused, bytes=source.bytes_read, failed=source.failed)
-        about = (source.device, source.inode, source.size, source.changed_ns)
-        kept = None if source.is_stdin else kept_file(path, about, source.bytes_at)
+        identity = FileIdentity(source.device, source.inode, source.size, source.changed_ns)
+        cached = None if source.is_stdin else cached_prefix("log", path, identity, source.bytes_at)
         # Compressed data cannot be read from the middle.
-        begin, state = (0, None) if kept is None else kept.load(grows=not source.compressed)
+        begin, state = (0, None) if cached is None else cached.load(grows=not source.compressed)
         lines, newlines, begun, source.left_out = state or (LineReader(source.file), 0, False, source.left_out)
         reader = BlockReader(lines, newlines, begun)
         held = b""
@@ -73,8 +73,8 @@ def _read_log(path: Path) -> LogRead:
             reader.take(held)
             held = b""
         end = source.size if source.compressed else source.offset
-        if kept is not None and end > begin:
-            kept.store(end, (lines, reader.newlines, reader.begun, source.left_out))
+        if cached is not None and end > begin:
+            cached.store(end, (lines, reader.newlines, reader.begun, source.left_out))
         reader.take(held)
         return LogRead(reader.finish(), reader.lines, source.bytes_read, source.left_out, failed=source.failed)
 

@@ -50,6 +50,18 @@ class StepRows:
         self._see_losses([self.open_row["loss"]] if "loss" in self.open_row else [])
         return not self.has_loss
 
+    @property
+    def has_printed_loss(self) -> bool:
+        """Whether a line so far has a loss, be it NaN or what stands for none."""
+        return "loss" in self.open_row or self.no_loss is not None or "nan_loss" in self.totals
+
+    def would_be_loss(self, loss: float) -> bool:
+        """Whether another rank's figure is the loss that all lines so far lack. NaN says more than no figure, but a NaN
+        may also stand for none, as in all of these lines."""
+        if not math.isfinite(loss):
+            return not self.has_printed_loss
+        return loss > 0 or loss != self.no_loss
+
     def add(self, row: dict[str, float], line: int) -> None:
         """Adds one line."""
         self._close()

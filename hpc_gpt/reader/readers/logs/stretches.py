@@ -83,8 +83,11 @@ def _first_apart(reader: LineReader, block: LineBlock, start: int, stop: int) ->
             first = min(first, int(rows[0]))
         own = _own(reader, block, rows)
         if not own.all() and rows_so_far.lacks_loss:
-            losses = block.column("loss", block.steps[rows[~own]])
-            first = min([first, *rows[~own][np.isfinite(losses)][:1].tolist()])
+            others = rows[~own]
+            losses = np.isfinite(block.column("loss", block.steps[others]))
+            if not rows_so_far.has_printed_loss:
+                losses[block.not_finite("loss", block.steps[others])] = True
+            first = min([first, *others[losses][:1].tolist()])
         rows = rows[own]
         back = np.diff(block.step[rows], prepend=_before(rows_so_far.last_step)) < 0
         lacks = np.isnan(block.step[rows])
@@ -139,9 +142,7 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, beside: Places,
         before = reader.rows[-1][name]
         again = np.diff(block.step[of_dialect], prepend=_before(before.last_step)) == 0
         if again.any():
-            first = int(np.argmax(again))
-            above = block.text(int(block.steps[of_dialect[first - 1]])) if first else reader.own_line
-            reader.saw_again(block.text(int(block.steps[of_dialect[first]])), above)
+            _see_again(reader, block, name, of_dialect, again)
         of_dialect = of_dialect[~again]
         repeated = _repeated(block, of_dialect, before.open_row)
         if again.any() or len(repeated):
@@ -194,6 +195,22 @@ def _stated(reader: LineReader, block: LineBlock, lines: Places, later: Later) -
             if name not in STEP_FIELDS:
                 place = Place(reader.file, int(block.numbers[index]))
                 later.append((index, partial(reader.fact, name, value, place, kind.rule)))
+
+
+def _see_again(reader: LineReader, block: LineBlock, name: str, rows: Places, again: Mask) -> None:
+    """Reports lines of a dialect's steps that were printed before, `again` among `rows`, to the reader, until one shows
+    that several ranks have the same label."""
+    if block.rank is None:
+        return
+    taken = np.maximum.accumulate(np.where(again, -1, np.arange(len(rows))))  # the line before each that is taken
+    lengths = (block.stops - block.starts)[block.steps[rows]]
+    likely = again & ~np.isnan(block.rank[rows])
+    likely &= (taken < 0) | (lengths == lengths[taken]) | (b"\x1b" in block.data)  # a colour is not of the text
+    for row in np.flatnonzero(likely).tolist():
+        if reader.parts[-1].tasks:
+            return
+        above = block.text(int(block.steps[rows[taken[row]]])) if taken[row] >= 0 else reader.taken_lines.get(name)
+        reader.saw_again(block.text(int(block.steps[rows[row]])), above)
 
 
 def _repeated(block: LineBlock, rows: Places, row: Mapping[str, float]) -> list[int]:
@@ -257,7 +274,7 @@ def _take_rows(reader: LineReader, block: LineBlock, name: str, of: Places, late
         columns["not_finite"] = bad[:-1][first :: rows.stride]
         if losses := int((bad[:-1] == NOT_FINITE["loss"]).sum()):
             totals["nan_loss"] = float(losses)
-    reader.own_line = block.text(int(lines[-1]))
+    reader.taken_lines[name] = block.text(int(lines[-1]))
     last = _row(block, int(lines[-1])), int(block.numbers[lines[-1]])
     rows.add_block(len(lines) - 1, block.numbers[kept], columns, totals, last)
     reader.bound_rows(rows, before)

@@ -21,7 +21,7 @@ from hpc_gpt.core.files import blocks_from_end, open_regular
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.reader.readers.logs.kept import kept_file
+from hpc_gpt.reader.readers.cache import cached_prefix, identity_of
 from hpc_gpt.reader.readers.packed import PackedColumn, PackedColumns
 from hpc_gpt.reader.readers.pattern import MEMORY_FIELDS
 from hpc_gpt.reader.readers.steps import NOT_FINITE, StepColumn, StepTable
@@ -36,7 +36,6 @@ KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _CHUNK = 1 << 19  # bytes of lines that are parsed at once: their objects fit the processor's cache
 _MOST_ENDS = 1 << 21  # bytes of a file's end; if they are not enough, all is read
 _MOST_BYTES = 4 << 30  # ten million steps
-_LEAST_KEPT = 200_000  # bytes; smaller files are not kept. JSON takes longer to parse than the lines of a log
 _LEAST_NEW = 64  # less than one part in so many is not worth that all is stored again
 
 
@@ -123,7 +122,7 @@ def read_metrics(path: Path, attempt: int) -> MetricsLines:
     """The metrics of an attempt's metrics.jsonl, for each step its last line; empty if there is no such file.
 
     A line that is no object with a whole `step` counts as damaged, unless it is empty. What was read of a large file is
-    kept, so that the next time only what was appended is read.
+    cached, so that the next time only what was appended is read.
     """
     return _metrics(_read(path), attempt)
 
@@ -169,13 +168,12 @@ def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
 def _read(path: Path) -> _Lines:
     lines = _Lines()
     with contextlib.suppress(OSError), open_regular(path) as file:
-        found = os.fstat(file.fileno())
-        if found.st_size > _MOST_BYTES:
+        identity = identity_of(os.fstat(file.fileno()))
+        if identity.size > _MOST_BYTES:
             return lines
-        about = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-        kept = kept_file(path, about, lambda start, size: os.pread(file.fileno(), size, start), _LEAST_KEPT)
-        if kept is not None:
-            lines = kept.load()[1] or lines
+        cached = cached_prefix("metrics", path, identity, lambda start, size: os.pread(file.fileno(), size, start))
+        if cached is not None:
+            lines = cached.load()[1] or lines
         file.seek(lines.offset)
         stored, tail = lines.offset, b""
         with no_collections():
@@ -183,9 +181,9 @@ def _read(path: Path) -> _Lines:
                 if not chunk[-1].endswith(b"\n"):  # incomplete: read now, and again when it is complete
                     tail = chunk.pop()
                 lines.take(chunk)
-        if kept is not None and lines.offset - stored > stored // _LEAST_NEW:
+        if cached is not None and lines.offset - stored > stored // _LEAST_NEW:
             lines.pack()
-            kept.store(lines.offset, lines)
+            cached.store(lines.offset, lines)
         if tail:
             lines.take([tail])
     return lines

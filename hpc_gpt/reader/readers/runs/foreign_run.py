@@ -16,6 +16,7 @@ from hpc_gpt.reader.readers.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.reader.readers.logs.source import STDIN
 from hpc_gpt.reader.readers.runs import RunRead, add_figures
 from hpc_gpt.reader.readers.runs.attempt_ends import add_ends
+from hpc_gpt.reader.readers.runs.cached_runs import CachedLogs
 from hpc_gpt.reader.readers.runs.cross_checks import doubt_rates, doubt_step_time, flag_absent
 from hpc_gpt.reader.readers.runs.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.readers.runs.draft import Draft, dialect_named, dialects_of, draft_of, stated
@@ -31,7 +32,6 @@ from hpc_gpt.reader.readers.runs.inferred import (
     is_on,
     step_tokens,
 )
-from hpc_gpt.reader.readers.runs.kept_records import KeptLogs
 from hpc_gpt.reader.readers.runs.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.readers.runs.outcome import add_counts, add_losses, add_rates, add_times
 from hpc_gpt.reader.readers.runs.param_counts import add_params
@@ -59,14 +59,14 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
     """The runs in the logs among `files`, in which those that are no logs are counted.
 
     `as_one`: the user says that the logs are of one run; those without steps are then of the one with steps.
-    `records_only`: without steps and failures, which take more room than all else; the records are kept.
+    `records_only`: without steps and failures, which take more room than all else; the records are cached.
     """
-    kept = KeptLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
-    if (found := kept.find()) is None:
+    cached = CachedLogs([*files.logs, *files.scripts] if records_only and not as_one else [])
+    if (found := cached.find()) is None:
         own = replace(files, skipped={}, counts={})
         found = _read_runs(own, as_one, records_only), own.skipped, own.counts
         if not own.failed:
-            kept.keep(*found)
+            cached.store(*found)
     runs, skipped, counts = found
     files.add_skipped(skipped, counts)
     return runs

@@ -1,22 +1,18 @@
-"""The rows of `status` of runs that are over, kept between two calls as `report` keeps their records."""
+"""The rows of `status` of runs that are over, which are cached as `report` caches their records (`readers.cache`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpc_gpt.core.ends.run_state import RunState, is_of_slurm, moved_from, newest_chain, open_jobs
 from hpc_gpt.core.runs.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hpc_gpt.reader.readers.runs.kept_records import KeptOfRuns
-
-_FEWEST = 64  # so few runs are read as soon
+from hpc_gpt.reader.readers.cache import KINDS, CachedEntries
 
 
-class _KeptRow(NamedTuple):
+class _CachedRow(NamedTuple):
     """A row's `figures` by name. `submitted`: epoch seconds. `jobs`: those in Slurm, on `cluster`, of its newest job
     chain. `folder`: where the run was submitted, if that is another place."""
 
@@ -27,29 +23,29 @@ class _KeptRow(NamedTuple):
     folder: str | None
 
 
-class KeptRows:
-    """What is kept of the rows of some runs. A row is used while the run's files are the same and Slurm shows none of
+class CachedRows:
+    """The cached rows of some runs. A row is used while the run's files are the same and Slurm shows none of
     its jobs."""
 
     def __init__(self, runs: Sequence[RunFolder] = ()) -> None:
-        self.rows: dict[Path, _KeptRow] = {}
-        self._kept: KeptOfRuns | None = None
-        if len(runs) >= _FEWEST:
-            from hpc_gpt.reader.readers.runs.kept_records import KeptOfRuns  # needs numpy
+        self.rows: dict[Path, _CachedRow] = {}
+        self._entries: CachedEntries | None = None
+        if len(runs) >= KINDS["rows"].least:
+            from hpc_gpt.reader.readers.runs.cached_runs import entries_of_runs  # needs numpy
 
-            self._kept = KeptOfRuns(runs, "status")
+            self._entries = entries_of_runs("rows", runs)
 
     def find(self, run: RunFolder) -> bool:
-        """Whether a row is kept that fits the run's files."""
-        if self._kept is not None and (found := self._kept.find(run)) is not None:
-            row = _KeptRow(*found)
+        """Looks for a row that fits the run's files; whether there is one."""
+        if self._entries is not None and (cached := self._entries.find(str(run.path))) is not None:
+            row = _CachedRow(*cached)
             moved = moved_from(run, {"folder": row.folder}) if row.folder else None
             if row.figures["moved_from"] == (str(moved) if moved else None):
                 self.rows[run.path] = row
         return run.path in self.rows
 
     def figures(self, run: RunFolder, jobs: Container[str]) -> dict[str, Any] | None:
-        """The figures of the run's row; None if none is kept. `jobs`: those that its cluster shows."""
+        """The figures of the run's row; None if none is cached. `jobs`: those that its cluster shows."""
         row = self.rows.get(run.path)
         if row is None or any(job_id in jobs for job_id in row.jobs):
             return None
@@ -61,7 +57,7 @@ class KeptRows:
     ) -> None:
         """Notes the figures of a run's row after `find`, if only its files decide them. `jobs`: as in `figures`, None
         if Slurm did not answer."""
-        if self._kept is None or not run_state.is_settled or figures["after"] or open_jobs(run):
+        if self._entries is None or not run_state.is_settled or figures["after"] or open_jobs(run):
             return
         of_slurm = [str(line.get("job_id")) for line in newest_chain(run) if is_of_slurm(line)]
         if of_slurm and (jobs is None or any(job_id in jobs for job_id in of_slurm)):
@@ -69,9 +65,10 @@ class KeptRows:
         submitted = time.time() - figures["age_s"] if figures["age_s"] else None
         folder = str(run_state.line.get("folder") or run.path)
         elsewhere = folder if folder != str(run.path) else None
-        self._kept.note(run, _KeptRow(dict(figures), submitted, of_slurm, run.slurm_cluster(), elsewhere))
+        row = _CachedRow(dict(figures), submitted, of_slurm, run.slurm_cluster(), elsewhere)
+        self._entries.note(str(run.path), row)
 
     def store(self) -> None:
-        """Keeps what was noted."""
-        if self._kept is not None:
-            self._kept.store()
+        """Writes what was noted."""
+        if self._entries is not None:
+            self._entries.store()

@@ -107,19 +107,6 @@ def test_what_the_disk_refused_is_read_again(lab: Path, read: list[Path], monkey
     assert len(report(lab).records) == COUNT - 1
 
 
-@pytest.mark.parametrize("place", [0, 10, 400, -400, -1])
-def test_what_is_kept_may_be_damaged_or_of_another_version(lab: Path, read: list[Path], place: int) -> None:
-    first = shown(report(lab))
-    (kept,) = (lab.parent / "cache" / "report").iterdir()
-    sound = kept.read_bytes()
-    flipped = bytearray(sound)
-    flipped[place] ^= 1
-    for damaged in (bytes(flipped), sound[: place or 1], b""):
-        kept.write_bytes(damaged)
-        read.clear()
-        assert (shown(report(lab)), len(read)) == (first, COUNT + 1)
-
-
 def test_a_page_has_their_steps(lab: Path) -> None:
     report(lab)
     assert all(len(run.steps) for run in gather_paths([str(lab)], lab.parent / "logs").runs)
@@ -128,7 +115,7 @@ def test_a_page_has_their_steps(lab: Path) -> None:
 def test_logs_named_in_two_ways_are_read_each_time(
     lab: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relative paths beside absolute ones have no common folder, whose file could keep them."""
+    """Relative paths beside absolute ones have no common folder to cache them by."""
     monkeypatch.chdir(lab)
     paths = ["run-0", *(str(lab / f"run-{number}") for number in range(1, COUNT - 1)), str(lab / "notes.txt")]
     for _ in range(2):

@@ -13,9 +13,10 @@ from hpc_gpt.core import files
 from hpc_gpt.core.files import append_line
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.launcher.watch import kept_rows, status
+from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status
-from hpc_gpt.reader.readers.runs import kept_records
+from hpc_gpt.reader.readers import cache
+from hpc_gpt.reader.readers.cache import KINDS
 from tests.made_runs import add_attempt, make_old, make_run, metrics_line
 
 COUNT = 9
@@ -25,7 +26,7 @@ COUNT = 9
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> Path:
     """Nine runs of yesterday that are over; Slurm knows of none any more."""
     monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept_rows, "_FEWEST", COUNT)
+    monkeypatch.setitem(KINDS, "rows", replace(KINDS["rows"], least=COUNT))
     monkeypatch.setattr(status, "_slurm_states", lambda *_: ({}, ""))
     for number in range(COUNT):
         run = make_run(tmp_path / "logs", request.param)
@@ -65,8 +66,8 @@ def test_the_second_status_reads_no_run(logs: Path, read: list[Path], monkeypatc
     read.clear()
     assert shown(logs) == first
     assert read == []
-    monkeypatch.setattr(kept_rows, "_FEWEST", COUNT + 1)
-    assert (shown(logs), len(read)) == (first, COUNT), "of few runs nothing is kept"
+    monkeypatch.setitem(KINDS, "rows", replace(KINDS["rows"], least=COUNT + 1))
+    assert (shown(logs), len(read)) == (first, COUNT), "of few runs nothing is cached"
 
 
 def test_its_age_goes_on(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +129,7 @@ def test_a_job_that_slurm_shows_again_is_read(logs: Path, read: list[Path], monk
     monkeypatch.setattr(status, "_slurm_states", lambda *_: (None, "squeue gave no answer"))
     silent = shown(logs)
     shown(logs)
-    assert len(read) == 2 * COUNT, "without an answer nothing is kept"
+    assert len(read) == 2 * COUNT, "without an answer nothing is cached"
     monkeypatch.setattr(status, "_slurm_states", lambda *_: ({}, ""))
     assert shown(logs) == silent
     read.clear()
@@ -160,23 +161,10 @@ def test_a_run_that_was_elsewhere_when_it_was_submitted(logs: Path, read: list[P
     assert found == anew(logs)
 
 
-@pytest.mark.parametrize("place", [0, 10, 400, -400, -1])
-def test_what_is_kept_may_be_damaged_or_of_another_version(logs: Path, read: list[Path], place: int) -> None:
-    first = shown(logs)
-    (kept,) = (logs.parent / "cache" / "report").iterdir()
-    sound = kept.read_bytes()
-    flipped = bytearray(sound)
-    flipped[place] ^= 1
-    for damaged in (bytes(flipped), sound[: place or 1], b""):
-        kept.write_bytes(damaged)
-        read.clear()
-        assert (shown(logs), len(read)) == (first, COUNT)
-
-
-def test_a_folder_that_does_not_answer_keeps_nothing(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_does_not_answer_caches_nothing(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(files, "ANSWER_S", 0.2)
-    monkeypatch.setattr(kept_records, "kept_of_folder", lambda *_: answers.wait(60) and None)
+    monkeypatch.setattr(cache, "cache_path", lambda *_: answers.wait(60) and None)
     assert len(shown(logs)) == COUNT
     assert not answers.is_set()
     answers.set()

@@ -1,10 +1,11 @@
-"""A second look at a log that grew reads what was appended, and says what a first look at all of it says."""
+"""The cache. With it a second look at a log reads what was appended, and says what a first look at all of it says."""
 
 import gzip
 import io
 import os
 import pickle
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.readers.logs import Part, kept, source
+from hpc_gpt.reader.readers import cache as cache_module
+from hpc_gpt.reader.readers.cache import KINDS, CacheFile, FileIdentity, cache_path, cached_prefix
+from hpc_gpt.reader.readers.logs import Part, source
 from hpc_gpt.reader.readers.logs.read_log import LogRead, read_log
 from tests import examples
 from tests.readers.logs.comparable import comparable
@@ -41,8 +44,13 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def from_size(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Logs of so many bytes and more are cached."""
+    monkeypatch.setitem(KINDS, "log", replace(KINDS["log"], least=size))
+
+
 def anew(path: Path) -> LogRead:
-    """The log read without what is kept."""
+    """The log read without the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_GPT_CACHE", "off")
         return read_log(path)
@@ -90,23 +98,23 @@ def test_a_log_that_is_another_is_read_anew(cache: Path, log: Path, change) -> N
     assert_same(found, log)
 
 
-def test_other_readers_take_nothing_over(cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_takes_nothing_over(cache: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_log(log)
-    monkeypatch.setattr(kept, "readers", lambda: "others")
+    monkeypatch.setattr(cache_module, "program_digest", lambda: "others")
     assert read_log(log).bytes >= len(LOG)
 
 
-def test_edited_readers_keep_for_their_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_program_caches_for_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = []
     for imported in (time.time(), time.time(), 0.0, 0.0):
-        monkeypatch.setattr(kept, "_IMPORTED", imported)
-        digests.append(kept.readers.__wrapped__())
+        monkeypatch.setattr(cache_module, "_IMPORTED", imported)
+        digests.append(cache_module.program_digest.__wrapped__())
     assert digests[0] == digests[1]
     assert len({*digests}) == 3
 
 
-def test_compressed_logs_are_kept_while_they_do_not_change(cache, log, monkeypatch):
-    monkeypatch.setattr(kept, "LEAST_BYTES", 1000)
+def test_compressed_logs_are_cached_while_they_do_not_change(cache, log, monkeypatch):
+    from_size(monkeypatch, 1000)
     log.write_bytes(gzip.compress(LOG + b" torn", 0))
     read_log(log)
     again = read_log(log)
@@ -126,16 +134,6 @@ def test_states_are_private_and_those_of_others_are_not_trusted(cache: Path, log
     assert read_log(log).bytes >= len(LOG)
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", b"no archive at all"])
-def test_a_damaged_state_is_no_fault(cache: Path, log: Path, damage: bytes) -> None:
-    read_log(log)
-    (state,) = cache.iterdir()
-    state.write_bytes(damage)
-    assert_same(read_log(log), log)
-    state.write_bytes(state.read_bytes()[:-3000])
-    assert_same(read_log(log), log)
-
-
 def test_without_a_folder_to_write_it_works_without(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPC_GPT_CACHE", str(log / "below a file"))
     assert_same(read_log(log), log)
@@ -145,7 +143,7 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
     (small := tmp_path / "small.out").write_bytes(MORE)
     read_log(small)
     assert not cache.exists()
-    monkeypatch.setattr(kept, "_MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(cache_module, "_MOST_BYTES", 1_000_000)
     for number in range(4):
         (log := tmp_path / f"{number}.out").write_bytes(LOG)
         read_log(log)
@@ -156,7 +154,7 @@ def test_small_logs_and_small_spaces(cache: Path, tmp_path: Path, monkeypatch: p
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOGS, min_size=2, max_size=4), st.integers(0, 40))
 def test_any_log_in_any_pieces(cache, log, monkeypatch, logs, cut):
-    monkeypatch.setattr(kept, "LEAST_BYTES", 1)
+    from_size(monkeypatch, 1)
     monkeypatch.setattr(source, "CHUNK", 2000)
     log.write_bytes(b"start\n")
     for text in logs:
@@ -164,7 +162,7 @@ def test_any_log_in_any_pieces(cache, log, monkeypatch, logs, cut):
         assert_same(read_log(log), log)
 
 
-def test_no_secret_of_a_log_is_kept(cache, tmp_path):
+def test_no_secret_of_a_log_is_cached(cache, tmp_path):
     path = tmp_path / "run.out"
     dump = "  hub_token ....... abcd1234\n  tracker ......... https://h/x?api_key=abcd1234\n"
     header = "------------------------ arguments ------------------------\n"
@@ -173,53 +171,82 @@ def test_no_secret_of_a_log_is_kept(cache, tmp_path):
     found = read_log(path)
     assert "tracker" in found.parts[0].arguments
     assert found.parts[0].failures
-    kept = b"".join(file.read_bytes() for file in cache.iterdir())
-    assert b"tracker" in kept
-    assert b"no login" in kept
-    assert b"abcd1234" not in kept
+    cached = b"".join(file.read_bytes() for file in cache.iterdir())
+    assert b"tracker" in cached
+    assert b"no login" in cached
+    assert b"abcd1234" not in cached
     assert "abcd1234" not in str(found)
 
 
-def test_where_it_is_kept_and_from_which_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept_at(size: int = 10, least: int | None = 10, **environment: str) -> str | None:
+def prefix_of(path: Path, kind: str = "log", **changed: int) -> cache_module.CachedPrefix | None:
+    """The cache of a file whose bytes are all `-`."""
+    identity = FileIdentity(**{"device": 1, "inode": 2, "size": 2_000_000, "changed_ns": 3, **changed})
+    return cached_prefix(kind, path, identity, lambda start, size: b"-" * size)
+
+
+def test_where_the_cache_lies_and_from_which_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(**environment: str) -> str | None:
         with monkeypatch.context() as patch:
             for name in ("HOME", "XDG_CACHE_HOME", "HPC_GPT_CACHE"):
                 patch.setenv(name, environment[name]) if name in environment else patch.delenv(name, raising=False)
-            found = kept.kept_file(Path("a"), (1, 2, size, 3), lambda start, size: b"", least)
-        return str(found._kept.parent) if found else None
+            place = cache_path("log", Path("a"), FileIdentity(1, 2, 3, 4))
+        return str(place.parent) if place else None
 
-    assert kept_at(HOME="/h") == kept_at(HOME="/h", XDG_CACHE_HOME="", HPC_GPT_CACHE="") == "/h/.cache/hpc-gpt/report"
-    assert kept_at(HOME="/h", XDG_CACHE_HOME="/x") == "/x/hpc-gpt/report"
-    assert kept_at(HOME="/h", XDG_CACHE_HOME="/x", HPC_GPT_CACHE="/c") == "/c/report"
-    assert kept_at(HOME="/h", XDG_CACHE_HOME="/x", HPC_GPT_CACHE="off") is None
-    assert kept_at(size=9, HOME="/h") is None
-    assert [kept_at(size, None, HOME="/h") is None for size in (999_999, 1_000_000)] == [True, False]
+    assert folder(HOME="/h") == folder(HOME="/h", XDG_CACHE_HOME="", HPC_GPT_CACHE="") == "/h/.cache/hpc-gpt/report"
+    assert folder(HOME="/h", XDG_CACHE_HOME="/x") == "/x/hpc-gpt/report"
+    assert folder(HOME="/h", XDG_CACHE_HOME="/x", HPC_GPT_CACHE="/c") == "/c/report"
+    assert folder(HOME="/h", XDG_CACHE_HOME="/x", HPC_GPT_CACHE="off") is None
+    assert [prefix_of(Path("a"), size=size) is None for size in (999_999, 1_000_000)] == [True, False]
 
 
-def test_a_state_makes_the_readers_objects_and_arrays_alone() -> None:
-    own = [Part("a"), np.arange(3.0), np.array(["a"]), {"a": (1, [2.5, None])}]
-    assert repr(kept._Unpickler(io.BytesIO(pickle.dumps(own, 5))).load()) == repr(own)
-    for other in (Path("a"), kept.readers, Path.iterdir, np.float64, os.system):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_has_the_objects_of_its_kind_alone(kind: str) -> None:
+    """A damaged or planted cache file starts no code."""
+
+    def load(value: object) -> object:
+        return cache_module._Unpickler(io.BytesIO(pickle.dumps(value, 5)), kind=kind).load()
+
+    plain = {"a": (1, [2.5, None, b"b"])}
+    assert load(plain) == plain
+    own = [Part("a"), np.arange(3.0), np.array(["a"])]
+    if KINDS[kind].has_objects:
+        assert repr(load(own)) == repr(own)
+    foreign = (Path("a"), cache_module.program_digest, Path.iterdir, np.float64, os.system)
+    for value in foreign if KINDS[kind].has_objects else (*foreign, *own):
         with pytest.raises(pickle.UnpicklingError):
-            kept._Unpickler(io.BytesIO(pickle.dumps(other, 5))).load()
+            load(value)
 
 
-def test_a_state_is_of_one_time_and_path(cache: Path, log: Path) -> None:
-    """A file that was written to and did not grow is another, and so is one at another path or inode."""
-    about = {"path": log, "device": 1, "inode": 2, "size": 10, "changed_ns": 3}
+def test_a_prefix_is_of_one_time_and_path(cache: Path, log: Path) -> None:
+    """A file that was written to and did not grow is another, and so is one at another path or inode; one file has a
+    value of each kind."""
+    prefix_of(log).store(10, "read")
+    other_kind, other_path = prefix_of(log, "metrics"), prefix_of(log.parent)
+    others = [prefix_of(log, **change) for change in ({"device": 4}, {"inode": 4}, {"changed_ns": 4})]
+    shorter = prefix_of(log, size=1_999_999, changed_ns=3)
+    assert [each.load() for each in (other_kind, other_path, *others)] == [(0, None)] * 5
+    assert (shorter.load(grows=False), prefix_of(log, size=2_000_001).load(grows=False)) == ((0, None), (0, None))
+    assert prefix_of(log).load() == prefix_of(log).load(grows=False) == (10, "read")
+    assert prefix_of(log, size=2_000_001, changed_ns=4).load() == (10, "read")
+    prefix_of(log).store(2_000_000, "all")
+    assert shorter.load() == (0, None)
 
-    def kept_file(**changed: object) -> kept.KeptFile:
-        path, *rest = (about | changed).values()
-        found = kept.kept_file(path, tuple(rest), lambda start, size: b"-" * size, 1)
-        assert found is not None
-        return found
 
-    kept_file().store(10, "read")
-    kept_of_others = [kept_file(**{name: value}).load() for name, value in
-                      (("path", log.parent), ("device", 4), ("inode", 4), ("changed_ns", 4), ("size", 9))]  # fmt: skip
-    assert kept_of_others == [(0, None)] * 5
-    assert (kept_file().load(), kept_file(size=11, changed_ns=4).load()) == ((10, "read"), (10, "read"))
-    assert (kept_file().load(grows=False), kept_file(size=11).load(grows=False)) == ((10, "read"), (0, None))
+@pytest.mark.parametrize("place", [0, 10, 100, 250, -100, -1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_cache_file_is_not_used(tmp_path: Path, kind: str, place: int) -> None:
+    file = CacheFile(kind, tmp_path / "cache" / "file")
+    value = {str(number): [number, "text"] for number in range(100)}
+    file.store(value)
+    sound = file.path.read_bytes()
+    assert file.load()[1] == value
+    flipped = bytearray(sound)
+    flipped[place] ^= 1
+    for damaged in (bytes(flipped), sound[: place or 1], b""):
+        file.path.write_bytes(damaged)
+        assert file.load() is None
+        file.store(value)
+        assert file.load()[1] == value
 
 
 def test_what_ends_with_a_carriage_return_is_read_once(cache: Path, log: Path) -> None:
@@ -231,13 +258,11 @@ def test_what_ends_with_a_carriage_return_is_read_once(cache: Path, log: Path) -
 
 
 def test_the_folder_is_not_listed_at_each_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPC_GPT_CACHE", str(tmp_path / "many"))
     listed = []
     real = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda path: (listed.append(path), real(path))[1])
     for number in range(40):
-        found = kept.kept_file(tmp_path / str(number), (1, number, 10, 0), lambda start, size: b"-" * size, 1)
-        assert found is not None
-        found.store(10, number)
-        assert found.load() == (10, number)
+        file = CacheFile("log", tmp_path / "many" / str(number))
+        file.store(number)
+        assert file.load()[1] == number
     assert len(listed) == 1
