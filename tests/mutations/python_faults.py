@@ -138,9 +138,7 @@ class _File:
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
     for child in [child for field in sorted(_BLOCKS) for child in getattr(node, field, None) or []]:
         match child:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                continue
-            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
+            case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()) | ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 continue
             case ast.stmt():
                 yield child
