@@ -138,7 +138,7 @@ class _File:
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
     for child in [child for field in sorted(_BLOCKS) for child in getattr(node, field, None) or []]:
         match child:
-            case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()) | ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            case ast.Expr(value=ast.Constant()) | ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 continue
             case ast.stmt():
                 yield child
