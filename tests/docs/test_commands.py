@@ -83,12 +83,13 @@ def test_there_are_commands_to_test_and_reasons_for_the_others():
     assert [begin for begin in NOT_RUN if begin not in used] == []
 
 
-@pytest.mark.parametrize("words", [words for _, words in shown("make")], ids=" ".join)
+# What an earlier version had is history: CHANGELOG.md names targets that are gone.
+@pytest.mark.parametrize("words", [words for page, words in shown("make") if page != "CHANGELOG.md"], ids=" ".join)
 def test_its_target_is_in_the_makefile(words):
     targets = re.search(r"^\.PHONY: (.*)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE).group(1).split()
     assert words[0] in targets
     for word in words[1:]:
-        assert re.match(r"(TESTS|CHANGED|PIP_ARGS|PYTHON|SEED|AT_ONCE|ONLY|FAULTS|WORKERS|PIECES)=", word), word
+        assert re.match(r"(TESTS|PIP_ARGS|PYTHON|SEED|AT_ONCE|ONLY|FAULTS|FILES|WORKERS)=", word), word
 
 
 @pytest.mark.parametrize("words", [words for kind in ("python", "pytest") for _, words in shown(kind)], ids=" ".join)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tests import ALL_TESTS
 from tests.conftest import REPOSITORY
-from tests.mutations.__main__ import run_tests
-from tests.mutations.copies import copy_tree
+from tests.mutations.copies import copy_tree, run_tests
 
 SEVENTH = Path(__file__).parent / "seventh"
 # Where each goes.

@@ -1,1 +1,1 @@
-"""One-line faults, each with the tests that must fail on it: `make mutations`."""
+"""One-line faults that nobody chose, each drawn by a seed and put into a copy of the tree: `make mutations`."""

@@ -1,161 +1,175 @@
-"""Puts one fault after the other into a copy of the tree and runs the tests that must fail on it.
+"""Draws faults by a seed, puts one after the other into a copy of the tree and runs the tests nearest to it.
 
-python -m tests.mutations [--at-once N] [WORDS]         WORDS: only faults whose name or file holds them
-python -m tests.mutations --random N --seed S [WORDS]   faults that nobody has chosen (tests/mutations/blind.py), of all
-                                                        files or of those whose name holds WORDS
+python -m tests.mutations [--faults N] [--seed S] [FILES]    FILES: part of a file's name, as hpc_gpt/core/settings/
 
-First all those tests run without a fault. A fault that those of `make test` do not catch is tried again with those that
-are `long`. Ends with 1 if a fault survives, or cannot be judged: its line is gone, its tests cannot be collected, or
-they do not end; or if `make test` alone catches fewer than nine in ten.
+Each statement's line of hpc_gpt counts once; a line that is drawn gets one of the faults that can be made of it. Its
+tests are those with the module's name, then those that name the module, then those of its package. What fails runs once
+more without the fault: if it fails again, the fault is `unclear` and does not count. No share fails the command.
 """
 
 import argparse
 import math
-import os
 import queue
-import signal
+import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from tests.mutations.copies import copy_tree
-from tests.mutations.faults import Fault, read_faults
+from tests.mutations.copies import REPOSITORY, copy_tree, run_tests
+from tests.mutations.python_faults import changes_of_python, is_grammatical
 
-_LIMIT_S = 900.0
-# What pytest's exit codes mean here; any other is no verdict.
-_VERDICTS = {0: "SURVIVED", 1: "caught"}
-_NONE_SELECTED = 5
-_LATE = "caught by make test-all alone"
+# Texts that are written by the program: each right change differs from them, too.
+_WRITTEN = re.compile(r"\b(file|data|num)_regression\b")
+_NOT_RUN = ("tests/golden/", "tests/lock/", "tests/mutations/", "tests/docs/")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 
 
-def run_tests(tree: Path, tests: list[str], long: bool = False) -> tuple[int | None, str]:
-    """(pytest's exit code, None if it did not end; its output) of tests in a copy of the tree; `long` ones, too."""
-    environment = {
-        **os.environ,
-        "CI": "true",  # the same examples each time, and a skip is a failure
-        "ALL_TESTS": "true" if long else "",
-        "PYTHONPATH": str(tree),
-        # Two texts of one length within a second would share a .pyc.
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HPC_GPT_SHARED": "",  # CI has no real files: a fault that they alone show would reach users
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-        cwd=tree,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+@dataclass(frozen=True, order=True)
+class Fault:
+    """`text` takes the place of the bytes `start` to `end` of `file`."""
+
+    file: str
+    line: int
+    kind: str
+    start: int
+    end: int
+    text: str
+
+    def applied(self, source: bytes) -> bytes:
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+    def described(self, tree: Path) -> str:
+        """file:line, before -> after, on one line."""
+        source = (tree / self.file).read_bytes()
+        first, end = source.rfind(b"\n", 0, self.start) + 1, source.find(b"\n", self.end)
+        after = source[first : self.start] + self.text.encode() + source[self.end : end]
+        old, new = (" ".join(text.decode().split()) for text in (source[first:end], after))
+        return f"{self.file}:{self.line}  {old} -> {new}"
+
+
+def draw(tree: Path, count: int, seed: int, part: str = "") -> list[Fault]:
+    """`count` faults, each of another line of a file whose name has `part`; ValueError if there are fewer lines."""
+    listed = subprocess.run(["git", "-C", tree, "ls-files", "hpc_gpt"], capture_output=True, text=True, check=True)
+    lines: dict[tuple[str, int], list[Fault]] = {}
+    for name in sorted(name for name in listed.stdout.split() if name.endswith(".py") and part in name):
+        for change in changes_of_python((tree / name).read_bytes()):
+            lines.setdefault((name, change[0]), []).append(Fault(name, *change))
+    if count > len(lines):
+        raise ValueError(f"faults can be made of {len(lines):,} lines, not of {count:,}")
+    drawn: list[Fault] = []
+    for place in random.Random(seed).sample(sorted(lines), len(lines)):  # a longer draw begins with a shorter one's
+        if len(drawn) < count:
+            source = (tree / place[0]).read_bytes()
+            faults = random.Random(f"{seed} {place}").sample(sorted(lines[place]), len(lines[place]))
+            drawn += [fault for fault in faults if is_grammatical(source, fault.applied(source))][:1]
+    return drawn
+
+
+def nearest_tests(tree: Path, file: str) -> list[str]:
+    """The test files of a module, the nearest first."""
+    parts = Path(file).with_suffix("").parts
+    parts = parts[:-1] if parts[-1].startswith("__") else parts
+    package, name = parts[-2] if len(parts) > 1 else "", parts[-1]
+    dotted = re.escape(".".join(parts[:-1]))
+    named = re.compile(rf"\b{dotted}(\.| import (\([^)]*|[^(\n]*)\b){name}\b")
+    nearness: dict[str, int] = {}
+    for path in sorted((tree / "tests").rglob("test_*.py")):
+        test, text = str(path.relative_to(tree)), path.read_text(encoding="utf-8")
+        if test.startswith(_NOT_RUN) or _WRITTEN.search(text):
+            continue
+        within = package in path.parent.parts
+        if within and path.stem == f"test_{name}":
+            nearness[test] = 0
+        elif named.search(text):
+            nearness[test] = 1 if within else 2
+        elif within:
+            nearness[test] = 3
+    return sorted(nearness, key=lambda test: (nearness[test], test))
+
+
+def judge(tree: Path, fault: Fault, limit: float) -> tuple[str, str]:
+    """(caught, survived or unclear; the test that failed, or why there is no more to say)"""
+    tests = nearest_tests(tree, fault.file)
+    if not tests:
+        return "survived", "no test names its module"
+    path = tree / fault.file
+    source = path.read_bytes()
+    path.write_bytes(fault.applied(source))
     try:
-        output, _ = process.communicate(timeout=_LIMIT_S)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return None, process.communicate()[0]
-
-
-def judge(tree: Path, fault: Fault) -> tuple[str, str]:
-    """(verdict, what there is to say of it beyond that)"""
-    sound = (tree / fault.file).read_text(encoding="utf-8")
-    try:
-        (tree / fault.file).write_text(fault.text(tree), encoding="utf-8")
-    except (ValueError, SyntaxError) as gone:
-        return "NO LONGER APPLIES", str(gone)
-    try:
-        code, output = run_tests(tree, list(fault.tests))
-        in_time = code not in (0, _NONE_SELECTED)
-        if not in_time:
-            code, output = run_tests(tree, list(fault.tests), long=True)
+        code, output = run_tests(tree, tests, limit)
     finally:
-        (tree / fault.file).write_text(sound, encoding="utf-8")
+        path.write_bytes(source)
     if code is None:
-        return f"NO END IN {_LIMIT_S:.0f} S", output[-3000:]
-    verdict = _VERDICTS.get(code, f"NO VERDICT: PYTEST ENDED WITH {code}")
-    if verdict == "caught":
-        return verdict if in_time else _LATE, ""
-    return verdict, output[-3000:]
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"Error: {message}\n")
+        return "survived", f"not all of its tests ended within {limit:g} s"
+    if code == 0:
+        return "survived", f"{len(tests)} files of tests passed"
+    failed = _FAILED.search(output)
+    if failed is None:
+        return "unclear", f"pytest ended with {code}: {output.strip()[-300:]}"
+    if run_tests(tree, [failed[1]], 3 * limit)[0] != 0:
+        return "unclear", f"{failed[1]} fails without the fault, too"
+    return "caught", failed[1]
 
 
 def _count(text: str) -> int:
     if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
     return int(text)
 
 
-def main() -> int:
-    """The exit code; a line for each fault, then how many of each package were caught."""
-    parser = _Parser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
-    parser.add_argument("words", nargs="?", default="", help="only faults whose name or file holds these words")
-    parser.add_argument("--at-once", type=_count, default=2, help="copies of the tree that work side by side")
-    blind = parser.add_argument_group("faults drawn from all lines")
-    blind.add_argument("--random", type=_count, metavar="N", help="so many, each of another line")
-    blind.add_argument(
-        "--seed", type=int, metavar="S", default=1, help="the draw's: on one commit it has the same faults"
-    )
-    blind.add_argument("--list", action="store_true", help="print them, and run nothing")
-    blind.add_argument("--limit", type=float, metavar="SECONDS", default=math.inf, help="of tests for a fault")
-    blind.add_argument("--minutes", type=float, default=math.inf, help="for all; says how many were not reached")
-    blind.add_argument("--long", action="store_true", help="try the tests marked long on those that survive")
-    asked = parser.parse_args()
-    if asked.random is not None:
-        from tests.mutations.blind import run_random
+def try_all(faults: list[Fault], at_once: int, limit: float, minutes: float, say: Callable[[str], None]) -> list[str]:
+    """A verdict for each fault that was reached within so many minutes; says each as it comes."""
+    ends = time.monotonic() + 60 * minutes
+    trees: queue.Queue[Path] = queue.Queue()
 
-        how = (asked.list, asked.at_once, asked.limit, asked.minutes, asked.long)
-        return run_random(asked.random, asked.seed, asked.words, *how)
-    faults = [fault for fault in read_faults() if asked.words in fault.name or asked.words in fault.file]
-    if not faults:
-        print(f"Error: no fault's name or file holds {asked.words!r}", file=sys.stderr)
-        return 2
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="hpc-gpt-mutations-") as folder:
-        trees: queue.Queue[Path] = queue.Queue()
-        for number in range(asked.at_once):
+    def judge_in_a_tree(fault: Fault) -> str:
+        if (left := ends - time.monotonic()) <= 0:
+            return ""
+        tree, began = trees.get(), time.monotonic()
+        try:
+            verdict, reason = judge(tree, fault, min(limit, left))
+        finally:
+            trees.put(tree)
+        seconds = time.monotonic() - began
+        say(f"{verdict:8s}  {seconds:5.1f} s  {fault.described(REPOSITORY)}  [{fault.kind}; {reason}]")
+        return verdict
+
+    with tempfile.TemporaryDirectory(prefix="hpc-gpt-mutations-") as folder, ThreadPoolExecutor(at_once) as pool:
+        for number in range(at_once):
             copy_tree(tree := Path(folder) / str(number) / "tree")
             trees.put(tree)
-        tests = sorted({test for fault in faults for test in fault.tests})
-        code, output = run_tests(tree, ["-n", str(asked.at_once), "--dist", "loadgroup", *tests], long=True)
-        if code != 0:
-            print(f"Error: the tests fail, or cannot run, without any fault\n{output[-5000:]}", file=sys.stderr)
-            return 1
-        print(f"{len(tests)} tests and files pass without a fault, after {time.monotonic() - began:.0f} s", flush=True)
+        return [verdict for verdict in pool.map(judge_in_a_tree, faults) if verdict]
 
-        def judge_in_a_tree(fault: Fault) -> tuple[Fault, str]:
-            tree, since = trees.get(), time.monotonic()
-            try:
-                verdict, more = judge(tree, fault)
-            finally:
-                trees.put(tree)
-            seconds = time.monotonic() - since
-            print(
-                f"{verdict:8s}  {seconds:6.1f} s  {fault.package:9s}  {fault.name}",
-                more,
-                sep="\n" if more else "",
-                flush=True,
-            )
-            return fault, verdict
 
-        with ThreadPoolExecutor(asked.at_once) as pool:
-            verdicts = list(pool.map(judge_in_a_tree, faults))
-    caught = [fault for fault, verdict in verdicts if verdict in ("caught", _LATE)]
-    in_time = sum(verdict == "caught" for _, verdict in verdicts)
-    for package in sorted({fault.package for fault in faults}):
-        count = sum(fault.package == package for fault in caught)
-        print(f"{package:9s}  {count} of {sum(fault.package == package for fault in faults)} caught")
-    minutes = (time.monotonic() - began) / 60
-    print(f"{len(caught)} of {len(faults)} faults caught, {in_time} by make test alone, in {minutes:.1f} min")
-    return 0 if len(caught) == len(faults) and in_time >= 0.9 * len(faults) else 1
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
+    parser.add_argument("part", nargs="?", default="", metavar="FILES", help="only files whose name has this part")
+    parser.add_argument("--faults", type=_count, metavar="N", default=40, help="each in another line (40)")
+    parser.add_argument("--seed", type=int, metavar="S", default=1, help="one commit has the same faults again (1)")
+    parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", default=60.0, help="for a fault's tests (60)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for all faults")
+    parser.add_argument("--at-once", type=_count, default=2, metavar="N", help="copies of the tree side by side (2)")
+    asked = parser.parse_args()
+    try:
+        faults = draw(REPOSITORY, asked.faults, asked.seed, asked.part)
+    except ValueError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    if asked.list:
+        print("\n".join(fault.described(REPOSITORY) for fault in faults))
+        return 0
+    verdicts = try_all(faults, asked.at_once, asked.limit, asked.minutes, lambda line: print(line, flush=True))
+    caught, unclear = verdicts.count("caught"), verdicts.count("unclear")
+    print(f"seed {asked.seed}: {caught} of {len(verdicts) - unclear} faults caught; {unclear} unclear, "
+          f"{len(faults) - len(verdicts)} not reached")  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":
