@@ -107,7 +107,7 @@ def test_a_micro_batch_out_of_memory_is_marked_others_go_on():
 
 
 def test_an_interrupted_bench_keeps_rows_and_leaves_no_process():
-    command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "100"]
+    command = [sys.executable, "-m", "hpc_gpt", *QUICK, "--mbs", "1,128", "--rounds", "1", "--steps", "300"]
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
