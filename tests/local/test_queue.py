@@ -16,7 +16,7 @@ from hpc_gpt.launcher.launch.local.gpus import waiting
 from hpc_gpt.launcher.watch.control import cancel_run
 from hpc_gpt.reader.readers.runs.own_run import read_run
 from tests.cli.command import hpc_gpt, in_process
-from tests.local.conftest import ENDLESS, RESTING, SMALL, ended, newest, status_of, wait_until
+from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
 from tests.programs import put, ran
 from tests.train.filling import fill
 
@@ -229,8 +229,8 @@ def test_a_training_goes_on_where_its_requeue_has_saved_it(own_folders):
     profile = Path(os.environ["HPC_GPT_CONFIG"]) / "clusters" / "turns.toml"
     profile.parent.mkdir(parents=True, exist_ok=True)
     profile.write_text('extends = "local"\nchain = "requeue"\nsignal_lead_s = 1\n')
-    alone = ("--gpus", "1", "--tp", "1", *ENDLESS)
-    hpc_gpt("submit", *SMALL, *alone, environment=RESTING, code=0)
+    alone = ("--gpus", "1", "--tp", "1", "--set", "train.steps=100000")
+    hpc_gpt("submit", *SMALL, *alone, code=0)
     run = newest()
     wait_until(lambda: (status_of(run).step or 0) >= 2)
     hpc_gpt("requeue", run.run_id, "--wait", code=0)
@@ -239,7 +239,7 @@ def test_a_training_goes_on_where_its_requeue_has_saved_it(own_folders):
     steps = [line["step"] for attempt in run.attempts() for line in read_json_lines(attempt.metrics)]
     assert steps == list(range(1, len(steps) + 1))
     assert [row["ended"] for row in read_run(run).attempts] == ["requeued", "stopped"]
-    hpc_gpt("submit", *SMALL, *alone, "--cluster", "turns", "--time", "0:00:30", environment=RESTING, code=0)
+    hpc_gpt("submit", *SMALL, *alone, "--cluster", "turns", "--time", "0:00:30", code=0)
     limited = newest()
     wait_until(lambda: len(limited.attempts()) == 2)
     assert limited.attempts()[0].ended()["ended"] == "walltime"
