@@ -12,10 +12,14 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.watch.control import cancel_run
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 from tests.cli.command import hpc_gpt
+from tests.conftest import REPOSITORY
 
 # Two ranks of the demo's model on random tokens: nothing to build, a few seconds to start.
 SMALL = ("demo", "--cluster", "local", "--gpus", "2", "--tp", "2", "--pp", "1", "--set", "data.source=random",
          "--set", "train.log_every=1", "--set", "layout.micro_batches=1")  # fmt: skip
+# A run that a test ends, and what leaves the cores to the test meanwhile: its rank 0 rests before each step.
+ENDLESS = ("--set", "train.steps=1000000")
+RESTING = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'slurm' / 'pausing'}"}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from hpc_gpt.core.files import read_text, templates_dir
 from hpc_gpt.core.runs.heartbeats import GpuFigures, read_heartbeats
 from tests.cli.command import hpc_gpt
-from tests.local.conftest import SMALL, newest, status_of, wait_until
+from tests.local.conftest import ENDLESS, RESTING, SMALL, newest, status_of, wait_until
 from tests.supervision.nvml import nvml_environment
 from tests.terminal import on_a_terminal
 
@@ -24,7 +24,7 @@ SHOW = (
 @pytest.fixture
 def endless(monkeypatch):
     monkeypatch.setenv("OF_THE_USER", "given at the submission")
-    hpc_gpt("submit", *SMALL, "--set", "train.steps=1000000", "--set", "train.save_every=0", code=0)
+    hpc_gpt("submit", *SMALL, *ENDLESS, "--set", "train.save_every=0", environment=RESTING, code=0)
     monkeypatch.delenv("OF_THE_USER")
     run = newest()
     wait_until(lambda: (status_of(run).step or 0) > 2)

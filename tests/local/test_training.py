@@ -16,7 +16,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.around import around, curve, events_of, named
 from tests.cli.command import hpc_gpt, in_process
 from tests.conftest import REPOSITORY
-from tests.local.conftest import SMALL, ended, newest, status_of, wait_until
+from tests.local.conftest import ENDLESS, RESTING, SMALL, ended, newest, status_of, wait_until
 
 
 def losses(run: RunFolder) -> list[float]:
@@ -27,11 +27,9 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
     logs = tmp_path / "logs with 'quotes' and %j"
     monkeypatch.setenv("HPC_GPT_LOGS", str(logs))
     # One rank, as it starts twice.
-    alone = ("--gpus", "1", "--tp", "1", "--set", "train.steps=100000")
+    alone = ("--gpus", "1", "--tp", "1", *ENDLESS)
     command = [sys.executable, "-m", "hpc_gpt", "submit", *SMALL, *alone, "--wait"]
-    waiting = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE, text=True
-    )
+    waiting = subprocess.Popen(command, env={**os.environ, **RESTING}, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list_runs(logs) and (status_of(newest()).step or 0) >= 2)
     waiting.send_signal(signal.SIGINT)
     _, said = waiting.communicate(timeout=300)
@@ -42,7 +40,7 @@ def test_ctrl_c_while_waiting_saves_and_stops_and_resume_goes_on(tmp_path, monke
     assert list(run.checkpoints.glob("step-*/complete.json"))
     assert "asked to save and stop" in said
 
-    hpc_gpt("submit", "--resume", run.run_id, code=0)
+    hpc_gpt("submit", "--resume", run.run_id, environment=RESTING, code=0)
     assert in_process("submit", "--resume", run.run_id).code == 1  # it runs already
     wait_until(lambda: len(run.attempts()) == 2 and (status_of(run).step or 0) > stopped.step)
     hpc_gpt("cancel", run.run_id, "--yes", code=0)

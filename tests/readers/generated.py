@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterator
+from functools import cache
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -51,7 +52,7 @@ def _text(code: Any, given: Any, dice: random.Random) -> str:
     if code is codes.ANY:
         return dice.choice(_ANY)
     if code is codes.IN:
-        return dice.choice(_members(given))
+        return dice.choice(_members(tuple(given)))
     if code is codes.BRANCH:
         return text_of(dice.choice(given[1]), dice)
     if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
@@ -67,7 +68,8 @@ def _text(code: Any, given: Any, dice: random.Random) -> str:
     return ""
 
 
-def _members(given: Any) -> str:
+@cache
+def _members(given: tuple[Any, ...]) -> str:
     """The characters of a class in brackets, of large ones some."""
     allowed = re.compile("[" + "".join(_source(each) for each in given) + "]")
     likely = {chr(number) for number in range(32, 127)} | set(_ANY)

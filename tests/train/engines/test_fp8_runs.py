@@ -77,7 +77,9 @@ def run(engine: str, mode: str, folder: Path) -> dict[str, Any]:
     return {"losses": losses, "plain": plain, "resumed": resumed}
 
 
-@pytest.mark.parametrize(("engine", "mode"), [("ddp", ""), ("ddp", "compiled"), ("fsdp", "")])
+@pytest.mark.parametrize(
+    ("engine", "mode"), [("ddp", ""), pytest.param("ddp", "compiled", marks=pytest.mark.long), ("fsdp", "")]
+)
 def test_an_engine_trains_as_a_plain_loop_with_such_products(engine: str, mode: str, tmp_path: Path):
     command = [sys.executable, "-m", "tests.train.engines.test_fp8_runs", engine, mode, str(tmp_path)]
     done = subprocess.run(command, cwd=Path(tests_file).parents[1], capture_output=True, text=True)
